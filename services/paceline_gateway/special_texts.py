@@ -13,6 +13,11 @@ The letters stay where they are when a template trims, splits or changes the cas
 conversation without special tokens goes to the template as it is. A mark that has lost its fellow
 (a template wrote half of the text) is taken out; no special token is read across its place. What a
 template can see of it: a text that begins with a special token begins with a mark, and is longer.
+
+A text may also end where a special token could begin, and the next text, or the template, may have
+the rest: two parts of a message, `<|im_` and `end|>`, which a template writes without anything
+between them. So a text that ends with the beginning of a special token has a mark without a fellow
+behind it.
 """
 
 from __future__ import annotations
@@ -54,6 +59,7 @@ class SpecialTexts:
     """
 
     def __init__(self, special_tokens: Sequence[str], messages: Sequence[dict[str, Any]]) -> None:
+        self._tree = _tree_of(tuple(special_tokens))
         self._names = _pattern_of(tuple(special_tokens))
         self._said = {it for text in _texts(messages) for it in _ANY_PRIVATE.findall(text)}
         self._marks: dict[str, str] = {}
@@ -93,14 +99,24 @@ class SpecialTexts:
 
     def _with_marks(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._names.sub(self._with_mark, value)
+            return self._with_mark_behind(self._names.sub(self._with_mark, value))
         return [{**part, "text": self._with_marks(part["text"])} for part in value]
 
     def _with_mark(self, found: re.Match[str]) -> str:
-        name = found[0].lower()
+        mark = self._mark_of(found[0].lower())
+        return f"{mark}{found[0]}{mark}"
+
+    def _with_mark_behind(self, text: str) -> str:
+        """Put a mark behind a text whose end, trimmed or not, begins a special token."""
+        trimmed = text.rstrip()
+        if not _ends_with_a_beginning(trimmed, self._tree):
+            return text
+        return f"{trimmed}{self._mark_of('')}{text[len(trimmed) :]}"
+
+    def _mark_of(self, name: str) -> str:
         if name not in self._marks:
             self._marks[name] = self._new_mark()
-        return f"{self._marks[name]}{found[0]}{self._marks[name]}"
+        return self._marks[name]
 
     def _new_mark(self) -> str:
         """Choose a letter that no text has, nor can be made to have: nobody can guess it."""
@@ -126,8 +142,8 @@ def _parts(pieces: Iterable[tuple[str, bool]]) -> Iterator[PromptPart]:
 
 
 @lru_cache(maxsize=8)
-def _pattern_of(names: tuple[str, ...]) -> re.Pattern[str]:
-    """Return what finds the longest of many names at a place, in any case, in one walk."""
+def _tree_of(names: tuple[str, ...]) -> Mapping[str, Any]:
+    """Return names as a tree of their letters, without their case."""
     root: dict[str, Any] = {}
     for name in names:
         node = root
@@ -135,7 +151,25 @@ def _pattern_of(names: tuple[str, ...]) -> re.Pattern[str]:
             node = node.setdefault(letter, {})
         if name:
             node[""] = {}  # a name may end here
-    return re.compile(_written(root) or r"(?!)", re.IGNORECASE)
+    return root
+
+
+@lru_cache(maxsize=8)
+def _pattern_of(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Return what finds the longest of many names at a place, in any case, in one walk."""
+    return re.compile(_written(_tree_of(names)) or r"(?!)", re.IGNORECASE)
+
+
+def _ends_with_a_beginning(text: str, tree: Mapping[str, Any]) -> bool:
+    """Whether a text ends with some letters of a name, but not all."""
+    end = text[-_LONGEST_NAME:].lower()
+    for start in range(len(end)):
+        node = tree
+        for letter in end[start:]:
+            node = node.get(letter, {})
+        if any(node):
+            return True
+    return False
 
 
 def _written(node: Mapping[str, Any]) -> str:
