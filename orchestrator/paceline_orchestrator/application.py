@@ -77,6 +77,7 @@ class OrchestratorApplication:
         self.options: Sequence[tuple[str, int]] = client_server_options(
             request_limit=settings.request_limit + settings.queue_limit,
             message_bytes=settings.message_limit_bytes,
+            call_seconds=settings.call_limit_seconds,
         )
         process.inspect = self._inspect
         if settings.api_keys is not None:

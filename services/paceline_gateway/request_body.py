@@ -57,7 +57,7 @@ def encoding_of(headers: Mapping[str, str]) -> str:
 
 
 async def read_body(receive: Receive, rules: BodyRules, *, headers: Mapping[str, str]) -> bytes:
-    """Read a whole body, and inflate it: what is limited is what it is then.
+    """Read a whole body, and inflate it: what is limited is what comes, and what it is then.
 
     Raises:
         RequestError: It is too large, or came too slowly, or there is no room for it now; or it is
@@ -95,6 +95,7 @@ class _Reader:
                     piece: bytes = message.get("body", b"")
                     begun = received // SMALL_BYTES
                     received += len(piece)
+                    await self._allow(received)  # what inflates to nothing has no end otherwise
                     if more := received // SMALL_BYTES - begun:
                         limit.reschedule((limit.when() or 0.0) + more * seconds)
                     await self._take(piece)

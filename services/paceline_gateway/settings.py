@@ -151,9 +151,10 @@ class RequestLimitSettings(Settings):
 
     @model_validator(mode="after")
     def _has_room_for_a_body(self) -> Self:
-        if self.body_limit_bytes > self.bodies_limit_bytes:
+        # One client alone gets four fifths of the room for all.
+        if 5 * self.body_limit_bytes > 4 * self.bodies_limit_bytes:
             raise ValueError(
-                f"body_limit_bytes ({self.body_limit_bytes}) must not be more than"
+                f"body_limit_bytes ({self.body_limit_bytes}) must not be more than four fifths of"
                 f" bodies_limit_bytes ({self.bodies_limit_bytes}): there would be no room for it"
             )
         return self

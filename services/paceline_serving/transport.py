@@ -7,6 +7,7 @@ to belong together: a server drops a client that pings more often than it allows
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, cast
 
 import grpc
@@ -33,6 +34,7 @@ _MEBIBYTE = 1 << 20
 _RECEIVED = "grpc.max_receive_message_length"
 _STREAMS = "grpc.max_concurrent_streams"
 _LEAST_STREAMS = 1024
+_AGE_GRACE = "grpc.max_connection_age_grace_ms"
 
 # 1024 draft tokens with 4096 entries each, of at most 3 + 4 bytes, are 28 MiB.
 _POD_MESSAGE_BYTES = 32 * _MEBIBYTE
@@ -103,9 +105,9 @@ CLIENT_SERVER_OPTIONS: _Options = (
     # the 60 s of proxies, which would send a call just then.
     ("grpc.max_connection_idle_ms", 75_000),
     # An age, so that clients meet new replicas within minutes: they connect anew, and what runs on
-    # the old connection finishes. The grace is the longest request.
+    # the old connection finishes. The grace is the longest call; see `client_server_options`.
     ("grpc.max_connection_age_ms", 300_000),
-    ("grpc.max_connection_age_grace_ms", 600_000),
+    (_AGE_GRACE, 600_000),
     ("grpc.server_handshake_timeout_ms", 5000),
     ("grpc.so_reuseport", 0),
     # An orchestrator's operator says what requests may have; an answer's statistics and timeline
@@ -135,10 +137,13 @@ def connections_at_most(connections: int) -> _Options:
     return (("grpc.max_allowed_incoming_connections", connections),)
 
 
-def client_server_options(*, request_limit: int, message_bytes: int) -> _Options:
+def client_server_options(
+    *, request_limit: int, message_bytes: int, call_seconds: float
+) -> _Options:
     """Return the options of a server that takes so many requests before it refuses one.
 
-    And requests of so many bytes: what is larger is refused by gRPC itself, unread.
+    And requests of so many bytes: what is larger is refused by gRPC itself, unread. A connection
+    that has grown old lasts for as long as a call may take, so that it cuts none.
 
     gRPC's core refuses streams beyond its limit without a word (RST_STREAM, REFUSED_STREAM), and
     its own clients begin more than the server lets them: of 200 at once, 70 beyond 128. So a
@@ -146,9 +151,10 @@ def client_server_options(*, request_limit: int, message_bytes: int) -> _Options
     when to come back. A stream costs some kB, and what waits is bounded by its bytes besides.
     """
     return (
-        *(it for it in CLIENT_SERVER_OPTIONS if it[0] not in {_STREAMS, _RECEIVED}),
+        *(it for it in CLIENT_SERVER_OPTIONS if it[0] not in {_STREAMS, _RECEIVED, _AGE_GRACE}),
         (_STREAMS, max(_LEAST_STREAMS, 2 * request_limit)),
         (_RECEIVED, message_bytes),
+        (_AGE_GRACE, math.ceil(1000 * call_seconds)),
     )
 
 

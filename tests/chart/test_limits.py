@@ -5,12 +5,17 @@ import re
 import pytest
 
 from paceline_gateway.settings import GatewaySettings
+from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.server_settings import RunSettings
 from support.helm import RefusedError
 from support.manifests import VALUES_FILES, install, values_of
 
 CALL_SECONDS = RunSettings.model_fields["call_limit_seconds"].default
 KEPT_SECONDS = GatewaySettings.model_fields["keep_alive_seconds"].default
+BODY_BYTES = GatewaySettings.model_fields["body_limit_bytes"].default
+BODIES_BYTES = GatewaySettings.model_fields["bodies_limit_bytes"].default
+MESSAGE_BYTES = OrchestratorSettings.model_fields["message_limit_bytes"].default
+QUEUE_BYTES = OrchestratorSettings.model_fields["queue_limit_bytes"].default
 NGINX = "nginx.ingress.kubernetes.io/proxy-read-timeout"
 ALB = "alb.ingress.kubernetes.io/load-balancer-attributes"
 
@@ -85,6 +90,30 @@ def test_a_wish_that_is_long_enough_stands():
             gateway(settings={"bodies_limit_bytes": 2**30}),
             "bodies_limit_bytes=1073741824 does not fit into gateway.resources.limits.memory",
         ),
+        (
+            gateway(resources={"requests": {"memory": "32Mi"}, "limits": {"memory": "64Mi"}}),
+            f"bodies_limit_bytes={BODIES_BYTES} does not fit into gateway.resources.limits.memory",
+        ),
+        (
+            gateway(settings={"body_limit_bytes": 900_000, "bodies_limit_bytes": 1_000_000}),
+            "gateway.settings.body_limit_bytes=900000 is more than 800000, what one client",
+        ),
+        (
+            gateway(settings={"bodies_limit_bytes": BODY_BYTES}),
+            f"gateway.settings.body_limit_bytes={BODY_BYTES} is more than {BODY_BYTES * 4 // 5}",
+        ),
+        (
+            gateway(settings={"body_limit_bytes": BODIES_BYTES}),
+            f"is more than {BODIES_BYTES * 4 // 5}, what one client may have",
+        ),
+        (
+            {"orchestrator": {"settings": {"queue_limit_bytes": MESSAGE_BYTES - 1}}},
+            f"orchestrator.settings.message_limit_bytes={MESSAGE_BYTES} is more than",
+        ),
+        (
+            {"orchestrator": {"settings": {"message_limit_bytes": QUEUE_BYTES + 1}}},
+            f"is more than {QUEUE_BYTES}, what one client may have of",
+        ),
         (behind(**{NGINX: "60"}), f"{NGINX}=60 is less than a call may take (600)"),
         (behind(**{ALB: "x=y,idle_timeout.timeout_seconds=60"}), "is less than a call may take"),
         (
@@ -96,6 +125,19 @@ def test_a_wish_that_is_long_enough_stands():
 def test_limits_that_do_not_fit_each_other_are_refused(values, message):
     with pytest.raises(RefusedError, match=re.escape(message)):
         install(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        gateway(settings={"body_limit_bytes": 800_000, "bodies_limit_bytes": 1_000_000}),
+        gateway(settings={"body_limit_bytes": "$(ONE)", "bodies_limit_bytes": "$(ALL)"}),
+        {"orchestrator": {"settings": {"queue_limit_bytes": MESSAGE_BYTES}}},
+    ],
+    ids=["four fifths", "variables", "all"],
+)
+def test_one_request_may_be_as_large_as_its_clients_share_of_the_room(values):
+    install(values)
 
 
 @pytest.mark.parametrize("name", [file.name for file in VALUES_FILES])

@@ -128,6 +128,15 @@ async def test_a_gateway_asks_how_large_a_body_may_be_only_where_it_is_not_small
             {"orchestrators": ("localhost:1",), "bodies_limit_bytes": 1 << 20},
             "no room for it",
         ),
+        (
+            GatewaySettings,
+            {
+                "orchestrators": ("localhost:1",),
+                "body_limit_bytes": 900_000,
+                "bodies_limit_bytes": 1_000_000,
+            },
+            "four fifths",
+        ),
     ],
 )
 def test_limits_that_exclude_each_other_stop_a_process_at_its_start(settings_class, values, words):

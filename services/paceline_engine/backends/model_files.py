@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.backends.chat_template import find_templates, template_of
-from paceline_engine.backends.model_identity import meant_configuration, parse_json
+from paceline_engine.backends.model_identity import meant_configuration, parse_values
 from paceline_engine.backends.model_tokens import find_tokens
 from paceline_engine.backends.small_files import (
     CONFIG,
+    DECODER_PARTS,
     GENERATION_CONFIG,
     SMALL_FILES,
     TOKENIZER,
@@ -152,7 +153,7 @@ class ModelFiles:
         """
         weights = self._weights_digest
         self.check_unchanged()
-        configuration = meant_configuration(parse_json(self.small.contents[CONFIG]))
+        configuration = meant_configuration(parse_values(self.small.contents[CONFIG]))
         tokenizer = hashlib.sha256(self.tokenizer).hexdigest()
         return _hash(["model", weights, configuration, tokenizer])
 
@@ -245,9 +246,9 @@ def find_model_files(model: str, *, revision: str | None = None) -> ModelFiles:
 
 def _vocabulary_size(config: Mapping[str, Any], tokenizer: TokenizerFile) -> int:
     """Count the tokens that the tokenizer has and the model's head, too."""
-    part = config.get("text_config")
-    parts = (config, part) if isinstance(part, dict) else (config,)
-    sizes = [size for each in parts if type(size := each.get("vocab_size")) is int]
+    parts = [config, *(config.get(name) for name in DECODER_PARTS)]
+    objects = [each for each in parts if isinstance(each, dict)]
+    sizes = [size for each in objects if type(size := each.get("vocab_size")) is int]
     return min([tokenizer.size, *sizes])
 
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from paceline_engine.backends.small_files import DECODER_PARTS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["canonical_json", "canonical_tokenizer", "meant_configuration", "parse_json"]
+__all__ = ["canonical_json", "canonical_tokenizer", "meant_configuration", "parse_values"]
 
 # What a configuration says and no forward depends on: where it came from, what was used while the
 # model was trained (dropout, the spread of the first weights), and what a server decides anew (the
@@ -46,7 +48,6 @@ _MEANINGLESS = frozenset({
     "unsloth_version",
     "use_cache",
 })  # fmt: skip
-_DECODER_PARTS = ("decoder", "generator", "text_config")
 # Parts of a tokenizer.json that are as good as not there with these values.
 _NONE = {
     "normalizer": None,
@@ -72,7 +73,7 @@ _MOST_EXACT = 1 << 53  # up to here each whole number is a float, and no two are
 def meant_configuration(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a configuration says of the computation."""
     kept = {name: value for name, value in config.items() if name not in _MEANINGLESS}
-    for part in _DECODER_PARTS:
+    for part in DECODER_PARTS:
         if isinstance(kept.get(part), dict):
             kept[part] = meant_configuration(kept[part])
     return kept
@@ -98,7 +99,7 @@ def canonical_tokenizer(found: object) -> bytes:
     return canonical_json(found)
 
 
-def parse_json(content: bytes) -> Any:
+def parse_values(content: bytes) -> Any:
     """Parse JSON so that equal values become equal objects: 10000.0 is 10000.
 
     Raises:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.backends.small_files import (
     CONFIG,
+    DECODER_PARTS,
     GENERATION_CONFIG,
     SPECIAL_TOKENS_MAP,
     TOKENIZER_CONFIG,
@@ -52,8 +53,6 @@ _CLASS_NAMES = {
     "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
     "Qwen2Tokenizer": dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
 }
-# The parts of a configuration that may be about the decoder, as the library looks for them.
-_DECODER_PARTS = ("decoder", "generator", "text_config")
 _FIM_PARTS = ("prefix", "suffix", "middle")
 # What families call the tokens before a prefix, before a suffix, and before what is wanted.
 _FIM_NAMES = (
@@ -180,7 +179,7 @@ def _without_comments(template: str) -> str:
 
 def _configured_ends(files: SmallFiles) -> Iterator[int]:
     config = files.json(CONFIG)
-    parts = [config.get(name) for name in _DECODER_PARTS]
+    parts = [config.get(name) for name in DECODER_PARTS]
     objects = [(CONFIG, each) for each in (config, *parts) if isinstance(each, dict)]
     for name, content in ((GENERATION_CONFIG, files.json(GENERATION_CONFIG)), *objects):
         found = content.get("eos_token_id")

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.limits import MOST_TOKENIZER_BYTES
+from paceline.limits import MOST_CHAT_TEMPLATE_BYTES, MOST_TOKENIZER_BYTES
 from paceline.plain_files import read_plain_file
 from paceline_engine.backends.base import ModelLoadError
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHAT_TEMPLATE",
     "CONFIG",
+    "DECODER_PARTS",
     "GENERATION_CONFIG",
     "LEGACY_CHAT_TEMPLATE",
     "NAMED_TEMPLATES",
@@ -45,11 +46,12 @@ LEGACY_CHAT_TEMPLATE = "chat_template.json"
 NAMED_TEMPLATES = "additional_chat_templates"
 """A folder with a template in each `NAME.jinja`."""
 
+DECODER_PARTS = ("decoder", "generator", "text_config")
+"""The parts of CONFIG that may be about the decoder alone, as the library looks for them."""
+
 _SUFFIX = ".jinja"
 # The largest, an index of a hundred thousand weights, has 10 MB; vocabularies in JSON have 5 MB.
 _MOST_JSON_BYTES = 64 << 20
-# Of the templates in use the longest, with tools and reasoning, have 30 KB.
-_MOST_TEMPLATE_BYTES = 256 << 10
 _MOST_TEMPLATES = 64
 _MOST_BYTES = {
     CONFIG: _MOST_JSON_BYTES,
@@ -57,7 +59,7 @@ _MOST_BYTES = {
     TOKENIZER: MOST_TOKENIZER_BYTES,
     TOKENIZER_CONFIG: _MOST_JSON_BYTES,
     SPECIAL_TOKENS_MAP: _MOST_JSON_BYTES,
-    CHAT_TEMPLATE: _MOST_TEMPLATE_BYTES,
+    CHAT_TEMPLATE: MOST_CHAT_TEMPLATE_BYTES,
     LEGACY_CHAT_TEMPLATE: _MOST_JSON_BYTES,
 }
 SMALL_FILES = (*_MOST_BYTES, f"{NAMED_TEMPLATES}/*{_SUFFIX}")
@@ -92,7 +94,7 @@ class SmallFiles:
                 f"{directory / NAMED_TEMPLATES} has {len(named)} templates, more than"
                 f" {_MOST_TEMPLATES}"
             )
-        limits |= {f"{NAMED_TEMPLATES}/{path.name}": _MOST_TEMPLATE_BYTES for path in named}
+        limits |= {f"{NAMED_TEMPLATES}/{path.name}": MOST_CHAT_TEMPLATE_BYTES for path in named}
         contents = {
             name: read_content(directory / name, most_bytes=most_bytes)
             for name, most_bytes in limits.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from paceline_engine.backends.model_identity import canonical_tokenizer, parse_json
+from paceline_engine.backends.model_identity import canonical_tokenizer, parse_values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +33,7 @@ class TokenizerFile:
             ValueError: It is no JSON, or a text in it is none.
             RecursionError: It is nested deeper than any tokenizer.
         """
-        found = parse_json(content)
+        found = parse_values(content)
         self.content = canonical_tokenizer(found)
         self._found: dict[str, Any] = found if isinstance(found, dict) else {}
 

@@ -59,15 +59,17 @@ async def test_a_body_that_drips_is_not_waited_for():
 
 
 async def test_the_rest_of_a_refused_body_is_not_waited_for_once_the_gateway_ends():
-    sent, has_cut = [], asyncio.Event()
+    sent, has_cut, is_answered = [], asyncio.Event(), asyncio.Event()
 
     async def send(message):
         sent.append(message)
+        if "body" in message:
+            is_answered.set()
 
     client = connection(send=send, stall_seconds=1000.0, has_cut=has_cut)
     refusing = asyncio.ensure_future(client.refuse(RequestError("too large", status=413)))
-    while len(sent) < 2:
-        await asyncio.sleep(0)
+    await is_answered.wait()
+    await asyncio.sleep(0)
     assert not refusing.done()
     assert sent[-1]["more_body"]
     has_cut.set()

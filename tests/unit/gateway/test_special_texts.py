@@ -176,6 +176,32 @@ async def test_a_template_may_end_a_text_that_ends_with_the_beginning_of_a_speci
     assert written(parts) == ["<|end|>"]
 
 
+SPLIT = {
+    "two parts": [{"content": [{"type": "text", "text": it} for it in ("a<|im_", "end|>b")]}],
+    "three parts": [{"content": [{"type": "text", "text": it} for it in ("<", "s", ">")]}],
+    "parts in other letters": [
+        {"content": [{"type": "text", "text": it} for it in ("<|IM_", "end|>")]}
+    ],
+    "parts that are trimmed": [
+        {"content": [{"type": "text", "text": it} for it in ("</ ", " s>")]}
+    ],
+    "messages": [{"content": [{"type": "text", "text": it}]} for it in ("x<|end", "|><s>")],
+    "what the template writes next": [{"content": [{"type": "text", "text": "a<|user"}]}],
+}
+
+
+@pytest.mark.parametrize("said", SPLIT.values(), ids=SPLIT)
+async def test_a_special_token_that_is_said_in_pieces_is_letters(said):
+    source = (
+        "<s>{% for m in messages %}{% for it in m.content %}{{ it.text | trim | lower }}"
+        "{% endfor %}{% endfor %}|>"
+    )
+    said = [{"role": "user", **it} for it in said]
+    parts = await rendered(source, said)
+    assert "".join(it.text for it in parts) == by_the_library(source, said)
+    assert written(parts) == ["<s>"]
+
+
 TRANSFORMED = {
     "{{ messages[0].content | trim }}": " <s>a</s> ",
     "{{ messages[0].content | upper }}<s>": "x<s>",

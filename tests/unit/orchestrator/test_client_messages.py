@@ -19,6 +19,7 @@ from paceline_orchestrator.calls.statistics import (
     TimelineEvent,
 )
 from paceline_orchestrator.fleet.discovery import Role
+from paceline_orchestrator.fleet.words import Standing, Word
 from paceline_orchestrator.front.text import FinalToken, Piece
 from paceline_orchestrator.front.translation import (
     chunk_message,
@@ -219,7 +220,6 @@ def test_a_server_is_described_by_all_that_is_known_of_it():
         name="n",
         endpoint=SimpleNamespace(address="a:1"),
         role=Role.TARGET,
-        ready=True,
         status="",
         facts=SimpleNamespace(fingerprint="f", self_draft_kind="medusa", is_invariant=True),
         latency=SimpleNamespace(step_ns=95),
@@ -233,10 +233,31 @@ def test_a_server_is_described_by_all_that_is_known_of_it():
         decode_step_ns=95,
         self_draft_kind="medusa",
         is_invariant=True,
+        standing=pb.SERVER_STANDING_RESTING,
+        standing_detail="it is a spare",
     )
-    assert untold(server_message(server)) == {"status"}
-    assert server_message(server) == told
-    away = SimpleNamespace(**{**vars(server), "ready": False, "status": "x", "facts": None})
-    assert server_message(away) == pb.ServerInfo(
-        name="n", address="a:1", role=model_pb.MODEL_ROLE_TARGET, status="x", decode_step_ns=95
+    message = server_message(server, Standing(Word.RESTING, "it is a spare"))
+    assert untold(message) == {"status"}
+    assert message == told
+
+
+def test_a_server_that_takes_no_work_has_its_status_and_its_word():
+    server = SimpleNamespace(
+        name="n",
+        endpoint=SimpleNamespace(address="a:1"),
+        role=Role.TARGET,
+        status="x",
+        facts=None,
+        latency=SimpleNamespace(step_ns=0),
     )
+    told = {
+        "name": "n",
+        "address": "a:1",
+        "role": model_pb.MODEL_ROLE_TARGET,
+        "standing": pb.SERVER_STANDING_SILENT,
+        "standing_detail": "y",
+    }
+    standing = Standing(Word.SILENT, "y")
+    assert server_message(server, standing) == pb.ServerInfo(status="x", **told)
+    server.status = ""
+    assert server_message(server, standing) == pb.ServerInfo(status="SILENT: y", **told)
