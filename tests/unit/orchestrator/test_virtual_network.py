@@ -20,8 +20,9 @@ from paceline_orchestrator.calls.exchange import (
 )
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.fleet.discovery import Endpoint, Role
+from paceline_orchestrator.fleet.health import health_changes
 from paceline_orchestrator.fleet.server import ModelServer
-from paceline_orchestrator.fleet.wire import answer, health_changes
+from paceline_orchestrator.fleet.wire import answer
 from paceline_protocol.proposal import Proposal
 from paceline_serving.transport import pod_channel
 from support.fake_models import serving
