@@ -118,13 +118,14 @@ def _render(template: Template, asked: Mapping[str, Any]) -> str:
         _BeyondError: It is too long.
     """
     parts, total_bytes = [], 0
-    for part in template.generate(
-        messages=asked["messages"],
-        add_generation_prompt=asked["add_generation_prompt"],
-        tools=None,
-        documents=None,
-        **asked["named_tokens"],
-    ):
+    names = {
+        **asked["named_tokens"],  # a stranger's, too: none can take the place of what is said
+        "messages": asked["messages"],
+        "add_generation_prompt": asked["add_generation_prompt"],
+        "tools": None,
+        "documents": None,
+    }
+    for part in template.generate(names):
         total_bytes += len(part.encode("utf-8", "surrogatepass"))
         if total_bytes > asked["most_bytes"]:
             raise _BeyondError(f"a prompt of {asked['most_bytes']} bytes")

@@ -116,7 +116,7 @@ def find_tokens(files: SmallFiles, tokenizer: TokenizerFile, *, template: str) -
     config, older = files.json(TOKENIZER_CONFIG), files.json(SPECIAL_TOKENS_MAP)
     # The library's rule: the older file counts where the newer does not list its tokens.
     merged = config if "added_tokens_decoder" in config else {**config, **older}
-    named = _named(merged) | _named_by_class(files, merged, tokenizer)
+    named = _named(merged, template) | _named_by_class(files, merged, tokenizer)
     end_texts = (_text(config.get("eos_token")), _text(older.get("eos_token")))
     found = {text: tokenizer.id_of(text) for text in (*end_texts, named.get("eos_token")) if text}
     configured = _configured_ends(files)
@@ -192,8 +192,17 @@ def _configured_ends(files: SmallFiles) -> Iterator[int]:
         yield from ids
 
 
-def _named(config: Mapping[str, Any]) -> dict[str, str]:
-    return {name: text for name in _NAMES if (text := _text(config.get(name)))}
+def _named(config: Mapping[str, Any], template: str) -> dict[str, str]:
+    """Return what a configuration names; a model's own names only where the template has them.
+
+    As the library does, this takes each name that ends with `_token`, and those of an object of
+    further special tokens.
+    """
+    own = {name: value for name, value in config.items() if name.endswith("_token")}
+    if isinstance(further := config.get("extra_special_tokens"), dict):
+        own |= further
+    values = {name: value for name, value in own.items() if name in _NAMES or name in template}
+    return {name: text for name, value in values.items() if (text := _text(value))}
 
 
 def _named_by_class(

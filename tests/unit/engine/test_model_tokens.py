@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from paceline_engine.backends.base import ModelLoadError
@@ -172,6 +173,25 @@ def test_tokens_that_no_file_names_are_called_what_the_librarys_class_calls_them
     with_tokens(folder, *sorted({*expected.values()}))
     assert find_model_files(str(folder)).tokens.named == expected
     assert {*ends(folder)} == ids_of(folder, [it for key, it in expected.items() if "eos" in key])
+
+
+def test_a_models_own_names_reach_its_template_as_in_the_library(folder):
+    with_tokens(folder, "<image>", "<video>", "<eot>")
+    source = "{{ image_token }}{{ video_token }}{{ messages[0].content }}{{ eot_token }}"
+    edit(
+        folder,
+        "tokenizer_config.json",
+        chat_template=source,
+        image_token="<image>",
+        eot_token={"content": "<eot>", "__type": "AddedToken", "special": True},
+        add_bos_token=True,
+        extra_special_tokens={"video_token": "<video>", "unheard_of_token": "<fill>"},
+    )
+    library = PreTrainedTokenizerFast.from_pretrained(folder)
+    found = find_model_files(str(folder)).chat_template.named_tokens
+    assert found == {"image_token": "<image>", "video_token": "<video>", "eot_token": "<eot>"}
+    written = library.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
+    assert written == "<image><video>a<eot>"
 
 
 def test_what_a_file_says_of_a_name_counts_before_its_class(folder):
