@@ -12,9 +12,9 @@ has, on both sides:
 The letters stay where they are when a template trims, splits or changes the case of a text, and a
 conversation without special tokens goes to the template as it is. A mark that has lost its fellow
 (a template wrote half of the text) is taken out; no special token is read across its place. A text
-that ends with the beginning of a special token has such a mark in it, so that the next text cannot
-bring the rest. What a template can see of it: a text that begins with a special token begins with a
-mark, and is longer.
+that ends with the beginning of a special token has such a mark behind it, so that the next text
+cannot bring the rest. What a template can see of it: a text that begins with a special token begins
+with a mark, and is longer.
 """
 
 from __future__ import annotations
@@ -97,25 +97,23 @@ class SpecialTexts:
 
     def _with_marks(self, value: Any) -> Any:
         if isinstance(value, str):
-            begun = self._begun_at(value)
-            if begun is None:
-                return self._names.sub(self._with_mark, value)
-            # What follows it in the prompt may be the rest of a name, from another text.
-            head, tail = value[: begun + 1], value[begun + 1 :]
-            return self._names.sub(self._with_mark, head) + self._border + tail
+            return self._with_border(self._names.sub(self._with_mark, value))
         return [{**part, "text": self._with_marks(part["text"])} for part in value]
 
-    def _begun_at(self, text: str) -> int | None:
-        """Return where the name begins that a text ends with a part of, spaces behind it aside."""
-        folded = text.rstrip()[-_LONGEST_NAME:].lower()
-        whole_end = max((it.end() for it in self._names.finditer(folded)), default=0)
-        for start in range(whole_end, len(folded)):
-            node: Mapping[str, Any] | None = self._tree
-            for letter in folded[start:]:
-                node = node.get(letter) if node is not None else None
-            if node:
-                return len(text.rstrip()) - len(folded) + start
-        return None
+    def _with_border(self, text: str) -> str:
+        """Put a border where a text ends with the beginning of a name, spaces behind it aside.
+
+        What follows it in the prompt may be the rest of the name, from another text.
+        """
+        trimmed = text.rstrip()
+        end = trimmed[-_LONGEST_NAME:].lower()
+        for start in range(len(end)):
+            node = self._tree
+            for letter in end[start:]:
+                node = node.get(letter, {})
+            if any(node):  # a letter may follow
+                return f"{trimmed}{self._border}{text[len(trimmed) :]}"
+        return text
 
     @property
     def _border(self) -> str:

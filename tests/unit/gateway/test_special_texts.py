@@ -202,6 +202,13 @@ async def test_a_special_token_that_is_said_in_pieces_is_letters(said):
     assert written(parts) == ["<s>"]
 
 
+def test_a_text_may_end_with_the_beginnings_of_two_special_tokens():
+    said = [{"role": "user", "content": it} for it in ("[[", "A]")]
+    special = SpecialTexts(("[A]", "[[A]]"), said)
+    rendered = "".join(it["content"] for it in special.messages)
+    assert [it.text for it in special.parts(rendered)] == ["[[", "A]"]
+
+
 TRANSFORMED = {
     "{{ messages[0].content | trim }}": " <s>a</s> ",
     "{{ messages[0].content | upper }}<s>": "x<s>",
