@@ -153,7 +153,7 @@ def turn_ends(
     """
     source = _without_comments(template)
     for name, text in named.items():
-        source = re.sub(rf"\b{name}\b", text.replace("\\", r"\\"), source)
+        source = re.sub(rf"\b{re.escape(name)}\b", text.replace("\\", r"\\"), source)
     texts = sorted({it for it in (*special, *declared) if it and it in source}, key=len)
     places = re.compile("|".join([r"\bcontent\b", *map(re.escape, reversed(texts))]))
     seen = [place[0] for place in places.finditer(source)]
@@ -201,8 +201,11 @@ def _named(config: Mapping[str, Any], template: str) -> dict[str, str]:
     own = {name: value for name, value in config.items() if name.endswith("_token")}
     if isinstance(further := config.get("extra_special_tokens"), dict):
         own |= further
-    values = {name: value for name, value in own.items() if name in _NAMES or name in template}
-    return {name: text for name, value in values.items() if (text := _text(value))}
+    return {
+        name: text
+        for name, value in own.items()
+        if (name in _NAMES or (name.isidentifier() and name in template)) and (text := _text(value))
+    }
 
 
 def _named_by_class(

@@ -177,7 +177,7 @@ def test_tokens_that_no_file_names_are_called_what_the_librarys_class_calls_them
 
 def test_a_models_own_names_reach_its_template_as_in_the_library(folder):
     with_tokens(folder, "<image>", "<video>", "<eot>")
-    source = "{{ image_token }}{{ video_token }}{{ messages[0].content }}{{ eot_token }}"
+    source = "{{ image_token }}{{ (video_token) }}{{ messages[0].content }}{{ eot_token }}"
     edit(
         folder,
         "tokenizer_config.json",
@@ -185,7 +185,7 @@ def test_a_models_own_names_reach_its_template_as_in_the_library(folder):
         image_token="<image>",
         eot_token={"content": "<eot>", "__type": "AddedToken", "special": True},
         add_bos_token=True,
-        extra_special_tokens={"video_token": "<video>", "unheard_of_token": "<fill>"},
+        extra_special_tokens={"video_token": "<video>", "unheard_of_token": "<fill>", "(": "<eot>"},
     )
     library = PreTrainedTokenizerFast.from_pretrained(folder)
     found = find_model_files(str(folder)).chat_template.named_tokens
