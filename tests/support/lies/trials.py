@@ -226,15 +226,16 @@ class Trials:
             case _:
                 asking = self._ask(cell)
         began = now()
-        for what in await self._wrong_about(asking, lie):
+        for what in await self._wrong_about(asking, lie, cell):
             yield what
         if now() - began > self._longest_seconds(lie):
             yield f"it took {now() - began:.1f} s"
         if self._liar.asked["Watch"] > 20 * (now() - began + 1):
             yield f"its health was asked {self._liar.asked['Watch']} times"
 
-    async def _wrong_about(self, asking: Awaitable[list[str]], lie: Lie) -> list[str]:
+    async def _wrong_about(self, asking: Awaitable[list[str]], lie: Lie, cell: Cell) -> list[str]:
         """Say what is wrong with an answer, or with what it ended with."""
+        is_believed = lie.is_unseen or _is_told_by_logprobs_alone(lie, cell)
         try:
             wrong = await asking
         except errors.TokenizerMismatchError as error:
@@ -245,9 +246,9 @@ class Trials:
         except (errors.InternalError, errors.InvariantViolatedError) as error:
             return [f"it ended with {error!r}"]
         except errors.PacelineError as error:
-            is_excused = lie.is_unseen or not self._has_honest
+            is_excused = is_believed or not self._has_honest
             return [] if is_excused else [f"it ended with {error!r}, though others are honest"]
-        return [] if lie.is_unseen else wrong
+        return [] if is_believed else wrong
 
     def _is_endured(self, lie: Lie) -> bool:
         """Whether nobody else could do the work that a liar says it has; see ADR 36."""
@@ -502,3 +503,9 @@ def findings(lies: Sequence[tuple[Lie, Cell]], arrangement: Arrangement) -> list
             lie = lies[len(lies) - len(left) - 1][0]
             found.append(f"{lie}: it ended everything: {end!r}")
     return found
+
+
+def _is_told_by_logprobs_alone(lie: Lie, cell: Cell) -> bool:
+    """Whether a lie is about how many tokens a target has decoded, where nothing else tells it."""
+    is_about_tokens = lie.method == "Decode" and getattr(lie, "path", "") == "token_ids"
+    return is_about_tokens and not cell.says_logprobs
