@@ -16,7 +16,7 @@ def test_an_answer_that_is_none_harms_no_request_and_no_orchestrator(arrangement
     assert not findings(about_conversations(is_long=False)[arrangement], arrangement)
 
 
-@pytest.mark.long
+@pytest.mark.full
 @pytest.mark.parametrize("arrangement", Arrangement)
 def test_every_status_harms_no_request_at_any_method(arrangement):
     assert not findings(about_conversations(is_long=True)[arrangement], arrangement)
