@@ -65,13 +65,19 @@ class StandingLog:
         self._changed.set()
 
     async def run(self) -> None:
-        """Tell changes for ever."""
+        """Tell changes for ever. A bug in what is told ends neither this nor the requests."""
+        is_told = False
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await self._changed.wait()
             self._changed.clear()
-            self.look()
+            try:
+                self.look()
+            except Exception:  # noqa: BLE001 - whatever it is, requests go on
+                if not is_told:
+                    _log.exception("how servers stand could not be told")
+                is_told = True
             await asyncio.sleep(_PAUSE_SECONDS)
 
     def look(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import asynccontextmanager
 from unittest.mock import MagicMock
@@ -470,6 +471,26 @@ def test_what_has_not_changed_is_not_told_and_who_is_gone_is_forgotten(caplog):
     log.look()
     log.look()
     assert caplog.messages[1:] == ["t is not listed any more"]
+
+
+async def test_a_bug_in_what_is_told_ends_nothing_and_is_logged_once(caplog):
+    caplog.set_level("INFO")
+    answers = [ValueError("a bug"), ValueError("a bug"), {ServerOfAName("t"): Standing(Word.USED)}]
+
+    def standings():
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    log = StandingLog(standings)
+    running = asyncio.ensure_future(log.run())
+    while answers:
+        log.look_soon()
+        await asyncio.sleep(0)
+    assert not running.done()
+    running.cancel()
+    assert caplog.messages == ["how servers stand could not be told", "t is used"]
 
 
 class ServerOfAName:
