@@ -485,7 +485,7 @@ async def test_a_bug_in_what_is_told_ends_nothing_and_is_logged_once(caplog):
 
     log = StandingLog(standings)
     running = asyncio.ensure_future(log.run())
-    while answers:
+    while answers and not running.done():
         log.look_soon()
         await asyncio.sleep(0)
     assert not running.done()
