@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 from paceline.errors import NoTargetError, TokenizerMismatchError
 from paceline_orchestrator.fleet import shortage
-from paceline_orchestrator.fleet.discovery import Role, out_of_sight
+from paceline_orchestrator.fleet.discovery import MODEL_ROLES, Role, out_of_sight
 from paceline_orchestrator.fleet.endurance import endured_seconds
 from paceline_orchestrator.fleet.familiarity import Familiarity
 from paceline_orchestrator.fleet.fitting import commonest_model, drafter_obstacle, fits
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ServerPool"]
 
-_MODEL_ROLES = (Role.DRAFTER, Role.TARGET)
 _Key: TypeAlias = tuple[Role, str, str]  # an endpoint's key, and its address
 
 _name = attrgetter("name")
@@ -248,7 +247,7 @@ class ServerPool:
         async for endpoints in self._discovery.endpoints():
             listed = {(*it.key, it.address): it for it in endpoints}
             counts = Counter(it.role for it in endpoints)
-            _log.info("found: %s", ", ".join(f"{it}s: {counts[it]}" for it in _MODEL_ROLES))
+            _log.info("found: %s", ", ".join(f"{it}s: {counts[it]}" for it in MODEL_ROLES))
             found = self._with_those_out_of_sight(listed)
             for key in found.keys() & self._servers.keys():
                 self._servers[key].endpoint = found[key]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from paceline_orchestrator.fleet.discovery import Role
+from paceline_orchestrator.fleet.discovery import MODEL_ROLES
 from paceline_orchestrator.fleet.words import Word
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.pool import ServerPool
 
 __all__ = ["count_servers"]
-
-_MODEL_ROLES = (Role.DRAFTER, Role.TARGET)
 
 
 def count_servers(registry: CollectorRegistry, pool: ServerPool) -> None:
@@ -51,7 +49,7 @@ class _Counts(Collector):
             "Servers by how they stand, in one word",
             labels=["role", "standing"],
         )
-        for role in _MODEL_ROLES:
+        for role in MODEL_ROLES:
             ready.add_metric([role], sum(counts[role, it] for it in Word if it.takes_work))
             for word in Word:
                 servers.add_metric([role, word], counts[role, word])

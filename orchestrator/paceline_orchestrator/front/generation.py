@@ -88,7 +88,7 @@ class Generation:
         self._wanted = order.plan
         self._plans = [order.plan]
         self._position = len(order.prefix)
-        self._reconsider: Callable[[], None] | None = None
+        self._reconsider: Callable[[], None] = lambda: None
         self._recorder = Recorder(
             arrived_ns=order.arrived_ns,
             waited_ns=order.waited_ns,
@@ -124,7 +124,7 @@ class Generation:
             top_logprobs=order.options.top_logprobs,
             deliver=self._deliver,
             conclude=self._conclude,
-            reconsider=self._tell_of_verdicts,
+            reconsider=lambda: self._reconsider(),
             text=self._text_drafter,
         )
 
@@ -281,10 +281,6 @@ class Generation:
             return False
         self._wanted = plan
         return True
-
-    def _tell_of_verdicts(self) -> None:
-        if self._reconsider is not None:
-            self._reconsider()
 
     def _create_method(self, capacity: CapacityChanged) -> DecodingMethod:
         order = self._order

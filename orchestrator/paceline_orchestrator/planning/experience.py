@@ -116,7 +116,8 @@ class Planning:
                 retry_after_seconds=shortage.RETRY_SECONDS,
             )
         from_text = wish.drafter is not None and not wish.drafter.has_servers
-        drafters = () if from_text else self._drafters(model, wish.strategy, length=prompt_length)
+        drafters = [] if from_text else self._drafters(model, wish.strategy)
+        drafters = _longer(drafters, than=prompt_length)
         pair, rates = self._known_of(model, drafters)
         measurements = self._measure(targets, drafters, length=prompt_length, rates=rates)
         if wish.rule is not VerificationRule.EXACT:  # what targets guess is judged by equality
@@ -162,9 +163,10 @@ class Planning:
             None while no target or no drafter is ready: then there is nothing to choose.
         """
         targets = self._targets(model, limit_length=limit_length)
-        if not (targets and self._drafters(model, wish.strategy, length=0)):
+        ready = self._drafters(model, wish.strategy)
+        if not (targets and ready):
             return None
-        drafters = self._drafters(model, wish.strategy, length=length)
+        drafters = _longer(ready, than=length)
         pair, rates = self._known_of(model, drafters)
         measurements = self._measure(
             targets, drafters, length=length, rates=rates, is_here=True, drafts=drafts
@@ -199,7 +201,8 @@ class Planning:
             The time of so many tokens of plain decoding; 1 while a server is missing, since then
             nothing is tried.
         """
-        targets, drafters = self._pool.targets(model), self._drafters(model, None, length=length)
+        targets = self._pool.targets(model)
+        drafters = _longer(self._drafters(model, None), than=length)
         if not (targets and drafters):
             return 1.0
         target, drafter = targets[0].latency, drafters[0].latency
@@ -326,13 +329,9 @@ class Planning:
         with_room = [it for it in targets if it.facts and limit_length <= it.facts.context_length]
         return with_room or targets
 
-    def _drafters(
-        self, model: ModelFacts, strategy: Strategy | None, *, length: int
-    ) -> list[ModelServer]:
-        """Return those whose context is longer than the text."""
+    def _drafters(self, model: ModelFacts, strategy: Strategy | None) -> list[ModelServer]:
         try:
-            drafters = self._pool.drafters(model)
-            return [it for it in drafters if it.facts and length < it.facts.context_length]
+            return self._pool.drafters(model)
         except TokenizerMismatchError:
             if strategy is None or not METHODS[strategy].drafts:
                 return []
@@ -421,3 +420,8 @@ def _others(servers: Sequence[ModelServer], *, own: int) -> int:
     """
     met = (max(0.0, it.latency.other_calls - _IGNORED_CALLS) for it in servers)
     return max(own, math.ceil(sum(met)))
+
+
+def _longer(drafters: Sequence[ModelServer], *, than: int) -> list[ModelServer]:
+    """Return the drafters whose context is longer than a text of so many tokens."""
+    return [it for it in drafters if it.facts and than < it.facts.context_length]

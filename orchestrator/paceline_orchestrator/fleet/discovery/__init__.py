@@ -4,13 +4,20 @@
 on the request path, and stays in use while nobody can be asked.
 """
 
-from paceline_orchestrator.fleet.discovery.endpoints import Availability, Discovery, Endpoint, Role
+from paceline_orchestrator.fleet.discovery.endpoints import (
+    MODEL_ROLES,
+    Availability,
+    Discovery,
+    Endpoint,
+    Role,
+)
 from paceline_orchestrator.fleet.discovery.outage import out_of_sight
 from paceline_orchestrator.fleet.discovery.services import DEFAULT_PORT, Service, parse_services
 from paceline_orchestrator.fleet.discovery.static import StaticDiscovery, parse_endpoints
 
 __all__ = [
     "DEFAULT_PORT",
+    "MODEL_ROLES",
     "Availability",
     "Discovery",
     "Endpoint",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-__all__ = ["Availability", "Discovery", "Endpoint", "Role"]
+__all__ = ["MODEL_ROLES", "Availability", "Discovery", "Endpoint", "Role"]
 
 
 class Role(StrEnum):
@@ -18,6 +18,10 @@ class Role(StrEnum):
     DRAFTER = "drafter"
     ORCHESTRATOR = "orchestrator"
     TARGET = "target"
+
+
+MODEL_ROLES = (Role.DRAFTER, Role.TARGET)
+"""Of servers that compute."""
 
 
 class Availability(Enum):
