@@ -98,21 +98,18 @@ class Choice:
 
     async def _events(self) -> AsyncGenerator[Event]:
         """Read the generation; without the default limit if there is no room for that."""
-        try:
-            async with self._generation, aclosing(self._generation.events()) as events:
-                async for event in events:
-                    yield event
-        except ContextLengthExceededError as error:
-            if self._without_default is None or not _is_about_max_tokens(error):
-                raise
-        else:
-            return
-        # A smaller room than the default is smaller than the orchestrator's own default, too: so
-        # what it generates now is what there is room for.
-        self._generation = self._without_default()
-        async with self._generation, aclosing(self._generation.events()) as events:
-            async for event in events:
-                yield event
+        while True:
+            try:
+                async with self._generation, aclosing(self._generation.events()) as events:
+                    async for event in events:
+                        yield event
+                return
+            except ContextLengthExceededError as error:
+                if self._without_default is None or not _is_about_max_tokens(error):
+                    raise
+                # A smaller room than the default is smaller than the orchestrator's own default,
+                # too: so what it generates now is what there is room for.
+                self._generation, self._without_default = self._without_default(), None
 
     def _charge_prompt(self) -> None:
         """Charge the prompt once, if a server has begun with it."""
