@@ -149,6 +149,15 @@ class RequestLimitSettings(Settings):
         " body, and may read nothing of an answer",
     )
 
+    # What a drain cuts here is lost: over HTTP nobody can go on with it elsewhere.
+    drain_seconds: float = Field(
+        RunSettings.model_fields["call_limit_seconds"].default,
+        ge=0,
+        le=86_400,
+        description="seconds for running requests to end after SIGTERM and --drain-delay-seconds;"
+        " longer ones are cut. Not given: as long as a call may take (--call-limit-seconds)",
+    )
+
     @model_validator(mode="after")
     def _has_room_for_a_body(self) -> Self:
         # One client alone gets four fifths of the room for all.
@@ -158,15 +167,6 @@ class RequestLimitSettings(Settings):
                 f" bodies_limit_bytes ({self.bodies_limit_bytes}): there would be no room for it"
             )
         return self
-
-    # What a drain cuts here is lost: over HTTP nobody can go on with it elsewhere.
-    drain_seconds: float = Field(
-        RunSettings.model_fields["call_limit_seconds"].default,
-        ge=0,
-        le=86_400,
-        description="seconds for running requests to end after SIGTERM and --drain-delay-seconds;"
-        " longer ones are cut. Not given: as long as a call may take (--call-limit-seconds)",
-    )
 
     @model_validator(mode="before")
     @classmethod

@@ -3,9 +3,9 @@
 A chat template comes from a model's folder, and so from a stranger. Jinja's sandbox keeps it from
 Python's insides. It does not keep it from a power with a million digits, from loops in loops, or
 from gigabytes of spaces, and nothing can end a thread. So templates run here. For each conversation
-this process may take a second of processor time, and some memory beyond its own size; for a
-conversation of many megabytes more of both, by its length. The kernel
-ends it when the time is over, and refuses it more memory; then the gateway starts another one.
+this process may take a second of processor time, and some memory beyond its own size; for one of
+many megabytes more of both, by its length. The kernel ends the process when the time is over, and
+refuses it more memory; then the gateway starts another one.
 
 Standard input and output carry frames: a length (four bytes, the highest first), then JSON.
 

@@ -298,7 +298,7 @@ class TracedChannel:
 
 
 def _quietly(options: dict[str, Any]) -> dict[str, Any]:
-    """Have bytes that are no message become None; grpc.aio first logs a traceback of each."""
+    """Have bytes that are no message become None: grpc.aio, too, but with a traceback of each."""
     deserialize = options.get("response_deserializer")
     if deserialize is None:
         return options
