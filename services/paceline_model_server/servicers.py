@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import DrainingError, UnsupportedError
@@ -15,6 +14,7 @@ from paceline.v1 import (
 )
 from paceline_model_server import translation
 from paceline_serving.security import peer_name
+from paceline_serving.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,7 +26,6 @@ __all__ = ["ModelServicer", "SessionServicer"]
 _log = logging.getLogger(__name__)
 
 _TOKENIZER_CHUNK_BYTES = 256 * 1024
-_VERSION = metadata.version("paceline")  # read once: each look opens files
 
 
 class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
@@ -46,7 +45,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         info.session_limit = host.limits.session_limit
         info.token_budget = host.limits.token_budget
         info.incarnation = host.incarnation
-        info.version = _VERSION
+        info.version = VERSION
         return info
 
     async def GetTokenizer(  # noqa: N802

@@ -16,7 +16,6 @@ import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -30,6 +29,7 @@ from prometheus_client import (
 )
 
 from paceline_serving import tracing
+from paceline_serving.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,7 +116,7 @@ def new_registry() -> CollectorRegistry:
     registry = CollectorRegistry()
     Info("paceline_build", "Versions in this process", registry=registry).info(
         {
-            "version": metadata.version("paceline"),
+            "version": VERSION,
             "python": platform.python_version(),
             "grpc": grpc.__version__,
         }

@@ -1,7 +1,7 @@
 """Fetch what a server reads of a model: REPOSITORY REVISION DIRECTORY.
 
 The weights are those that the index names. A repository may have them a second time, in another
-format or below `original`, and pickles, which a server refuses.
+format or below `original`, and pickles, which a server never opens.
 """
 
 import json

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from importlib import metadata
 from itertools import islice
 from statistics import median_low
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from paceline_orchestrator.fleet.fitting import drafter_obstacle, target_obstacl
 from paceline_orchestrator.fleet.hardware import count_side_by_side
 from paceline_orchestrator.fleet.server import LOADING, NOT_REACHED, NOT_SERVING, SILENT
 from paceline_orchestrator.fleet.words import Standing, Word
+from paceline_serving.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,7 +32,6 @@ __all__ = ["Orders", "standings"]
 # A server rests that none of so many requests took, for each server of its role. If each took one
 # of n by chance, one of them would be left out so by chance with a probability of e^-10.
 _ORDERS_EACH = 10
-_VERSION = metadata.version("paceline")  # read once: each look opens files
 # Such a server is told of as slow.
 _SLOW_FACTOR = 2
 _NAMED_SERVERS = 3
@@ -259,9 +258,9 @@ class _Peers:
 
 def _age(version: str) -> Iterator[str]:
     """Tell of a server of another minor version than ours; see docs/versioning.md."""
-    if _minor(version) != _minor(_VERSION):
+    if _minor(version) != _minor(VERSION):
         theirs = f"of version {version}" if version else "too old to say its version"
-        yield f"it is {theirs}, this orchestrator is of {_VERSION}: they may not fit together"
+        yield f"it is {theirs}, this orchestrator is of {VERSION}: they may not fit together"
 
 
 def _minor(version: str) -> list[str]:

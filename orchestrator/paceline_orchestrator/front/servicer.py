@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import (
@@ -41,6 +40,7 @@ from paceline_orchestrator.front.text_workers import TextWorkers
 from paceline_orchestrator.front.translation import read_options, server_message
 from paceline_serving import tracing
 from paceline_serving.keys import current_caller
+from paceline_serving.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -59,7 +59,6 @@ __all__ = ["OrchestratorServicer"]
 
 _DRAINING = "this orchestrator is shutting down"
 # Read once: a file for each question would want a descriptor, and hold up the loop.
-_VERSION = metadata.version("paceline")
 
 
 class OrchestratorServicer(OrchestratorServiceServicer):
@@ -225,7 +224,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self, _request: pb.GetSystemInfoRequest, _context: Any
     ) -> pb.GetSystemInfoResponse:
         """Describe the models and servers."""
-        info = pb.GetSystemInfoResponse(version=_VERSION, running_request_count=self.running_count)
+        info = pb.GetSystemInfoResponse(version=VERSION, running_request_count=self.running_count)
         model = self._pool.last_model()
         if model is not None:
             info.model_name = model.model_name

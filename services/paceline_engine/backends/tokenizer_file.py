@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from paceline_engine.backends.model_identity import canonical_tokenizer, parse_values
@@ -59,7 +60,7 @@ class TokenizerFile:
 
     def text_of(self, token_id: int) -> str | None:
         """Return the text of the token with this id; None if there is none."""
-        every = (*self.added_ids.items(), *self._vocabulary.items())
+        every = chain(self.added_ids.items(), self._vocabulary.items())
         return next((text for text, found in every if found == token_id), None)
 
     def _added(self) -> list[dict[str, Any]]:

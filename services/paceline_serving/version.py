@@ -1,0 +1,10 @@
+"""Which version of Paceline this is."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+__all__ = ["VERSION"]
+
+VERSION = metadata.version("paceline")
+"""As installed. It is read once: each look opens files."""
