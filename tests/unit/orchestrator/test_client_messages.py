@@ -215,15 +215,20 @@ def test_an_event_of_the_timeline_says_all_that_is_known_of_it():
     assert event == TOLD_EVENT
 
 
-def test_a_server_is_described_by_all_that_is_known_of_it():
-    server = SimpleNamespace(
+def a_server(*, status="", facts=None, step_ns=0):
+    return SimpleNamespace(
         name="n",
         endpoint=SimpleNamespace(address="a:1"),
         role=Role.TARGET,
-        status="",
-        facts=SimpleNamespace(fingerprint="f", self_draft_kind="medusa", is_invariant=True),
-        latency=SimpleNamespace(step_ns=95),
+        status=status,
+        facts=facts,
+        latency=SimpleNamespace(step_ns=step_ns),
     )
+
+
+def test_a_server_is_described_by_all_that_is_known_of_it():
+    facts = SimpleNamespace(fingerprint="f", self_draft_kind="medusa", is_invariant=True)
+    server = a_server(facts=facts, step_ns=95)
     told = pb.ServerInfo(
         name="n",
         address="a:1",
@@ -242,14 +247,7 @@ def test_a_server_is_described_by_all_that_is_known_of_it():
 
 
 def test_a_server_that_takes_no_work_has_its_status_and_its_word():
-    server = SimpleNamespace(
-        name="n",
-        endpoint=SimpleNamespace(address="a:1"),
-        role=Role.TARGET,
-        status="x",
-        facts=None,
-        latency=SimpleNamespace(step_ns=0),
-    )
+    server = a_server(status="x")
     told = {
         "name": "n",
         "address": "a:1",
