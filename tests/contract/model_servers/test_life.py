@@ -13,9 +13,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.errors import DrainingError, LoadingError, SessionNotFoundError
 from paceline.v1 import target_service_pb2
+from paceline_serving import lifecycle
 from support.fake_host import FakeHost
 from support.model_contract import PROMPT, is_running, until
 from support.model_servers import DRAFTER, TARGET, ModelClient, serving
+from support.ports import free_address
 
 
 async def health_of(client: ModelClient, service: str = "") -> int:
@@ -54,6 +56,26 @@ async def test_a_server_that_loads_says_so_and_is_not_serving():
         assert await health_of(client) == SERVING
         await process.finish(drain=False)
         await client.channel.close()
+
+
+async def test_the_metrics_port_holds_its_reserve_of_descriptors_before_anybody_comes(monkeypatch):
+    order = []
+    kind = type(grpc.aio.server())
+    start = kind.start
+
+    class Endpoint(lifecycle.MetricsEndpoint):
+        def __init__(self, *arguments, **more):
+            super().__init__(*arguments, **more)
+            order.append("metrics")
+
+    async def starting(server):
+        order.append("server")
+        await start(server)
+
+    monkeypatch.setattr(kind, "start", starting)
+    monkeypatch.setattr(lifecycle, "MetricsEndpoint", Endpoint)
+    async with serving(TARGET, FakeHost(), metrics_listen=free_address()):
+        assert order == ["metrics", "server", "server"]  # the main port, and that of health
 
 
 async def test_a_draining_server_refuses_new_sessions_and_ends_open_ones(new_host):
