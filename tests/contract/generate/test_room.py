@@ -100,7 +100,13 @@ async def test_one_client_cannot_take_all_requests_there_may_be():
             calls = [system.call(channel=greedy) for _ in range(10)]
             firsts = [asyncio.ensure_future(call.read()) for call in calls]
             servicer = system.application._servicer
-            await until(lambda: servicer.waiting_count == 2, what="two requests wait")
+
+            def two_of_all_wait():
+                """Before all have come, two may wait for the moment in which places are given."""
+                waiting = servicer.waiting_count
+                return waiting == 2 and servicer.running_count + waiting == len(calls)
+
+            await until(two_of_all_wait, what="two requests wait")
             assert servicer.running_count == 8, "it gets four fifths"
             late = system.call(channel=modest)
             assert (await late.read()).HasField("started")
