@@ -199,12 +199,18 @@ bench-gpu: install ## measure pairs of models on a GPU; where there is none it s
 	@why=$$($(BIN)/python -c 'import torch; print("" if torch.cuda.is_available() else f"torch {torch.__version__} sees no CUDA device")') || exit 1; \
 	if [ -n "$$why" ]; then echo "bench-gpu: skipped, $$why"; else $(MAKE) --no-print-directory bench-gpu-now; fi
 
-# Four processes share the GPU in the first two. The last two are of a 13B model's size.
+# Processes that share a GPU take turns on it, so there is one target. The wide pair has a target of
+# 1.8 billion weights; the random ones are of a 13B model's size.
+WIDE_GPU := build/wide-models-16
 bench-gpu-now: install
-	$(BIN)/paceline bench pair --device cuda:0 --targets 3 --json build/pair-gpu.json --chart build/pair-gpu.svg
-	$(BIN)/paceline bench pair --device cuda:0 --targets 3 --capture --parts engine,services,sharing --json build/pair-gpu-captured.json
-	$(BIN)/paceline bench pair --device cuda:0 --dtype bfloat16 --random-target 40x5120 --random-drafter 2x768 --json build/random-gpu.json
-	$(BIN)/paceline bench pair --device cuda:0 --dtype bfloat16 --random-target 40x5120 --random-drafter 2x768 --capture --json build/random-gpu-captured.json
+	$(BIN)/python models/widen.py --factor 16 --output $(WIDE_GPU)
+	for capture in --no-capture --capture; do \
+	  $(BIN)/paceline bench pair --device cuda:0 --targets 1 $$capture --json build/pair-gpu$$capture.json || exit 1; \
+	  $(BIN)/paceline bench pair --device cuda:0 --targets 1 $$capture --models $(WIDE_GPU) --dtype bfloat16 \
+	    --json build/pair-wide-gpu$$capture.json --chart build/pair-wide-gpu$$capture.svg || exit 1; \
+	  $(BIN)/paceline bench pair --device cuda:0 --dtype bfloat16 --random-target 40x5120 --random-drafter 2x768 \
+	    $$capture --json build/random-gpu$$capture.json || exit 1; \
+	done
 
 models: install ## train the bundled models again (hours)
 	$(BIN)/python models/train.py

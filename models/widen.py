@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.initialization import no_init_weights
 from transformers.utils.logging import disable_progress_bar
 
 from paceline_engine.adapters.card import AdapterCard, model_fingerprint
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-# The mean square of a vector is then a quarter: twice the square root, to the bit.
-_FACTOR = 4
 _MODELS = Path(__file__).resolve().parent
 _TARGET = "python-target"
 # Copied last: with it the folder is whole.
@@ -43,7 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write a folder for `--models`: the wide target, adapters for it, and all else as it is."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=_MODELS.parent / "build" / "wide-models")
-    output = parser.parse_args(arguments).output
+    parser.add_argument(
+        "--factor",
+        type=int,
+        default=4,
+        help="how much wider; a power of four, so that the square root of what it does to mean"
+        " squares is one of two, to the bit (16: 1.8 billion weights, for a GPU)",
+    )
+    options = parser.parse_args(arguments)
+    output, factor = options.output, options.factor
     disable_progress_bar()
     whole = output / _PROMPTS
     whole.unlink(missing_ok=True)
@@ -52,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             # The target's weights are written anew, and never stand there as they were.
             ignore = shutil.ignore_patterns("*.safetensors") if path.name == _TARGET else None
             shutil.copytree(path, output / path.name, dirs_exist_ok=True, ignore=ignore)
-    model = _widen(LlamaForCausalLM.from_pretrained(_MODELS / _TARGET, dtype="bfloat16"))
+    model = _widen(
+        LlamaForCausalLM.from_pretrained(_MODELS / _TARGET, dtype="bfloat16"), factor=factor
+    )
     model.save_pretrained(output / _TARGET)
     fingerprint = model_fingerprint(find_model_files(str(output / _TARGET)))
     for folder in _MODELS.glob(f"{_TARGET}-*"):
@@ -61,22 +70,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{output}: a target of {model.num_parameters():,} weights, most of them zeros")
 
 
-def _wide_config(config: LlamaConfig) -> LlamaConfig:
+def _wide_config(config: LlamaConfig, factor: int) -> LlamaConfig:
     """Return the configuration of a model that is wider, and else the same."""
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    changed = {name: _FACTOR * getattr(config, name) for name in names}
-    changed["rms_norm_eps"] = config.rms_norm_eps / _FACTOR
+    changed = {name: factor * getattr(config, name) for name in names}
+    changed["rms_norm_eps"] = config.rms_norm_eps / factor
     return LlamaConfig(**{**config.to_dict(), **changed})
 
 
 @torch.no_grad()
-def _widen(model: LlamaForCausalLM) -> LlamaForCausalLM:
+def _widen(model: LlamaForCausalLM, *, factor: int) -> LlamaForCausalLM:
     """Return a wider model with the same logits: they differ by rounding."""
-    wide = LlamaForCausalLM(_wide_config(model.config)).to(model.dtype)
+    with no_init_weights():
+        wide = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            _wide_config(model.config, factor), dtype=model.dtype
+        )
+    assert isinstance(wide, LlamaForCausalLM)
+    wide.tie_weights()
     _put_in_corner(wide, model.state_dict())
     for name, weight in wide.named_parameters():
         if name.endswith("norm.weight"):
-            weight.div_(_FACTOR**0.5)
+            weight.div_(factor**0.5)
     return wide
 
 

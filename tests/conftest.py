@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 # Before anything imports it, so that its assertions tell what they saw, too.
 pytest.register_assert_rewrite("support")
 
+from support.device import compute_there  # noqa: E402
 from support.processes import RUN_VARIABLE, leftovers  # noqa: E402
 from support.waiting import eventually  # noqa: E402
 
@@ -19,6 +20,7 @@ from support.waiting import eventually  # noqa: E402
 settings.register_profile("paceline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("paceline")
 os.environ[RUN_VARIABLE] = uuid.uuid4().hex
+compute_there()
 # What a shell starts in the background ignores Ctrl-C, and so would all processes of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

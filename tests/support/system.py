@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline import Client
+from support.device import DEVICE
 from support.evidence import Evidence
 from support.processes import ServerProcess, running
 from support.waiting import eventually
@@ -108,7 +109,9 @@ class System:
 def bundled_model(role: str, index: int = 0, *, directory: Path | None = None) -> ServerProcess:
     """Return a server of a bundled model, in fp32 on one thread; or of another directory's."""
     flags = (f"--model={directory or MODELS / f'python-{role}'}", "--dtype=float32", "--threads=1")
-    return ServerProcess(role, *flags, "--device=cpu", "--debug-calls", name=f"{role}-{index}")
+    return ServerProcess(
+        role, *flags, f"--device={DEVICE}", "--debug-calls", name=f"{role}-{index}"
+    )
 
 
 def bundled_system(*, target_count: int) -> System:
