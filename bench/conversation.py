@@ -11,10 +11,10 @@ import statistics
 import time
 
 from paceline import AsyncClient, Strategy
-from paceline_cli.bundled import find_models
-from paceline_cli.contests import held_out_prompts
-from paceline_cli.local_models import NOTHING_KEPT, model_arguments
-from paceline_cli.local_system import LocalSystem, LocalSystemConfig
+from paceline_bench.contests import held_out_prompts
+from paceline_local.bundled import find_models
+from paceline_local.models import NOTHING_KEPT, model_arguments
+from paceline_local.system import LocalSystem, LocalSystemConfig
 
 MODELS = find_models(None)
 CONVERSATIONS, TURNS, TOKENS = 6, 6, 24

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from paceline import AsyncClient, Strategy
 from paceline.errors import OverloadedError
 from paceline_bench.load.measurement import percentiles
-from paceline_cli.local_models import NOTHING_KEPT
-from paceline_cli.local_system import LocalSystem, LocalSystemConfig
+from paceline_local.models import NOTHING_KEPT
+from paceline_local.system import LocalSystem, LocalSystemConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable

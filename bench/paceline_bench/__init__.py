@@ -1,1 +1,1 @@
-"""The papers' tables and figures, and comparisons with peers, as functions; commands call them."""
+"""The papers' tables and figures, comparisons with peers, and the commands that measure them."""

@@ -56,7 +56,8 @@ __all__ = [
 CONFIG_VARIABLE = "PACELINE_CONFIG"
 """Names the YAML file, where no flag does."""
 
-_PREFIX = "PACELINE_"
+VARIABLE_PREFIX = "PACELINE_"
+"""Of the environment variables that are settings."""
 # Kubernetes puts PACELINE_TARGET_SERVICE_HOST and the like into every pod beside a service of that
 # name. Nobody set those, so they are no mistakes.
 _SERVICE_LINK = re.compile(
@@ -149,7 +150,7 @@ def load(
     names = {
         **{key: _option_name(key, field) for key, field in known.items()},
         **{key: f"{file}: {key}" for key in from_file},
-        **{key: _PREFIX + key.upper() for key in from_environment},
+        **{key: VARIABLE_PREFIX + key.upper() for key in from_environment},
         **{key: _option_name(key, known[key]) for key in flags},
     }
     try:
@@ -184,15 +185,20 @@ def _read_environment(
 ) -> dict[str, str]:
     values = {}
     for variable, value in environment.items():
-        if not variable.startswith(_PREFIX) or variable == CONFIG_VARIABLE:
+        if not variable.startswith(VARIABLE_PREFIX) or variable == CONFIG_VARIABLE:
             continue
-        key = variable.removeprefix(_PREFIX).lower()
+        key = variable.removeprefix(VARIABLE_PREFIX).lower()
         if key in known:
             values[key] = value
-        elif not _SERVICE_LINK.fullmatch(variable):
-            candidates = [_PREFIX + name.upper() for name in known]
+        elif not is_service_link(variable):
+            candidates = [VARIABLE_PREFIX + name.upper() for name in known]
             raise SettingsError(f"unknown variable {variable}{nearest(variable, candidates)}")
     return values
+
+
+def is_service_link(variable: str) -> bool:
+    """Whether Kubernetes set a variable for a Service, and nobody meant a setting."""
+    return _SERVICE_LINK.fullmatch(variable) is not None
 
 
 def noted(field: FieldInfo, key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -11,12 +12,29 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from paceline_engine.adapters.adapter import Adapter
     from paceline_engine.adapters.trunk import Trunk
-    from paceline_training.training import Joint
 
-__all__ = ["Labels", "training_loss"]
+__all__ = ["Joint", "Labels", "training_loss"]
 
 Labels: TypeAlias = Literal["model", "text"]
 """What is right at a position: the model's own distribution there, or the text's token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joint:
+    """How a model learns together with its adapter.
+
+    Attributes:
+        rank: Of the low-rank weights that it gets.
+        guess_weights: What each guess's loss weighs, where that of the model's own tokens weighs 1.
+        adapter_rate: Learning rate of the adapter, in those of the model.
+        alone_share: Part of the steps in which the adapter learns alone, with a schedule of its
+            own, before both do.
+    """
+
+    rank: int
+    guess_weights: tuple[float, ...]
+    adapter_rate: float = 1.0
+    alone_share: float = 0.0
 
 
 def training_loss(

@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline_training.fine_tuning import FineTuning
-    from paceline_training.objective import Labels
+    from paceline_training.objective import Joint, Labels
     from paceline_training.windows import TextWindows
 
 __all__ = [
     "CheckpointError",
     "Decay",
-    "Joint",
     "Precision",
     "Progress",
     "TrainingPlan",
@@ -40,24 +39,6 @@ _CHECKPOINT_FORMAT = 1
 
 class CheckpointError(Exception):
     """A checkpoint is damaged, or of another run. The message is one line."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joint:
-    """How a model learns together with its adapter.
-
-    Attributes:
-        rank: Of the low-rank weights that it gets.
-        guess_weights: What each guess's loss weighs, where that of the model's own tokens weighs 1.
-        adapter_rate: Learning rate of the adapter, in those of the model.
-        alone_share: Part of the steps in which the adapter learns alone, with a schedule of its
-            own, before both do.
-    """
-
-    rank: int
-    guess_weights: tuple[float, ...]
-    adapter_rate: float = 1.0
-    alone_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,18 @@ PAGES = [it for it in files() if it.endswith(".md")]
 SOURCES = [
     it
     for it in files()
-    if it.startswith(("bench/", "clients/python/", "k8s/", "orchestrator/", "protos/", "services/"))
+    if it.startswith(
+        (
+            "bench/",
+            "cli/",
+            "clients/python/",
+            "k8s/",
+            "local/",
+            "orchestrator/",
+            "protos/",
+            "services/",
+        )
+    )
     and it.endswith((".proto", ".py", ".yaml", ".tpl"))
     and "_pb2" not in it
 ]

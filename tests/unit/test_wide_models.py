@@ -8,12 +8,12 @@ import torch
 
 import widen
 from growth import build_model
-from paceline_cli.bundled import find_models
 from paceline_engine.adapters.card import model_fingerprint
 from paceline_engine.adapters.files import load_adapter
 from paceline_engine.adapters.trunk import compute_trunk
 from paceline_engine.backends.model_files import find_model_files
 from paceline_engine.backends.model_loading import load_model
+from paceline_local.bundled import find_models
 
 MODELS = Path(__file__).parents[2] / "models"
 TOKENS = torch.arange(100, 140)[None]
@@ -33,14 +33,15 @@ def loaded(folder):
     return [(load_model(files, dtype="float32"), model_fingerprint(files)) for files in both]
 
 
-def test_a_wider_model_says_the_same():
+@pytest.mark.parametrize("factor", [4, 16])
+def test_a_wider_model_says_the_same(factor):
     torch.manual_seed(0)
     narrow = build_model(layers=2, width=24)
     for name, weight in narrow.named_parameters():
         if name.endswith("norm.weight"):
             torch.nn.init.normal_(weight)
-    wide = widen._widen(narrow)
-    assert wide.config.hidden_size == 4 * 24
+    wide = widen._widen(narrow, factor=factor)
+    assert wide.config.hidden_size == factor * 24
     with torch.inference_mode():
         torch.testing.assert_close(wide(TOKENS).logits, narrow(TOKENS).logits)
 
@@ -68,7 +69,7 @@ def test_its_adapters_guess_what_the_bundled_ones_guess(loaded, folder, kind):
 
 
 def test_a_run_that_is_broken_off_leaves_nothing_that_counts_as_whole(tmp_path, monkeypatch):
-    def breaks_off(_model):
+    def breaks_off(_model, *, factor):
         raise KeyboardInterrupt
 
     (tmp_path / "prompts.jsonl").write_text("of the run before")

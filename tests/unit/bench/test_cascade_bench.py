@@ -9,6 +9,7 @@ import pytest
 
 from paceline import DrafterKind, Strategy
 from paceline_bench.cascade import search
+from paceline_bench.cascade.bundled_ways import drafted_ways, told_row
 from paceline_bench.cascade.chart import draw_cascade
 from paceline_bench.cascade.improvement import walltime_improvement
 from paceline_bench.cascade.prose import prose_prompts
@@ -31,7 +32,6 @@ from paceline_bench.cascade.search import (
 )
 from paceline_bench.cascade.tables import report
 from paceline_bench.gpus import GPU_WORDS
-from paceline_cli.bench_cascade_ways import drafted_ways, told_row
 from paceline_engine.cascade import parse_matrix
 
 PROMPT = (5, 17, 9, 5, 17)

@@ -11,6 +11,7 @@ import pytest
 from paceline import Strategy
 from paceline.errors import NoTargetError
 from paceline_bench.load import peers as module
+from paceline_bench.load import peers_command as bench_load_peers
 from paceline_bench.load.peer_chart import draw_peers
 from paceline_bench.load.peer_tables import load_models, peer_findings, peer_tables
 from paceline_bench.load.peers import (
@@ -26,7 +27,6 @@ from paceline_bench.load.peers import (
 from paceline_bench.load.streams import Load, Served
 from paceline_bench.pair.contest import Group
 from paceline_bench.report import circumstances
-from paceline_cli import bench_load_peers
 from paceline_cli.__main__ import main
 
 A, B = (1, 2), (3, 4)

@@ -182,7 +182,7 @@ def run(capsys, *arguments):
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    monkeypatch.setattr("paceline_cli.simulate_trees._COARSE", ((0.1, 0.4), (0.5, 0.9)))
+    monkeypatch.setattr("paceline_bench.simulate.trees_command._COARSE", ((0.1, 0.4), (0.5, 0.9)))
 
 
 SHORT = ("--tokens", "8", "--repeats", "2", "--sp", "1,2", "--widths", "2,3", "--branches", "1")

@@ -39,7 +39,7 @@ def test_table_1_is_shown_and_found_exact(capsys, tmp_path):
 
 def test_another_table_1_is_an_error(capsys, monkeypatch, tmp_path):
     wrong = [table1.TableRow("non-SI", (2, 4, 8, 8), (2, 4, 8, 9))]
-    monkeypatch.setattr("paceline_cli.simulate.table1", lambda: wrong)
+    monkeypatch.setattr("paceline_bench.simulate.command.table1", lambda: wrong)
     code, out, _ = run(capsys, "simulate", "table1", "--output-directory", str(tmp_path))
     assert code == 1
     assert "8, not 9" in out

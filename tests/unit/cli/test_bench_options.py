@@ -6,26 +6,24 @@ import shlex
 
 import pytest
 
-from paceline_cli import (
-    bench_cascade,
-    bench_gateway,
-    bench_load,
-    bench_pair,
-    bench_self,
-    bench_soak,
-    bench_table2,
-)
+from paceline_bench.cascade import command as cascade
+from paceline_bench.gateway import command as gateway
+from paceline_bench.load import command as load
+from paceline_bench.pair import command as pair
+from paceline_bench.self_drafting import command as self_drafting
+from paceline_bench.soak import command as soak
+from paceline_bench.table2 import command as table2
 from paceline_cli.__main__ import main
 from paceline_serving.command_line import parse
 
 BENCHMARKS = {
-    "cascade": (bench_cascade.CascadeSettings, bench_cascade._EXAMPLES),
-    "gateway": (bench_gateway.GatewayBenchSettings, bench_gateway._EXAMPLES),
-    "load": (bench_load.LoadSettings, bench_load._EXAMPLES),
-    "pair": (bench_pair.PairSettings, bench_pair._EXAMPLES),
-    "self": (bench_self.SelfSettings, bench_self._EXAMPLES),
-    "soak": (bench_soak.SoakSettings, bench_soak._EXAMPLES),
-    "table2": (bench_table2.Table2Settings, bench_table2._EXAMPLES),
+    "cascade": (cascade.CascadeSettings, cascade._EXAMPLES),
+    "gateway": (gateway.GatewayBenchSettings, gateway._EXAMPLES),
+    "load": (load.LoadSettings, load._EXAMPLES),
+    "pair": (pair.PairSettings, pair._EXAMPLES),
+    "self": (self_drafting.SelfSettings, self_drafting._EXAMPLES),
+    "soak": (soak.SoakSettings, soak._EXAMPLES),
+    "table2": (table2.Table2Settings, table2._EXAMPLES),
 }
 EXAMPLES = [line for _, examples in BENCHMARKS.values() for line in examples.splitlines() if line]
 
@@ -51,14 +49,14 @@ def test_examples_are_understood(line):
     ],
 )
 def test_rows_of_table_2_are_named_with_commas_or_again_and_measured_once_each(options):
-    chosen = bench_table2._chosen(read(f"table2 {options}"))
+    chosen = table2._chosen(read(f"table2 {options}"))
     assert [row.name for row in chosen] == ["phi3-14b/mbpp", "vicuna-7b/alpaca"]
 
 
 def test_a_number_of_rows_means_the_first_ones():
-    names = [row.name for row in bench_table2._chosen(read("table2"))]
+    names = [row.name for row in table2._chosen(read("table2"))]
     assert len(names) == 10
-    assert [row.name for row in bench_table2._chosen(read("table2 --rows 3"))] == names[:3]
+    assert [row.name for row in table2._chosen(read("table2 --rows 3"))] == names[:3]
 
 
 def test_streams_go_from_one_to_sixty_four_with_every_strategy():

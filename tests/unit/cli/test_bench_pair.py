@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
+from paceline_bench.pair.command import _evenly_spaced
 from paceline_cli.__main__ import main
-from paceline_cli.bench_pair import _evenly_spaced
 from support.tiny_models import build_model, build_tokenizer, tiny_pair
 
 __all__ = ["tiny_pair"]

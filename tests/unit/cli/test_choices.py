@@ -3,7 +3,7 @@ from typing import Annotated
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from paceline_cli.choices import names_of, numbers_to
+from paceline_bench.options import names_of, numbers_to
 from paceline_serving.settings import StringList
 
 NUMBERS = TypeAdapter(Annotated[tuple[int, ...], numbers_to(9)])

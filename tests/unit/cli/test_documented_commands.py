@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline_cli import serve
+from paceline_cli.__main__ import _MODULES
 from paceline_cli.known_settings import settings_classes
 from paceline_gateway.settings import GatewaySettings
 from paceline_model_server.settings import ModelServerSettings
@@ -38,7 +39,8 @@ ROLES = {
 
 
 def module_of(command):
-    return import_module(f"paceline_cli.{command.replace('-', '_')}")
+    name = command.replace("-", "_")
+    return import_module(_MODULES.get(command, f"paceline_cli.{name}"))
 
 
 def settings_of(command):

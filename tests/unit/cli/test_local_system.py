@@ -9,8 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline_cli import local_server, local_system
-from paceline_cli.local_system import (
+from paceline_local import server as local_server
+from paceline_local import system as local_system
+from paceline_local.system import (
     LocalSystem,
     LocalSystemConfig,
     ServerExitedError,
@@ -213,7 +214,7 @@ def test_who_listens_everywhere_is_reached_here_and_others_where_they_are(listen
 def test_no_server_outlives_a_killed_parent():
     program = textwrap.dedent("""
         import asyncio, sys
-        from paceline_cli import local_system
+        from paceline_local import system as local_system
         local_system._DRAFTER = local_system._TARGET = "support.fake_server"
         local_system._ORCHESTRATOR = "support.fake_server"
 

@@ -17,13 +17,13 @@ from rich.console import Console
 from paceline import ServerInfo, SystemInfo
 from paceline.errors import ConnectionLostError, InvalidFieldError
 from paceline_cli.__main__ import main
-from paceline_cli.metrics_pages import Page, Source, parse_sources
-from paceline_cli.metrics_samples import Readings, Samples, parse_page
 from paceline_cli.top_figures import figures, totals
 from paceline_cli.top_screen import draw
 from paceline_cli.top_view import view
 from paceline_cli.top_watch import Scrape, Snapshot, Watch
-from paceline_cli.up_record import metrics_addresses, record_metrics_addresses
+from paceline_local.metrics_pages import Page, Source, parse_sources
+from paceline_local.metrics_samples import Readings, Samples, parse_page
+from paceline_local.up_record import metrics_addresses, record_metrics_addresses
 from paceline_serving.metrics_endpoint import MetricsEndpoint
 
 PAGE = """\

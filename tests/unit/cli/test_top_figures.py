@@ -7,12 +7,12 @@ import io
 import pytest
 from rich.console import Console
 
-from paceline_cli.metrics_pages import Page, Source
-from paceline_cli.metrics_samples import Readings, parse_page
 from paceline_cli.top_figures import Figures, Totals, figures, totals
 from paceline_cli.top_screen import draw
 from paceline_cli.top_view import view
 from paceline_cli.top_watch import Scrape, Snapshot
+from paceline_local.metrics_pages import Page, Source
+from paceline_local.metrics_samples import Readings, parse_page
 
 SECONDS = 4.0
 GENERATE = 'code="{}",method="paceline.v1.OrchestratorService/Generate"'

@@ -13,7 +13,7 @@ from paceline_engine.adapters.card import AdapterCard, model_fingerprint
 from paceline_engine.adapters.files import load_adapter
 from paceline_engine.backends.model_files import find_model_files
 from paceline_engine.backends.model_loading import load_model
-from paceline_training.training import Joint
+from paceline_training.objective import Joint
 from support.tiny_models import tiny_pair
 
 __all__ = ["tiny_pair"]

@@ -25,7 +25,8 @@ from paceline_engine.proposal import Proposal
 from paceline_training.continuations import Continuations, continue_greedily
 from paceline_training.fine_tuning import FineTuning, check_names, write_fine_tuned
 from paceline_training.hit_rates import guess_ranks, hit_rates
-from paceline_training.training import CheckpointError, Joint, TrainingPlan, train_adapter
+from paceline_training.objective import Joint
+from paceline_training.training import CheckpointError, TrainingPlan, train_adapter
 from paceline_training.windows import TextWindows
 from support.tiny_adapters import random_adapter, tiny_model
 from support.tiny_models import tiny_pair

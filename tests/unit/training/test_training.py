@@ -13,8 +13,8 @@ from paceline_engine.adapters.files import build_adapter
 from paceline_engine.adapters.trunk import compute_trunk
 from paceline_training.continuations import Continuations, continue_greedily
 from paceline_training.hit_rates import guess_ranks, hit_rates
-from paceline_training.objective import training_loss
-from paceline_training.training import CheckpointError, Joint, TrainingPlan, train_adapter
+from paceline_training.objective import Joint, training_loss
+from paceline_training.training import CheckpointError, TrainingPlan, train_adapter
 from paceline_training.windows import TextWindows
 from support.tiny_adapters import tiny_model
 

@@ -1,0 +1,53 @@
+"""`paceline bench NAME`: finds the benchmark's module."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+_BENCHMARKS = {
+    "table2": "Table 2 of the DSI paper, online, beside what theory allows",
+    "pair": "your own drafter and target: latencies, acceptance, every strategy end to end",
+    "load": "many streams at once on a fixed set of targets",
+    "gateway": "what HTTP takes beyond gRPC, through a gateway",
+    "cascade": "drafters alone and stacked, Max-Gram: the paper on cascades, its Table 2",
+    "self": "targets that draft for themselves, beside plain decoding and SI",
+    "soak": "very many requests, and what the processes keep of them",
+}
+
+_FOLDERS = {"self": "self_drafting"}
+
+_HELP = """\
+usage: paceline bench NAME [options]
+
+Measure Paceline on this machine. Outputs are compared with plain decoding in every run.
+
+benchmarks:
+{benchmarks}
+
+  paceline bench NAME --help has the options of one, with examples.
+"""
+_USAGE_ERROR = 2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command."""
+    name, *rest = [*arguments] or ["--help"]
+    if name in {"-h", "--help"}:
+        width = max(map(len, _BENCHMARKS)) + 2
+        lines = [f"  {benchmark:{width}}{words}" for benchmark, words in _BENCHMARKS.items()]
+        print(_HELP.format(benchmarks="\n".join(lines)), end="")
+        return 0
+    if name not in _BENCHMARKS:
+        known = ", ".join(_BENCHMARKS)
+        print(f"paceline bench: there is no benchmark {name!r}; there are {known}", file=sys.stderr)
+        return _USAGE_ERROR
+    folder = _FOLDERS.get(name, name)
+    code: int = import_module(f"paceline_bench.{folder}.command").main(rest)
+    return code

@@ -1,0 +1,50 @@
+"""Ways to decode that compete on the bundled models: what benchmarks of such have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline_bench.ways import compete, row_of
+from paceline_local.models import NOTHING_KEPT
+from paceline_local.screen import progress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from paceline import Completion
+    from paceline_bench.report import Row
+    from paceline_bench.ways import Way
+    from paceline_local.bundled import BundledModels
+
+__all__ = ["contest_rows", "exit_code", "held_out_prompts", "model_flags"]
+
+
+async def contest_rows(
+    ways: Sequence[Way], prompts: Sequence[str], *, max_tokens: int, repeats: int
+) -> list[Row]:
+    """Let every way decode every prompt, and sum up each beside the first, plain decoding."""
+    done: dict[str, list[Completion]] = {way.name: [] for way in ways}
+    runs = len(ways) * len(prompts) * repeats
+    with progress(f"{len(prompts)} texts x {max_tokens} tokens", total=runs) as step:
+        async for way, completion in compete(ways, prompts, max_tokens=max_tokens, repeats=repeats):
+            done[way.name].append(completion)
+            step(way.name)
+    plain = done[ways[0].name]
+    return [row_of(way, done[way.name], plain=plain) for way in ways]
+
+
+def exit_code(rows: Iterable[Row]) -> int:
+    """Return 0 if every text was plain decoding's, else 1."""
+    return 0 if all(row["identical"] for row in rows) else 1
+
+
+def held_out_prompts(models: BundledModels) -> list[str]:
+    """Read the prompts from files that no bundled model has seen."""
+    return [prompt["text"] for prompt in models.held_out()]
+
+
+def model_flags(directory: Path) -> tuple[str, ...]:
+    """Say to a model server what each of them is told: they share a machine."""
+    own = (f"--model={directory}", "--dtype=float32", "--device=cpu", "--threads=1")
+    return (*own, NOTHING_KEPT)

@@ -1,0 +1,155 @@
+"""`paceline COMMAND`: finds the command's module, and says in one line what went wrong.
+
+Commands are imported when they run: `paceline --help` loads none of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.errors import PacelineError
+
+__all__ = ["main"]
+
+_COMMANDS = {
+    "demo": "see it work: the bundled models, every strategy, a timeline picture",
+    "up": "run a whole system on this machine until Ctrl-C",
+    "generate": "continue a prompt, and stream the text",
+    "info": "describe the models and servers behind an orchestrator",
+    "top": "watch servers, sessions, acceptance, queues and waste, live",
+    "health": "ask servers whether they serve; the exit code tells",
+    "check-pair": "check that a drafter and a target fit together",
+    "simulate": "the DSI paper's figures, from the protocols on a virtual clock",
+    "plan": "what every strategy would do for your own latencies and GPUs",
+    "bench": "measure: your own pair of models, load, Table 2 of the DSI paper, and more",
+    "train": "make what lets a target draft for itself: streams, or Medusa's heads",
+    "serve": "run one server: a drafter, a target, an orchestrator or a gateway",
+}
+
+# Where those are that the benchmarks bring; the others are modules here.
+_MODULES = {
+    "bench": "paceline_bench.commands",
+    "plan": "paceline_bench.plan.command",
+    "simulate": "paceline_bench.simulate.command",
+}
+# What commands need besides `cli`, and whatever computes with a model.
+_EXTRAS = {"bench": "bench", "plan": "bench", "simulate": "bench", "train": "server"}
+_MODEL_PACKAGES = frozenset({"safetensors", "torch", "transformers"})
+
+_HELP = """\
+usage: paceline COMMAND [options]
+
+A large model's exact output, faster, by spending more machines on one request.
+
+commands:
+{commands}
+
+  paceline COMMAND --help has the command's options, with examples.
+
+start here:
+  paceline demo                             everything once, in a few minutes
+  paceline up                               start a system, and in a second terminal:
+  paceline generate "def fibonacci(n):"     stream a completion
+
+Options come from flags, then PACELINE_* variables, then a YAML file (--config), then defaults.
+"""
+
+_NO_CONNECTION = (
+    "`paceline up` starts a system on this machine; --address says where another one is"
+)
+_NO_METHOD = "Method not found!"  # gRPC's own words
+_OTHER_KIND = "the server there is of another kind; `paceline info` with that --address names it"
+_NO_TIME = "--timeout-seconds allows more time"
+_NO_KEY = "--api-key-file names the file with your key"
+_USAGE_ERROR = 2
+_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_TERMINATED = 143  # 128 + SIGTERM
+_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    name, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
+    if name in {"-h", "--help", "help"}:
+        width = max(map(len, _COMMANDS)) + 2
+        lines = [f"  {command:{width}}{words}" for command, words in _COMMANDS.items()]
+        print(_HELP.format(commands="\n".join(lines)), end="")
+        return 0
+    if name == "--version":
+        print(f"paceline {metadata.version('paceline')}")
+        return 0
+    if name not in _COMMANDS:
+        return _fail(f"there is no command {name!r}{_nearest(name)}", code=_USAGE_ERROR)
+    return _run(name, rest)
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
+    import asyncio
+
+    from paceline.errors import PacelineError
+
+    try:
+        module = _MODULES.get(name, f"paceline_cli.{name.replace('-', '_')}")
+        command = import_module(module)
+        if name != "serve" and not {"-h", "--help"}.intersection(arguments):
+            from paceline_cli.known_settings import unknown_variable
+
+            if unknown := unknown_variable(command, os.environ):
+                return _fail(unknown, code=_USAGE_ERROR)
+        code: int = command.main(arguments)
+        sys.stdout.flush()
+    except PacelineError as error:
+        return _fail(_words(error))
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except asyncio.CancelledError:
+        return _TERMINATED
+    except BrokenPipeError:
+        # The reader left, as in `paceline generate | head`; the exit must not flush into it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package.startswith("paceline"):
+            raise
+        extra = "server" if package in _MODEL_PACKAGES else _EXTRAS.get(name, "cli")
+        return _fail(f"{package} is not installed: pip install 'paceline[{extra}]'")
+    return code
+
+
+def _words(error: PacelineError) -> str:
+    """Say what went wrong, and which option helps."""
+    from paceline.errors import ConnectionLostError, DeadlineError, UnauthenticatedError
+
+    if isinstance(error, ConnectionLostError):
+        return f"no connection: {error.message}\n{_NO_CONNECTION}"
+    if isinstance(error, DeadlineError):
+        return f"{error.message}\n{_NO_TIME}"
+    if isinstance(error, UnauthenticatedError):
+        return f"{error.message}\n{_NO_KEY}"
+    return _OTHER_KIND if error.message == _NO_METHOD else error.message
+
+
+def _nearest(name: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, _COMMANDS, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "paceline --help lists them"
+    return f"; {hint}"
+
+
+def _fail(message: str, *, code: int = 1) -> int:
+    print(f"paceline: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

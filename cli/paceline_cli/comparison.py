@@ -1,0 +1,111 @@
+"""The same prompts with every strategy: are the outputs equal, and what did they take?"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import chain
+from statistics import mean
+from typing import TYPE_CHECKING
+
+from paceline import Strategy
+from paceline_local.screen import table
+from paceline_protocol.methods import METHODS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rich.table import Table
+
+    from paceline import AsyncClient, Completion
+
+__all__ = ["STRATEGIES", "Comparison", "compare"]
+
+# Those that need nothing but targets and a drafter.
+STRATEGIES = tuple(
+    Strategy(strategy.value) for strategy, method in METHODS.items() if not method.self_drafts
+)
+_HEADINGS = ("", "TTFT ms", "tokens/s", "forwards", "acceptance", "speed-up", "output")
+
+
+@dataclass(slots=True)
+class Comparison:
+    """What each strategy made of the prompts, in their order."""
+
+    completions: defaultdict[Strategy, list[Completion]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+
+    def is_identical(self, strategy: Strategy) -> bool:
+        """Whether a strategy's tokens are those of plain decoding, for every prompt."""
+        plain = self.completions[Strategy.AUTOREGRESSIVE]
+        own = self.completions[strategy]
+        return [each.token_ids for each in own] == [each.token_ids for each in plain]
+
+    @property
+    def all_identical(self) -> bool:
+        """Whether every strategy's are."""
+        return all(map(self.is_identical, self.completions))
+
+    def tokens_per_second(self, strategy: Strategy) -> float:
+        """Over all prompts, from request to end."""
+        own = self.completions[strategy]
+        nanoseconds = sum(each.finished.statistics.total_ns for each in own)
+        return sum(len(each.token_ids) for each in own) * 1e9 / nanoseconds if nanoseconds else 0.0
+
+    def speed_up(self, strategy: Strategy) -> float:
+        """How many times as fast as plain decoding."""
+        plain = self.tokens_per_second(Strategy.AUTOREGRESSIVE)
+        return self.tokens_per_second(strategy) / plain if plain else 0.0
+
+    def acceptance_rate(self, strategy: Strategy) -> float:
+        """Of all draft tokens that were judged; 0 where none was."""
+        statistics = [each.finished.statistics for each in self.completions[strategy]]
+        accepted = sum(each.accepted_token_count for each in statistics)
+        judged = accepted + sum(each.rejected_token_count for each in statistics)
+        return accepted / judged if judged else 0.0
+
+    @property
+    def drafted_token_count(self) -> int:
+        """Over all strategies."""
+        completions = chain.from_iterable(self.completions.values())
+        return sum(each.finished.statistics.drafted_token_count for each in completions)
+
+    def table(self) -> Table:
+        """Lay it out, one row for each strategy: time to first token, target forwards, ..."""
+        return table(_HEADINGS, [self._row(strategy) for strategy in self.completions])
+
+    def _row(self, strategy: Strategy) -> tuple[str, ...]:
+        statistics = [each.finished.statistics for each in self.completions[strategy]]
+        acceptance = self.acceptance_rate(strategy)
+        return (
+            strategy.abbreviation,
+            f"{mean(each.time_to_first_token_ns for each in statistics) / 1e6:.0f}",
+            f"{self.tokens_per_second(strategy):.1f}",
+            f"{sum(each.target_forward_count for each in statistics)}",
+            f"{acceptance:.0%}" if acceptance else "-",
+            f"{self.speed_up(strategy):.2f}x",
+            "identical" if self.is_identical(strategy) else "[bold red]DIFFERENT[/]",
+        )
+
+
+async def compare(
+    client: AsyncClient,
+    prompts: Sequence[str],
+    *,
+    max_tokens: int,
+    on_run: Callable[[str], None],
+) -> Comparison:
+    """Run each prompt with each strategy, alternating, greedily.
+
+    Alternating, so that whatever else the machine does is shared fairly.
+    """
+    comparison = Comparison()
+    for number, prompt in enumerate(prompts, 1):
+        for strategy in STRATEGIES:
+            stream = client.generate(
+                prompt, strategy=strategy, max_tokens=max_tokens, ignore_eos=True
+            )
+            comparison.completions[strategy].append(await stream.collect())
+            on_run(f"prompt {number} of {len(prompts)}, {strategy.abbreviation}")
+    return comparison

@@ -1,0 +1,261 @@
+"""`paceline demo`: everything once, on this machine, in a few minutes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+from rich.console import Console
+
+from paceline import AsyncClient, Strategy
+from paceline_bench.ways import parameter_count
+from paceline_cli.comparison import STRATEGIES, compare
+from paceline_cli.streamed_text import TextStream, statistics_line
+from paceline_cli.timeline import write_timeline
+from paceline_local.bundled import find_models
+from paceline_local.models import NOTHING_KEPT, model_arguments
+from paceline_local.options import read_options
+from paceline_local.running import running_system
+from paceline_local.screen import progress
+from paceline_local.system import LocalSystemConfig
+from paceline_serving.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline import GenerateOptions
+    from paceline_cli.comparison import Comparison
+    from paceline_local.bundled import BundledModels
+    from paceline_local.system import LocalSystem
+
+__all__ = ["DemoSettings", "main"]
+
+_EXAMPLES = """
+paceline demo
+paceline demo --prompts 12 --max-tokens 128
+paceline demo --output-directory /tmp/demo
+"""
+
+_PROMPT = '''\
+class Stack:
+    """A stack of items, the last one first."""
+
+    def __init__(self, items=()):
+        self._items = list(items)
+
+    def push(self, item):
+        """'''
+
+# Table 2 of the DSI paper, Vicuna-13B with Vicuna-68M on CNN-DM: a forward takes so many seconds,
+# the first one so many times as long.
+_TARGET_SECONDS, _TARGET_FIRST = 0.0377, 5.36
+_DRAFTER_SECONDS, _DRAFTER_FIRST = 0.0025, 1.04
+_ACCEPTANCE = 0.63
+_NODE_TARGETS, _NODE_TOKENS, _NODE_PROMPTS = 7, 50, 3
+
+_PAPER_SPEED_UP = 1.47  # of DSI over SI, in that row
+
+_REAL_NOTE, _SIMULATED_NOTE = "real models on this machine", "SIMULATED node with 8 GPUs"
+_PROCESSES = 3  # with a model, in the real part
+_PICTURE_TOKENS = 48
+_PAGE = "127.0.0.1:8000"
+# A model this small repeats itself where it is greedy; a seed makes sampling as repeatable.
+_STREAMED: GenerateOptions = {
+    "strategy": Strategy.DISTRIBUTED,
+    "max_tokens": 96,
+    "temperature": 0.7,
+    "top_p": 0.95,
+    "seed": 4,
+}
+
+
+class DemoSettings(Settings):
+    """Show everything once: real text, equal outputs, speed, and the timeline of a request.
+
+    First real models on this machine, in real processes. Then a stand-in for a node with 8
+    GPUs, whose forwards are replaced by waiting, as in the DSI paper. The exit code is 0 if every
+    output was identical to plain decoding, else 1.
+    """
+
+    prompts: int = Field(6, ge=1, le=100, description="held-out prompts to compare on")
+    max_tokens: int = Field(64, ge=2, le=400, description="tokens of each completion")
+    models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
+    output_directory: Path = Field(Path("demo-output"), description="where the pictures go")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command."""
+    settings = read_options(DemoSettings, arguments, program="paceline demo", examples=_EXAMPLES)
+    models = find_models(settings.models)
+    settings.output_directory.mkdir(parents=True, exist_ok=True)
+    return asyncio.run(_demo(settings, models))
+
+
+async def _demo(settings: DemoSettings, models: BundledModels) -> int:
+    _heading(
+        f"1. Real models, in real processes on this machine: a drafter of {_size(models.drafter)}"
+        f" and {_PROCESSES - 1} targets of {_size(models.target)}"
+    )
+    async with running_system(_real_system(models)) as system:
+        real = await _show_real(system, settings, models)
+    _heading(
+        f"2. SIMULATED: a node with 8 GPUs, {_NODE_TARGETS} of them targets "
+        "(Vicuna-13B and a 68M drafter, Table 2 of the DSI paper)"
+    )
+    async with running_system(_simulated_node()) as system:
+        simulated = await _show_simulated(system, settings)
+    return _conclude(real, simulated, folder=settings.models)
+
+
+async def _show_real(
+    system: LocalSystem, settings: DemoSettings, models: BundledModels
+) -> Comparison:
+    async with AsyncClient(system.orchestrator_address) as client:
+        await _stream(client)
+        prompts = _held_out_prompts(models, settings.prompts)
+        comparison = await _compare(client, prompts, max_tokens=settings.max_tokens)
+        picture = settings.output_directory / "timeline.svg"
+        await _draw(client, prompts[_busiest_prompt(comparison)], picture, note=_REAL_NOTE)
+    return comparison
+
+
+async def _show_simulated(system: LocalSystem, settings: DemoSettings) -> Comparison:
+    async with AsyncClient(system.orchestrator_address) as client:
+        prompts = [f"Summarize article {number}:" for number in range(1, _NODE_PROMPTS + 1)]
+        comparison = await _compare(client, prompts, max_tokens=_NODE_TOKENS)
+        picture = settings.output_directory / "timeline-simulated.svg"
+        await _draw(client, prompts[_busiest_prompt(comparison)], picture, note=_SIMULATED_NOTE)
+    return comparison
+
+
+async def _stream(client: AsyncClient) -> None:
+    stream = client.generate(_PROMPT, **_STREAMED)
+    if not sys.stdout.isatty():
+        print("The target's own tokens stand in [brackets].\n")
+    with TextStream(sys.stdout, show_origins=True) as text:
+        print(_PROMPT, end="", flush=True)
+        async for chunk in stream:
+            text.write(chunk)
+    print(f"\n{statistics_line(await stream.collect())}\n")
+
+
+async def _compare(client: AsyncClient, prompts: Sequence[str], *, max_tokens: int) -> Comparison:
+    runs = len(prompts) * len(STRATEGIES)
+    with progress(f"{len(prompts)} prompts x {max_tokens} tokens", total=runs) as step:
+        comparison = await compare(client, prompts, max_tokens=max_tokens, on_run=step)
+    Console(highlight=False).print(comparison.table())
+    return comparison
+
+
+async def _draw(client: AsyncClient, prompt: str, path: Path, *, note: str) -> None:
+    stream = client.generate(
+        prompt,
+        strategy=Strategy.DISTRIBUTED,
+        max_tokens=_PICTURE_TOKENS,
+        ignore_eos=True,
+        include_timeline=True,
+    )
+    write_timeline(path, await stream.collect(), note=note)
+    print(f"\ntimeline of one DSI request: {path}")
+
+
+def _busiest_prompt(comparison: Comparison) -> int:
+    """Choose the prompt whose picture shows most: with the most calls that a rejection ended."""
+    runs = comparison.completions[Strategy.DISTRIBUTED]
+    return max(
+        range(len(runs)), key=lambda index: runs[index].finished.statistics.cancelled_rpc_count
+    )
+
+
+def _conclude(real: Comparison, simulated: Comparison, *, folder: Path | None) -> int:
+    identical = real.all_identical and simulated.all_identical
+    cores = os.cpu_count()
+    print()
+    if identical:
+        print("Every output was identical to plain decoding.")
+    else:
+        print("AN OUTPUT DIFFERED from plain decoding: please report it.")
+    _judge(
+        "On this machine",
+        real,
+        reason=f"{_PROCESSES} model processes share {cores} cores; DSI wants one device for each.",
+    )
+    _judge(
+        "On the simulated node",
+        simulated,
+        reason=f"forwards only wait there, but the calls of {_NODE_TARGETS + 2} processes share "
+        f"{cores} cores.",
+    )
+    print(
+        f"The paper measured {_PAPER_SPEED_UP:.2f}x for DSI over SI on that node. Its published SI"
+        " is slower than ours:\nit pays one more target forward at each rejection"
+        " (docs/performance.md)."
+    )
+    models = f" --models {folder}" if folder else ""
+    print(
+        "\nTo watch them race in a browser, with prompts of your own:\n"
+        f"  {_program()} up --http {_PAGE}{models}\n"
+        f"and open http://{_PAGE}/"
+    )
+    return 0 if identical else 1
+
+
+def _program() -> str:
+    """Return how this command line is called from here, also where it is on no path."""
+    return os.path.relpath(Path(sys.executable).with_name("paceline"))
+
+
+def _judge(where: str, comparison: Comparison, *, reason: str) -> None:
+    """Say in one line how fast DSI was, and why it was not where it was not."""
+    dsi, si = (comparison.speed_up(each) for each in (Strategy.DISTRIBUTED, Strategy.SPECULATIVE))
+    slow = dsi < max(1.0, si)
+    over = f", DSI over SI is {dsi / si:.2f}x" if si else ""
+    print(f"{where} DSI ran at {dsi:.2f}x, SI at {si:.2f}x{over}{f': {reason}' if slow else '.'}")
+
+
+def _real_system(models: BundledModels) -> LocalSystemConfig:
+    return LocalSystemConfig(
+        targets=_PROCESSES - 1,
+        drafters=1,
+        target_arguments=(*model_arguments(models.target), NOTHING_KEPT),
+        drafter_arguments=(*model_arguments(models.drafter), NOTHING_KEPT),
+    )
+
+
+def _simulated_node() -> LocalSystemConfig:
+    def arguments(seconds: float, first: float) -> tuple[str, ...]:
+        return (
+            "--backend=simulated",
+            f"--simulated-tpot-seconds={seconds}",
+            f"--simulated-ttft-seconds={seconds * first:.6f}",
+        )
+
+    return LocalSystemConfig(
+        targets=_NODE_TARGETS,
+        drafters=1,
+        target_arguments=arguments(_TARGET_SECONDS, _TARGET_FIRST),
+        drafter_arguments=(
+            *arguments(_DRAFTER_SECONDS, _DRAFTER_FIRST),
+            f"--simulated-acceptance-rate={_ACCEPTANCE}",
+        ),
+    )
+
+
+def _size(model: Path) -> str:
+    """Say how many weights a bundled model has."""
+    count = sum(map(parameter_count, model.glob("*.safetensors")))
+    return f"{count / 1e6:.0f} million weights"
+
+
+def _held_out_prompts(models: BundledModels, count: int) -> list[str]:
+    """Take prompts from different files, as far as there are."""
+    by_file = {prompt["file"]: prompt["text"] for prompt in models.held_out()}
+    return list(by_file.values())[:count]
+
+
+def _heading(words: str) -> None:
+    Console(highlight=False).print(f"\n[bold]{words}[/]\n", soft_wrap=True)

@@ -1,0 +1,216 @@
+"""`paceline generate`: continue a prompt, and stream the text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path  # noqa: TC003 - pydantic reads it
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from paceline import Chunk, DrafterKind, Finished, Started, Strategy
+from paceline.errors import InvalidFieldError
+from paceline.limits import MOST_MESSAGE_BYTES
+from paceline.plain_files import read_plain_text
+from paceline_cli.connection import open_client
+from paceline_cli.model_costs import ModelCosts  # noqa: TC001 - pydantic reads it
+from paceline_cli.streamed_text import TextStream, statistics_line
+from paceline_cli.timeline import write_timeline
+from paceline_local.options import CallerSettings, SvgFile, read_options
+from paceline_serving.settings import OneOrMore, option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline import AsyncGeneration, GenerateOptions
+
+__all__ = ["STRATEGIES", "GenerateSettings", "main"]
+
+# The papers' words are understood, too.
+STRATEGIES = {
+    word: strategy
+    for strategy in Strategy
+    if strategy is not Strategy.UNKNOWN
+    for word in (strategy.value, strategy.abbreviation.lower())
+} | {"self": Strategy.SELF_SPECULATIVE}
+
+_DRAFTERS = {
+    "server": DrafterKind.SERVER,
+    "max-gram": DrafterKind.MAX_GRAM,
+    "both": DrafterKind.SERVER_AND_MAX_GRAM,
+}
+
+_EXAMPLES = """
+paceline generate "def fibonacci(n):" --max-tokens 64
+cat module.py | paceline generate -                     the prompt from standard input
+paceline generate --file module.py --stop "class "
+paceline generate "import " --temperature 0.8 --top-p 0.9 --seed 7
+paceline generate "x = [" --strategy dsi --lookahead 5 --targets 2 --show-origins
+paceline generate "x = [" --strategy dsi --width 4 --branches 4     corrections found ahead
+paceline generate "x = [" --strategy si --drafter max-gram    without any drafter
+paceline generate "x = [" --strategy si --dispatch blocks --model-costs small=0.03
+paceline generate "x = [" --timeline request.svg        a picture of who did what, when
+paceline generate "x = [" --json | jq .text             one JSON object a line
+"""
+
+
+class _Sampling(CallerSettings):
+    """Sampling."""
+
+    temperature: float | None = Field(None, description="0 is greedy (the server's default)")
+    top_k: int | None = Field(None, description="keep the k most likely tokens; 0 keeps all")
+    top_p: float | None = Field(None, description="keep the likeliest tokens that make up so much")
+    min_p: float | None = Field(
+        None, description="keep tokens at least so many times as likely as the likeliest"
+    )
+    seed: int | None = Field(None, description="the same seed gives the same text; else chosen")
+
+
+class _Decoding(_Sampling):
+    """Decoding; the text is the same with every strategy."""
+
+    strategy: Literal[
+        "auto",
+        "autoregressive",
+        "non-si",
+        "speculative",
+        "si",
+        "distributed",
+        "dsi",
+        "self_speculative",
+        "self-si",
+        "self",
+    ] = Field("auto", description="how to decode")
+    lookahead: int | None = Field(None, description="draft tokens in a verification; else planned")
+    targets: int | None = Field(None, description="targets to use at most; else planned")
+    width: int | None = Field(
+        None, description="tokens drafted at a place: 2 or more make trees (else 1; auto: planned)"
+    )
+    branches: int | None = Field(
+        None, description="runners-up that each drafter forward follows, too (server: 0)"
+    )
+    drafter: Literal["server", "max-gram", "both"] | None = Field(
+        None,
+        description="who drafts: servers, the text itself, both; else servers, and the text while"
+        " there is none",
+    )
+    dispatch: Literal["work_conserving", "blocks"] | None = Field(
+        None, description="blocks: as in the papers; SI's drafter then rests while it is verified"
+    )
+    rule: Literal["exact", "rejection"] = Field(
+        "exact", description="what is promised: the target's tokens, or its distribution"
+    )
+
+
+class GenerateSettings(_Decoding):
+    """Continue a prompt, and stream the text to standard output.
+
+    The last line, on standard error, says what it took. Ctrl-C cancels the work on all servers.
+    """
+
+    prompt: str | None = option(
+        None, description="the prompt; - reads standard input", kind="argument"
+    )
+    file: Path | None = Field(None, description="read the prompt from a file")
+    max_tokens: int | None = Field(None, description="tokens to generate at most (server: 256)")
+    stop: OneOrMore = Field((), description="end before this string")
+    ignore_eos: bool = Field(False, description="go on after an end-of-text token")
+    parse_special_tokens: bool = Field(
+        False, description="parse special tokens that are written in the prompt; else plain text"
+    )
+    resume_attempts: int = Field(
+        2, ge=0, description="how often to go on by itself after a broken connection"
+    )
+    show_origins: bool = Field(
+        False, description="tell accepted draft tokens from the target's own tokens"
+    )
+    model_costs: ModelCosts = Field(
+        {},
+        description="tell SWI: what a drafter's forward costs, the target's being 1: small=0.03",
+    )
+    timeline: SvgFile | None = Field(None, description="write a picture of the request, as .svg")
+    json_lines: bool = option(False, description="print JSON lines instead of text", flag="json")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command."""
+    settings = read_options(
+        GenerateSettings, arguments, program="paceline generate", examples=_EXAMPLES
+    )
+    return asyncio.run(_generate(settings, _prompt(settings)))
+
+
+async def _generate(settings: GenerateSettings, prompt: str) -> int:
+    async with open_client(settings) as client:
+        stream = client.generate(
+            prompt, resume_attempts=settings.resume_attempts, **_options(settings)
+        )
+        await (_print_json(stream) if settings.json_lines else _print_text(stream, settings))
+        if settings.timeline is not None:
+            write_timeline(settings.timeline, await stream.collect())
+            print(f"timeline: {settings.timeline}", file=sys.stderr)
+    return 0
+
+
+async def _print_text(stream: AsyncGeneration, settings: GenerateSettings) -> None:
+    with TextStream(sys.stdout, show_origins=settings.show_origins) as text:
+        async for chunk in stream:
+            text.write(chunk)
+    if not text.ends_line:  # a pipe's text stays as it is
+        print(file=sys.stderr)
+    line = statistics_line(await stream.collect(), costs=settings.model_costs)
+    print(line, file=sys.stderr)
+
+
+async def _print_json(stream: AsyncGeneration) -> None:
+    told = False
+    async for chunk in stream:
+        if not told and stream.started is not None:
+            _print_object(stream.started)
+            told = True
+        _print_object(chunk)
+    _print_object((await stream.collect()).finished)
+
+
+def _print_object(event: Started | Chunk | Finished) -> None:
+    print(json.dumps({"event": type(event).__name__.lower(), **asdict(event)}), flush=True)
+
+
+def _prompt(settings: GenerateSettings) -> str:
+    if (settings.prompt is None) == (settings.file is None):
+        raise InvalidFieldError.of("prompt", "give one: as an argument, as -, or with --file")
+    try:
+        if settings.file is not None:
+            return read_plain_text(settings.file, most_bytes=MOST_MESSAGE_BYTES, allow_pipe=True)
+        if settings.prompt != "-":
+            return settings.prompt or ""
+        text = sys.stdin.read(MOST_MESSAGE_BYTES + 1)
+        if len(text) > MOST_MESSAGE_BYTES:
+            problem = f"standard input has more than {MOST_MESSAGE_BYTES} characters"
+            raise InvalidFieldError.of("prompt", problem)
+        return text
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidFieldError.of("prompt", f"cannot read it: {error}") from error
+
+
+def _options(settings: GenerateSettings) -> GenerateOptions:
+    options: GenerateOptions = {
+        "strategy": STRATEGIES[settings.strategy],
+        "rule": settings.rule,
+        "stop": settings.stop,
+        "ignore_eos": settings.ignore_eos,
+        "parse_special_tokens": settings.parse_special_tokens,
+        "include_timeline": settings.timeline is not None,
+    }
+    chosen = {
+        name: getattr(settings, name)
+        for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "lookahead",
+                     "targets", "width", "branches", "dispatch")
+    }  # fmt: skip
+    if settings.drafter is not None:
+        options["drafter"] = _DRAFTERS[settings.drafter]
+    options.update({name: value for name, value in chosen.items() if value is not None})  # type: ignore[typeddict-item]
+    return options

@@ -1,0 +1,105 @@
+"""What the stages of a drafter's stack are worth, by what its server has measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline_bench.report import times
+from paceline_engine.cascade import MAX_GRAM
+from paceline_engine.ewif import best_rate
+from paceline_engine.latencies import LatencyMeter
+from paceline_local.screen import safe, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from paceline.v1.model_service_pb2 import Stage
+
+__all__ = ["ToldStack", "stack_table"]
+
+_HEADINGS = ("stage", "ms per forward", "accepted by", "drafting with it")
+
+
+class ToldStack:
+    """The numbers of a stack, as its server tells them, or those of some of its stages.
+
+    They are what `paceline_engine.ewif` chooses a matrix by: `StackNumbers`.
+    """
+
+    def __init__(self, stages: Sequence[Stage], *, places: Sequence[int] | None = None) -> None:
+        """Build it.
+
+        Args:
+            stages: All of the stack, largest first.
+            places: Of those that count; None: all.
+        """
+        self._stages = stages
+        self._places = range(len(stages)) if places is None else places
+        self._meters = [_meter(stage) for stage in stages]
+
+    @property
+    def stage_count(self) -> int:
+        """How many stages there are."""
+        return len(self._places)
+
+    @property
+    def model_count(self) -> int:
+        """How many stages are models."""
+        return sum(self._stages[place].model_name != MAX_GRAM for place in self._places)
+
+    def cost_ns(self, stage: int, row_count: int) -> float:
+        """Return what a forward of a model takes."""
+        return self._meters[self._places[stage]].cost_ns(row_count)
+
+    def acceptance(self, reviewer: int, drafter: int) -> float:
+        """Return how often a stage accepted another one's token; 0 where none was judged."""
+        return self.judged(self._places[reviewer], self._places[drafter]) or 0.0
+
+    def judged(self, reviewer: int, drafter: int) -> float | None:
+        """Return the same by places in the whole stack; None where none was judged."""
+        verdicts = self._stages[reviewer].verdicts[drafter - reviewer - 1]
+        if not verdicts.judged_count:
+            return None
+        return verdicts.accepted_count / verdicts.judged_count
+
+    def worth(self, place: int) -> float | None:
+        """Return how many times as fast the largest model drafts with a stage as without it.
+
+        Either time with the matrix that is best by the formulas. None while a model never ran.
+        """
+        if not all(self.cost_ns(stage, 1) for stage in range(self.model_count)):
+            return None
+        others = [each for each in self._places if each != place]
+        return best_rate(self) / best_rate(ToldStack(self._stages, places=others))
+
+
+def stack_table(stages: Sequence[Stage]) -> Table:
+    """Lay out a stack's stages: costs, acceptance pair by pair, and what each is worth."""
+    stack = ToldStack(stages)
+    rows = [
+        (
+            safe(stage.model_name),
+            f"{stack.cost_ns(place, 1) / 1e6:.2f}" if stage.forward_latencies else "-",
+            ", ".join(_accepted(stack, stages, place)) or "-",
+            times(stack.worth(place) if place else None),
+        )
+        for place, stage in enumerate(stages)
+    ]
+    return table(_HEADINGS, rows)
+
+
+def _accepted(stack: ToldStack, stages: Sequence[Stage], drafter: int) -> Sequence[str]:
+    said = [(stages[reviewer], stack.judged(reviewer, drafter)) for reviewer in range(drafter)]
+    return [
+        f"{safe(stage.model_name)} {'never judged' if rate is None else format(rate, '.0%')}"
+        for stage, rate in said
+    ]
+
+
+def _meter(stage: Stage) -> LatencyMeter:
+    meter = LatencyMeter()
+    for forward in stage.forward_latencies:
+        meter.record(forward.rows, forward.median_ns)
+    return meter

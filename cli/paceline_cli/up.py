@@ -1,0 +1,175 @@
+"""`paceline up`: a whole system on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path  # noqa: TC003 - pydantic reads it
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import Field, model_validator
+
+from paceline.limits import MOST_DRAFTERS, MOST_TARGETS
+from paceline_local.bundled import find_models
+from paceline_local.models import LocalModelSettings, flags
+from paceline_local.options import read_options
+from paceline_local.running import running_system
+from paceline_local.system import LocalSystem, LocalSystemConfig, ServerExitedError, reachable
+from paceline_local.up_record import record_metrics_addresses
+from paceline_serving.settings import Address, OneOrMore  # noqa: TC001 - pydantic reads them
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["UpSettings", "main"]
+
+_EXAMPLES = """
+paceline up                                        the bundled models: 1 drafter, 2 targets
+paceline up --targets 4 --listen 127.0.0.1:6000
+paceline up --target-model ~/big --drafter-model ~/small
+paceline up --backend simulated --targets 7 --target-option simulated-tpot-seconds=0.04
+paceline up --target-option device=cuda:0 --drafter-option device=cuda:1
+paceline up --drafter-option then=models/python-tiny --drafter-option then=max-gram
+paceline up --http 127.0.0.1:8000                  a gateway in front, for HTTP clients
+paceline up --log-directory logs                   keep the servers' logs
+"""
+_DEFAULT_ADDRESS = "127.0.0.1:50050"
+
+
+class UpSettings(LocalModelSettings):
+    """Run drafters, targets and an orchestrator on this machine until Ctrl-C.
+
+    Each is a process of its own; none is left behind. If one of them ends, all do.
+    """
+
+    targets: int = Field(2, ge=1, le=MOST_TARGETS, description="targets to run")
+    drafters: int = Field(1, ge=0, le=MOST_DRAFTERS, description="drafters to run")
+    target_model: str | None = Field(
+        None, description="directory or hub id of the large model; else the bundled one"
+    )
+    drafter_model: str | None = Field(
+        None, description="directory or hub id of the small model; else the bundled one"
+    )
+    adapter: str = Field(
+        "",
+        description="directory with an adapter for the large model, which then drafts for itself",
+    )
+    prune_below: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="how likely its guesses have to be (`paceline serve target --help`); 0: none is"
+        " dropped",
+    )
+    models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
+    listen: Address = Field(_DEFAULT_ADDRESS, description="where the orchestrator listens")
+    http: Address | Literal[""] = Field(
+        "", description="where a gateway listens for OpenAI's HTTP interface; else there is none"
+    )
+    insecure: bool = Field(False, description="let other machines connect in plaintext")
+    orchestrator_option: OneOrMore = Field(
+        (),
+        description="further option of the orchestrator, as NAME=VALUE",
+    )
+    gateway_option: OneOrMore = Field(
+        (), description="further option of the gateway, in the same way"
+    )
+    log_directory: Path | None = Field(None, description="where logs go; else they are not kept")
+
+    @model_validator(mode="after")
+    def _prunes_guesses_that_there_are(self) -> Self:
+        if self.prune_below is not None and not self.adapter:
+            raise ValueError("--prune-below goes with --adapter")
+        return self
+
+    @model_validator(mode="after")
+    def _gives_its_gateway_a_key(self) -> Self:
+        asked = any(_names(each, "api-keys") for each in self.orchestrator_option)
+        shown = any(_names(each, "orchestrator-key-file") for each in self.gateway_option)
+        if self.http and asked and not shown:
+            raise ValueError(
+                "the orchestrator asks for keys, so --http needs --gateway-option"
+                " orchestrator-key-file=FILE, with one of them"
+            )
+        return self
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command."""
+    settings = read_options(UpSettings, arguments, program="paceline up", examples=_EXAMPLES)
+    config = _config(settings)
+    if settings.log_directory is not None:
+        settings.log_directory.mkdir(parents=True, exist_ok=True)
+    try:
+        asyncio.run(_run(config, log_directory=settings.log_directory))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("stopped", file=sys.stderr)
+    return 0
+
+
+async def _run(config: LocalSystemConfig, *, log_directory: Path | None) -> None:
+    async with running_system(config, log_directory=log_directory) as system:
+        metrics = {
+            server.name: server.metrics_address
+            for server in system.servers
+            if server is not system.gateway  # `top` shows what decodes
+        }
+        address = reachable(system.orchestrator_address)
+        with record_metrics_addresses(address, metrics):
+            _print_system(system, address)
+            try:
+                ended = await system.wait_for_exit()
+            except asyncio.CancelledError:
+                print("\nstopping ...", file=sys.stderr)
+                raise
+        raise ServerExitedError(ended.exit_report())
+
+
+def _print_system(system: LocalSystem, address: str) -> None:
+    for server in system.servers:
+        print(f"{server.name:14}{server.address:22}metrics http://{server.metrics_address}/metrics")
+    for (role, word), count in system.not_used.items():
+        words = word.replace("_", " ")
+        print(f"NOT USED: {count} {role}{'s' if count > 1 else ''} ({words}): see `paceline info`")
+    elsewhere = "" if address == _DEFAULT_ADDRESS else f" --address {address}"
+    print(f"\nNow, in other terminals:\n  paceline generate{elsewhere} 'def fibonacci(n):'")
+    print(f"  paceline top{elsewhere}")
+    if system.gateway is not None:
+        url = f"http://{reachable(system.gateway.address)}"
+        print(f"  curl {url}/v1/models\nand in a browser, to watch strategies race: {url}/")
+    print("\nCtrl-C stops everything.", flush=True)
+
+
+def _config(settings: UpSettings) -> LocalSystemConfig:
+    target, drafter = settings.target_model, settings.drafter_model
+    if settings.backend == "transformers" and (target is None or drafter is None):
+        bundled = find_models(settings.models)
+        target, drafter = target or str(bundled.target), drafter or str(bundled.drafter)
+
+    return LocalSystemConfig(
+        targets=settings.targets,
+        drafters=settings.drafters,
+        target_arguments=(*settings.target_arguments(target), *_adapter_arguments(settings)),
+        drafter_arguments=settings.drafter_arguments(drafter),
+        orchestrator_arguments=(
+            *(["--insecure"] if settings.insecure else []),
+            *flags(settings.orchestrator_option),
+        ),
+        orchestrator_listen=settings.listen,
+        gateway_listen=settings.http,
+        gateway_arguments=(
+            *(["--insecure"] if settings.insecure else []),
+            *flags(settings.gateway_option),
+        ),
+    )
+
+
+def _names(given: str, name: str) -> bool:
+    return given.removeprefix("--").partition("=")[0] == name
+
+
+def _adapter_arguments(settings: UpSettings) -> Iterator[str]:
+    if settings.adapter:
+        yield f"--adapter={settings.adapter}"
+    if settings.prune_below is not None:
+        yield f"--prune-below={settings.prune_below}"

@@ -1,0 +1,1 @@
+"""A system of real processes on this machine, and what commands need to start and watch it."""

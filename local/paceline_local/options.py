@@ -1,0 +1,100 @@
+"""What several commands can be told, and how a command reads its options."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self, TypeAlias, TypeVar
+
+from pydantic import AfterValidator, Field, model_validator
+
+from paceline_serving.command_line import parse
+from paceline_serving.settings import CONFIG_VARIABLE, VARIABLE_PREFIX, Address, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "CallerSettings",
+    "ClientTlsSettings",
+    "ConnectionSettings",
+    "PictureFile",
+    "ResultFile",
+    "SvgFile",
+    "read_options",
+]
+
+_SettingsT = TypeVar("_SettingsT", bound=Settings)
+
+
+def _check_place(path: Path) -> Path:
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"cannot write {path}")
+    return path
+
+
+def _ends_in(*endings: str) -> AfterValidator:
+    def check(path: Path) -> Path:
+        if path.suffix not in endings:
+            raise ValueError(f"must end in {' or '.join(endings)}")
+        return path
+
+    return AfterValidator(check)
+
+
+# Where something goes, known to be a place for it before the work is done.
+ResultFile: TypeAlias = Annotated[Path, AfterValidator(_check_place)]
+PictureFile: TypeAlias = Annotated[ResultFile, _ends_in(".svg", ".png")]
+SvgFile: TypeAlias = Annotated[ResultFile, _ends_in(".svg")]
+
+
+class ClientTlsSettings(Settings):
+    """Transport security."""
+
+    tls_authority: Path | None = Field(
+        None, description="PEM file with the certificates to trust; turns TLS on"
+    )
+    tls_certificate: Path | None = Field(None, description="PEM file: this client's, for mTLS")
+    tls_key: Path | None = Field(None, description="PEM file with its private key")
+    insecure: bool = Field(False, description="allow plaintext to another machine")
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together")
+        return self
+
+
+class ConnectionSettings(ClientTlsSettings):
+    """Connection."""
+
+    address: Address = Field("127.0.0.1:50050", description="where the orchestrator listens")
+    timeout_seconds: float = Field(120, gt=0, description="give up after so long")
+
+
+class CallerSettings(ConnectionSettings):
+    """Credentials."""
+
+    api_key_file: Path | None = Field(
+        None, description="file with the API key, where the orchestrator asks for one"
+    )
+
+
+def read_options(
+    settings_class: type[_SettingsT], arguments: Sequence[str], *, program: str, examples: str
+) -> _SettingsT:
+    """Read a command's options; print help or one line and exit if that is the end of it.
+
+    Raises:
+        SystemExit: 0 after `--help`, 2 after a line that names the wrong option.
+    """
+    known = {VARIABLE_PREFIX + name.upper() for name in settings_class.model_fields}
+    # What others mean is for others: the command line has checked that each means something.
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name in known or not name.startswith(VARIABLE_PREFIX) or name == CONFIG_VARIABLE
+    }
+    return parse(
+        settings_class, arguments, program=program, environment=environment, examples=examples
+    )
