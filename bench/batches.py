@@ -18,9 +18,9 @@ from statistics import median
 
 from tokenizers import Tokenizer
 
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import SamplingParameters, SessionSpec
-from paceline_engine.items import Decode, Item
+from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.items import Decode, Item
+from paceline_engine.torch_backend.transformers import TransformersBackend
 
 MODEL = Path("models/python-target")
 PROMPTS = Path("models/prompts.jsonl")

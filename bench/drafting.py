@@ -17,13 +17,13 @@ from tokenizers import Tokenizer
 
 from paceline_bench.cascade.prose import prose_prompts
 from paceline_bench.pair.engine import decode
-from paceline_engine.calls import SessionSpec
 from paceline_engine.loading import LoadOptions, load_backend
-from paceline_engine.model_text import ModelText
-from paceline_engine.stacks import StackOptions, load_stack
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.stack_backend.stacks import StackOptions, load_stack
+from paceline_engine.terms.calls import SessionSpec
 
 if TYPE_CHECKING:
-    from paceline_engine.backends.base import Backend
+    from paceline_engine.terms.backend import Backend
 
 MODELS = Path("models")
 PROMPTS, TOKENS, LOOKAHEADS, ROUNDS = 12, 96, (4, 8, 16), 3

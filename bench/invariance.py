@@ -17,10 +17,10 @@ from statistics import median
 
 from tokenizers import Tokenizer
 
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import SamplingParameters, SessionSpec
-from paceline_engine.items import Draft, Item, Judge
-from paceline_engine.proposal import Proposal
+from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.items import Draft, Item, Judge
+from paceline_engine.terms.proposal import Proposal
+from paceline_engine.torch_backend.transformers import TransformersBackend
 
 MODEL = Path("models/python-target")
 PROMPTS = Path("models/prompts.jsonl")

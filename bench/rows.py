@@ -15,12 +15,12 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from paceline_engine.backends import llama
-from paceline_engine.backends.decoders import take_sample
-from paceline_engine.backends.key_values import KeyValues
-from paceline_engine.backends.llama import FusedLlama
-from paceline_engine.backends.shared_rows import SharedRows
-from paceline_engine.backends.slabs import Slabs
+from paceline_engine.torch_backend import llama
+from paceline_engine.torch_backend.decoders import take_sample
+from paceline_engine.torch_backend.key_values import KeyValues
+from paceline_engine.torch_backend.kv_arena import Slabs
+from paceline_engine.torch_backend.llama import FusedLlama
+from paceline_engine.torch_backend.shared_rows import SharedRows
 
 ROWS, ROUNDS, TEXT = (1, 2, 3, 5, 9, 17, 33, 64), 30, 100
 

@@ -20,8 +20,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from card import write_adapters
 from corpus import load_corpus
-from paceline_engine.adapters.files import WEIGHTS_FILE
-from paceline_engine.backends.model_files import find_model_files
+from paceline_engine.model_files.files import find_model_files
+from paceline_engine.torch_backend.adapters.files import WEIGHTS_FILE
 from paceline_training.continuations import continue_text
 from paceline_training.run import AdapterSizes, TextPlan, run_training
 from paceline_training.training import TrainingPlan

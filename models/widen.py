@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.initialization import no_init_weights
 from transformers.utils.logging import disable_progress_bar
 
-from paceline_engine.adapters.card import AdapterCard, model_fingerprint
-from paceline_engine.adapters.files import WEIGHTS_FILE, build_adapter, pack_weights
-from paceline_engine.backends.model_files import find_model_files
+from paceline_engine.model_files.files import find_model_files
+from paceline_engine.torch_backend.adapters.card import AdapterCard, model_fingerprint
+from paceline_engine.torch_backend.adapters.files import WEIGHTS_FILE, build_adapter, pack_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline_bench.gpus import gpu_count
-from paceline_engine.adapters.rank_paths import likeliest_tree
+from paceline_engine.terms.rank_paths import likeliest_tree
 from paceline_protocol.guesses import OwnGuesses
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import Strategy, create_method, label_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline_bench.report import times
-from paceline_engine.cascade import MAX_GRAM
-from paceline_engine.ewif import best_rate
-from paceline_engine.latencies import LatencyMeter
+from paceline_engine.deciding.cascade import MAX_GRAM
+from paceline_engine.scheduling.latencies import LatencyMeter
+from paceline_engine.stack_backend.ewif import best_rate
 from paceline_local.screen import safe, table
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _HEADINGS = ("stage", "ms per forward", "accepted by", "drafting with it")
 class ToldStack:
     """The numbers of a stack, as its server tells them, or those of some of its stages.
 
-    They are what `paceline_engine.ewif` chooses a matrix by: `StackNumbers`.
+    They are what `paceline_engine.stack_backend.ewif` chooses a matrix by: `StackNumbers`.
     """
 
     def __init__(self, stages: Sequence[Stage], *, places: Sequence[int] | None = None) -> None:

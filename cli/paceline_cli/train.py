@@ -18,7 +18,7 @@ from paceline_serving.settings import OneOrMore, Settings, option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_engine.backends.model_files import ModelFiles
+    from paceline_engine.model_files.files import ModelFiles
     from paceline_training.objective import Joint
     from paceline_training.run import AdapterSizes
     from paceline_training.training import TrainingPlan
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = read_options(TrainSettings, arguments, program="paceline train", examples=_EXAMPLES)
     import torch
 
-    from paceline_engine.backends.base import ModelLoadError
+    from paceline_engine.terms.backend import ModelLoadError
     from paceline_training.training import CheckpointError
     from paceline_training.windows import TextTooShortError
 
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str]) -> int:
 def _train(settings: TrainSettings) -> None:
     import torch
 
-    from paceline_engine.backends.model_files import find_model_files
+    from paceline_engine.model_files.files import find_model_files
     from paceline_training.run import TextPlan, run_training
 
     assert settings.kind is not None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paceline_engine.backends.base import Backend, ModelLoadError
-from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
+from paceline_engine.simulated import SimulatedBackend, SimulatedModel
+from paceline_engine.terms.backend import Backend, ModelLoadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ def load_backend(settings: LoadOptions) -> Backend:
 
 def _load_transformers(settings: LoadOptions) -> Backend:
     try:
-        from paceline_engine.backends.transformers import TransformersBackend
+        from paceline_engine.torch_backend.transformers import TransformersBackend
     except ImportError as error:
         raise ModelLoadError(
             f"the transformers backend needs paceline[server] ({error})"

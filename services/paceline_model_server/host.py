@@ -1,4 +1,4 @@
-"""What a model server needs of the model behind it; `paceline_engine.host.ModelHost` is one."""
+"""What a model server needs of the model behind it; the engine's `ModelHost` is one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from paceline_engine.backends.base import ChatTemplate
-    from paceline_engine.calls import (
+    from paceline_engine.sessions.host import HostLimits, HostStatistics
+    from paceline_engine.terms.backend import ChatTemplate
+    from paceline_engine.terms.calls import (
         Decoded,
         DecodeOptions,
         Drafted,
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
         Verdict,
         VerifyOptions,
     )
-    from paceline_engine.host import HostLimits, HostStatistics
-    from paceline_engine.latencies import ModelLatencies
-    from paceline_engine.proposal import Proposal
+    from paceline_engine.terms.latencies import ModelLatencies
+    from paceline_engine.terms.proposal import Proposal
 
 __all__ = ["Host"]
 

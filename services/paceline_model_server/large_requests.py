@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 
 from paceline.errors import InvalidFieldError, MalformedRequestError
 from paceline.v1.session_service_pb2 import SessionCall
-from paceline_engine.calls import VerificationRule
-from paceline_engine.fields import MOST_ENTRIES, MOST_TOKENS
+from paceline_engine.terms.calls import VerificationRule
+from paceline_engine.terms.validation import MOST_ENTRIES, MOST_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

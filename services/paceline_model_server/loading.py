@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paceline_engine.backends.base import ModelLoadError
-from paceline_engine.backends.simulated import SimulatedModel
-from paceline_engine.host import HostLimits, ModelHost
 from paceline_engine.loading import LoadOptions, load_backend
-from paceline_engine.stacks import StackOptions, load_stack
+from paceline_engine.sessions.host import HostLimits, ModelHost
+from paceline_engine.simulated import SimulatedModel
+from paceline_engine.stack_backend.stacks import StackOptions, load_stack
+from paceline_engine.terms.backend import ModelLoadError
 from paceline_model_server.settings import MOST_DERIVED_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline_engine.backends.base import Backend
+    from paceline_engine.terms.backend import Backend
     from paceline_model_server.settings import ModelServerSettings
 
 __all__ = ["new_host"]

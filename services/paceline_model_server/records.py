@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
-    from paceline_engine.calls import CallTiming, PrefixCall
+    from paceline_engine.terms.calls import CallTiming, PrefixCall
     from paceline_model_server.host import Host
 
 __all__ = ["CallRecord", "CallRecorder", "HostCollector"]

@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 
 from paceline.channel import is_loopback
 from paceline.limits import MOST_MODEL_NAME_CHARACTERS
-from paceline_engine.cascade import MAX_GRAM, MatrixError, parse_matrix
-from paceline_engine.fields import MOST_TREE_TOKENS
+from paceline_engine.deciding.cascade import MAX_GRAM, MatrixError, parse_matrix
+from paceline_engine.terms.validation import MOST_TREE_TOKENS
 from paceline_serving.server_settings import ServerSettings
 from paceline_serving.settings import RateList, Settings, StringList
 

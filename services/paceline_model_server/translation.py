@@ -1,4 +1,4 @@
-"""Between the wire and the host: protobuf messages and `paceline_engine.calls`, both ways.
+"""Between the wire and the host: protobuf messages and `paceline_engine.terms.calls`, both ways.
 
 Limits are the host's to check, under the field names of the protos. Here is checked only what does
 not survive the translation: the expected model, and enums. Lists are handed on as they lie in the
@@ -21,7 +21,7 @@ from paceline.v1 import (
     session_service_pb2,
     target_service_pb2,
 )
-from paceline_engine.calls import (
+from paceline_engine.terms.calls import (
     DEFAULT_LEASE_SECONDS,
     CallTiming,
     Decoded,
@@ -39,12 +39,12 @@ from paceline_engine.calls import (
     VerificationRule,
     VerifyOptions,
 )
-from paceline_engine.fields import MOST_TREE_DEPTH, MOST_TREE_TOKENS
-from paceline_engine.proposal import Proposal, SparseDistribution
+from paceline_engine.terms.proposal import Proposal, SparseDistribution
+from paceline_engine.terms.validation import MOST_TREE_DEPTH, MOST_TREE_TOKENS
 
 if TYPE_CHECKING:
-    from paceline_engine.backends.base import ChatTemplate
-    from paceline_engine.latencies import ForwardLatency, ModelLatencies
+    from paceline_engine.terms.backend import ChatTemplate
+    from paceline_engine.terms.latencies import ForwardLatency, ModelLatencies
 
 __all__ = [
     "chat_template",

@@ -14,8 +14,8 @@ from paceline_serving.security import peer_name
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from paceline_engine.calls import PrefixCall, Verdict
-    from paceline_engine.proposal import Proposal
+    from paceline_engine.terms.calls import PrefixCall, Verdict
+    from paceline_engine.terms.proposal import Proposal
     from paceline_model_server.host import Host
     from paceline_model_server.records import CallRecord, CallRecorder
 

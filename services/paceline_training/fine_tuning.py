@@ -16,14 +16,18 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from paceline_engine.adapters.low_rank import LOW_RANK_PARTS, LowRank, low_rank_linears
-from paceline_engine.backends.base import ModelLoadError
-from paceline_engine.backends.model_files import find_model_files
+from paceline_engine.model_files.files import find_model_files
+from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.torch_backend.adapters.low_rank import (
+    LOW_RANK_PARTS,
+    LowRank,
+    low_rank_linears,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline_engine.backends.model_files import ModelFiles
+    from paceline_engine.model_files.files import ModelFiles
 
 __all__ = ["FineTuning", "check_names", "write_fine_tuned"]
 

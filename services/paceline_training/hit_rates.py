@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from paceline_engine.adapters.trunk import compute_trunk
+from paceline_engine.torch_backend.adapters.trunk import compute_trunk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_engine.adapters.adapter import Adapter
-    from paceline_engine.adapters.rank_paths import RankPath
+    from paceline_engine.terms.rank_paths import RankPath
+    from paceline_engine.torch_backend.adapters.adapter import Adapter
     from paceline_training.continuations import Continuations
 
 __all__ = ["guess_ranks", "hit_rates", "tokens_per_forward"]

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from paceline_engine.adapters.adapter import Adapter
-    from paceline_engine.adapters.trunk import Trunk
+    from paceline_engine.torch_backend.adapters.adapter import Adapter
+    from paceline_engine.torch_backend.adapters.trunk import Trunk
 
 __all__ = ["Joint", "Labels", "training_loss"]
 

@@ -10,12 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline_engine.adapters.card import AdapterCard, model_fingerprint
-from paceline_engine.adapters.files import WEIGHTS_FILE, build_adapter, load_adapter, pack_weights
-from paceline_engine.adapters.rank_paths import cartesian_tree, likeliest_tree
-from paceline_engine.backends.base import ModelLoadError
-from paceline_engine.backends.device import usable_device
-from paceline_engine.backends.model_loading import load_model
+from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.terms.rank_paths import cartesian_tree, likeliest_tree
+from paceline_engine.torch_backend.adapters.card import AdapterCard, model_fingerprint
+from paceline_engine.torch_backend.adapters.files import (
+    WEIGHTS_FILE,
+    build_adapter,
+    load_adapter,
+    pack_weights,
+)
+from paceline_engine.torch_backend.device import usable_device
+from paceline_engine.torch_backend.model_loading import load_model
 from paceline_training.continuations import continue_greedily, spread_prompts
 from paceline_training.fine_tuning import FineTuning, check_names, write_fine_tuned
 from paceline_training.hit_rates import guess_ranks, hit_rates, tokens_per_forward
@@ -26,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from paceline_engine.adapters.adapter import Adapter
-    from paceline_engine.adapters.card import AdapterKind
-    from paceline_engine.backends.model_files import ModelFiles
+    from paceline_engine.model_files.files import ModelFiles
+    from paceline_engine.torch_backend.adapters.adapter import Adapter
+    from paceline_engine.torch_backend.adapters.card import AdapterKind
     from paceline_training.continuations import Continuations
     from paceline_training.training import Progress
 

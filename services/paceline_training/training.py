@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from torch import nn
 
-from paceline_engine.adapters.trunk import compute_trunk
+from paceline_engine.torch_backend.adapters.trunk import compute_trunk
 from paceline_training.objective import training_loss
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from paceline_engine.backends.model_files import find_model_files
+from paceline_engine.model_files.files import find_model_files
 from support.fake_hub import COMMIT, FakeHub
 from support.manifests import install
 from support.tiny_models import tiny_pair

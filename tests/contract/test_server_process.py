@@ -33,8 +33,8 @@ QUICK = ("--backend=simulated", "--simulated-ttft-seconds=0", "--simulated-tpot-
 STICKY_TOKEN = 2000
 STICKY_TARGET = f"""
 import atexit, sys, time
-from paceline_engine import latencies, worker
-from paceline_engine.backends.simulated import SimulatedBackend
+from paceline_engine.scheduling import latencies, worker
+from paceline_engine.simulated import SimulatedBackend
 from paceline_target.__main__ import main
 
 latencies._LEAST_PATIENCE_NS = worker._STOP_SECONDS = 0.1

@@ -25,8 +25,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.host import HostLimits, ModelHost
+from paceline_engine.sessions.host import HostLimits, ModelHost
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.distributions import fit
 from support.in_process import in_process_system
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
-from paceline_engine.host import HostLimits, ModelHost
+from paceline_engine.sessions.host import HostLimits, ModelHost
+from paceline_engine.simulated import SimulatedBackend, SimulatedModel
 from support.in_process import in_process_system
 from support.streams import PROMPT
 from support.waiting import until

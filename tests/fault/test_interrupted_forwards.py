@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from paceline.errors import SupersededError
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.host import HostLimits, ModelHost
+from paceline_engine.sessions.host import HostLimits, ModelHost
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.model_servers import TARGET, ModelClient, serving
 from support.oracle import Oracle, Sampling
 from support.waiting import until

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.host import HostLimits, ModelHost
+from paceline_engine.sessions.host import HostLimits, ModelHost
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.in_process import in_process_system
 from support.oracle import Oracle, Sampling
 

@@ -17,7 +17,7 @@ def compute_there() -> None:
     """Let the engine take the device where a test names none."""
     if DEVICE == "cpu":
         return
-    from paceline_engine.backends.transformers import TransformersBackend
+    from paceline_engine.torch_backend.transformers import TransformersBackend
 
     defaults = TransformersBackend.__init__.__kwdefaults__
     assert defaults is not None

@@ -20,8 +20,9 @@ from paceline.errors import (
     SupersededError,
 )
 from paceline.shares import FairShares
-from paceline_engine import fields
-from paceline_engine.calls import (
+from paceline_engine.sessions.host import HostLimits, HostStatistics
+from paceline_engine.terms import validation
+from paceline_engine.terms.calls import (
     CallTiming,
     Decoded,
     DecodeOptions,
@@ -36,16 +37,15 @@ from paceline_engine.calls import (
     VerificationRule,
     VerifyOptions,
 )
-from paceline_engine.host import HostLimits, HostStatistics
-from paceline_engine.latencies import ForwardLatency, ModelLatencies
-from paceline_engine.proposal import Proposal
+from paceline_engine.terms.latencies import ForwardLatency, ModelLatencies
+from paceline_engine.terms.proposal import Proposal
 from support.prefix_digest import prefix_digest
 from support.trees import with_runners_up
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from paceline_engine.backends.base import ChatTemplate
+    from paceline_engine.terms.backend import ChatTemplate
 
 __all__ = ["FakeHost"]
 
@@ -158,7 +158,7 @@ class FakeHost:
 
     def open_session(self, spec: SessionSpec) -> SessionGrant:
         self._refuse_when_over()
-        fields.check_spec(spec, self.description)
+        validation.check_spec(spec, self.description)
         if not self._places.allows(spec.share):
             raise CacheExhaustedError("full", retry_after_seconds=1.0)
         self._reserve(spec.share, spec.reserve_length)
@@ -198,10 +198,12 @@ class FakeHost:
         session = self._find(call.session_id, call.caller)
         spec = session.spec
         size = self.description.vocabulary_size
-        fields.check_call(call, limit_length=spec.longest_length, vocabulary_size=size)
-        fields.check_proposal(call, proposal, options=options, spec=spec, model=self.description)
+        validation.check_call(call, limit_length=spec.longest_length, vocabulary_size=size)
+        validation.check_proposal(
+            call, proposal, options=options, spec=spec, model=self.description
+        )
         if proposal.distributions:
-            fields.check_distributions(proposal, vocabulary_size=size)
+            validation.check_distributions(proposal, vocabulary_size=size)
         self._grow(session, call.prefix_length + len(proposal))
         prefix = await self._forward(session, call)
         held = list(prefix)
@@ -233,8 +235,8 @@ class FakeHost:
         session = self._find(call.session_id, call.caller)
         limit_length = session.spec.longest_length
         size = self.description.vocabulary_size
-        fields.check_call(call, limit_length=limit_length, vocabulary_size=size)
-        fields.check_decoding(call, options, limit_length=limit_length, vocabulary_size=size)
+        validation.check_call(call, limit_length=limit_length, vocabulary_size=size)
+        validation.check_decoding(call, options, limit_length=limit_length, vocabulary_size=size)
         self._grow(session, call.prefix_length + options.max_tokens)
         text = await self._forward(session, call)
         for found_count in range(options.max_tokens):
@@ -255,8 +257,8 @@ class FakeHost:
         session = self._find(call.session_id, call.caller)
         spec = session.spec
         size = self.description.vocabulary_size
-        fields.check_call(call, limit_length=spec.longest_length, vocabulary_size=size)
-        fields.check_drafting(call, options, spec=spec, model=self.description)
+        validation.check_call(call, limit_length=spec.longest_length, vocabulary_size=size)
+        validation.check_drafting(call, options, spec=spec, model=self.description)
         self._grow(session, call.prefix_length + options.max_tokens)
         text = await self._forward(session, call)
         drafted = 0

@@ -33,16 +33,16 @@ from paceline.v1 import (
     target_service_pb2,
     target_service_pb2_grpc,
 )
-from paceline_engine import fields
-from paceline_engine.calls import (
+from paceline_engine.terms import validation
+from paceline_engine.terms.calls import (
     Hardware,
     ModelDescription,
     SessionGrant,
     SessionSpec,
     VerificationRule,
 )
-from paceline_engine.latencies import ForwardLatency, ModelLatencies
-from paceline_engine.proposal import Proposal
+from paceline_engine.terms.latencies import ForwardLatency, ModelLatencies
+from paceline_engine.terms.proposal import Proposal
 from paceline_model_server import translation
 from paceline_protocol.drafted_tree import DraftedTree
 from paceline_serving.interceptors import EdgeInterceptor
@@ -291,7 +291,7 @@ class FakeModelServer:
             await self.note()
             raise self.open_error
         understood = translation.session_spec(spec, model=self.description, owner="")
-        fields.check_spec(understood, self.description)
+        validation.check_spec(understood, self.description)
         self.opened += 1
         self.specs.append(spec)
         session_id = f"{self.address}/{self.opened}"
@@ -380,23 +380,23 @@ class FakeModelServer:
             call, window = translation.decode_request(request, model=model, caller="")
             session = self._session(call.session_id)
             limit_length = session.spec.longest_length
-            fields.check_call(call, limit_length=limit_length, vocabulary_size=size)
-            fields.check_decoding(call, window, limit_length=limit_length, vocabulary_size=size)
+            validation.check_call(call, limit_length=limit_length, vocabulary_size=size)
+            validation.check_decoding(call, window, limit_length=limit_length, vocabulary_size=size)
             return session
         if self.role == "drafter":
             call, drafting = translation.draft_request(request, model=model, caller="")
             session = self._session(call.session_id)
             limit_length = session.spec.longest_length
-            fields.check_call(call, limit_length=limit_length, vocabulary_size=size)
-            fields.check_drafting(call, drafting, spec=session.spec, model=model)
+            validation.check_call(call, limit_length=limit_length, vocabulary_size=size)
+            validation.check_drafting(call, drafting, spec=session.spec, model=model)
             return session
         call, proposal, options = translation.verify_request(request, model=model, caller="")
         session = self._session(call.session_id)
         spec = session.spec
-        fields.check_call(call, limit_length=spec.longest_length, vocabulary_size=size)
-        fields.check_proposal(call, proposal, options=options, spec=spec, model=model)
+        validation.check_call(call, limit_length=spec.longest_length, vocabulary_size=size)
+        validation.check_proposal(call, proposal, options=options, spec=spec, model=model)
         if proposal.distributions:
-            fields.check_distributions(proposal, vocabulary_size=size)
+            validation.check_distributions(proposal, vocabulary_size=size)
         return session
 
     def draft_after(self, text: Sequence[int]) -> int:

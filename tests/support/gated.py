@@ -6,14 +6,14 @@ import math
 import threading
 from typing import TYPE_CHECKING
 
-from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
-from paceline_engine.host import HostLimits, ModelHost
+from paceline_engine.sessions.host import HostLimits, ModelHost
+from paceline_engine.simulated import SimulatedBackend, SimulatedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline_engine.backends.base import Interrupt
-    from paceline_engine.backends.model import Feed
+    from paceline_engine.model_backend import Feed
+    from paceline_engine.terms.backend import Interrupt
 
 __all__ = ["Gate", "gated_host"]
 

@@ -1,4 +1,4 @@
-"""Noise bits as a standard Gumbel variable, one at a time; see paceline_engine/noise.py."""
+"""Noise bits as a standard Gumbel variable, one at a time; see deciding/noise.py."""
 
 from __future__ import annotations
 

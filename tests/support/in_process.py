@@ -19,7 +19,7 @@ from support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from paceline_engine.host import ModelHost
+    from paceline_engine.sessions.host import ModelHost
     from paceline_orchestrator.fleet.server import ModelServer
 
 __all__ = ["InProcessSystem", "in_process_system"]

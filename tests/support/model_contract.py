@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import InvalidFieldError, PacelineError
-from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
-from paceline_engine.host import HostLimits, ModelHost
+from paceline_engine.sessions.host import HostLimits, ModelHost
+from paceline_engine.simulated import SimulatedBackend, SimulatedModel
 from support.fake_host import FakeHost
 from support.model_servers import ModelClient, serving
 

@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from paceline_engine.noise import Purpose, pair_bits
+from paceline_engine.deciding.noise import Purpose, pair_bits
 
 __all__ = ["Oracle", "Sampling"]
 

@@ -9,13 +9,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline_engine.noise import Purpose, noise_bits, uniform
+from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
 from support.gumbel import gumbel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline_engine.calls import SamplingParameters
+    from paceline_engine.terms.calls import SamplingParameters
 
 __all__ = ["Draw", "choose", "filtered", "verify"]
 

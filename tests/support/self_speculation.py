@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache
 
-from paceline_engine.adapters.rank_paths import propose, prune_by_threshold
+from paceline_engine.terms.rank_paths import propose, prune_by_threshold
 
 __all__ = ["StreamingDecoder"]
 

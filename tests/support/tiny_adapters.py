@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from paceline_engine.adapters.card import AdapterCard, model_fingerprint
-from paceline_engine.adapters.files import WEIGHTS_FILE, build_adapter, pack_weights
-from paceline_engine.backends.model_files import find_model_files
+from paceline_engine.model_files.files import find_model_files
+from paceline_engine.torch_backend.adapters.card import AdapterCard, model_fingerprint
+from paceline_engine.torch_backend.adapters.files import WEIGHTS_FILE, build_adapter, pack_weights
 
 __all__ = ["random_adapter", "tiny_model", "write_adapter"]
 

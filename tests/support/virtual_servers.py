@@ -26,7 +26,7 @@ __all__ = ["VirtualServer", "drafters", "targets"]
 LEASE_SECONDS = 15.0
 _STATES = health_pb2.HealthCheckResponse
 # A forward that takes so many times what it should, and so long, is overdue: health says so, and no
-# call is in sight; see paceline_engine/latencies.py.
+# call is in sight; see paceline_engine/scheduling/latencies.py.
 _OVERDUE_FACTOR, _LEAST_OVERDUE_SECONDS = 10, 10.0
 
 

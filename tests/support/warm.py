@@ -30,7 +30,7 @@ __all__ = ["PRELOADED", "WarmProcess", "is_fork_server"]
 
 PRELOADED = (
     "grpc.aio",
-    "paceline_engine.backends.transformers",
+    "paceline_engine.torch_backend.transformers",
     "paceline_gateway.application",
     "paceline_model_server.application",
     "paceline_orchestrator.application",

@@ -10,10 +10,10 @@ from tokenizers import Tokenizer
 from card import replace_adapters, replace_tables
 from corpus import is_held_out
 from growth import build_model, grow
-from paceline_engine.adapters.card import model_fingerprint
-from paceline_engine.adapters.files import load_adapter
-from paceline_engine.backends.model_files import find_model_files
-from paceline_engine.backends.model_loading import load_model
+from paceline_engine.model_files.files import find_model_files
+from paceline_engine.torch_backend.adapters.card import model_fingerprint
+from paceline_engine.torch_backend.adapters.files import load_adapter
+from paceline_engine.torch_backend.model_loading import load_model
 
 MODELS = Path(__file__).parents[2] / "models"
 ADAPTERS = sorted(MODELS.glob("python-target-*"))

@@ -17,8 +17,8 @@ from paceline.request import GenerateOptions
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 from paceline.v1 import sampling_pb2
 from paceline_cli import generate
-from paceline_engine import fields
 from paceline_engine.loading import BACKENDS
+from paceline_engine.terms import validation
 from paceline_gateway.metrics import GatewayMetrics
 from paceline_model_server.records import CallRecorder, HostCollector
 from paceline_model_server.settings import ModelServerSettings
@@ -35,10 +35,10 @@ ROOT = Path(__file__).parents[2]
 
 def test_limits_of_packages_that_do_not_see_each_other_are_the_same():
     assert ranks.MOST_WIDTH == limits.MOST_WIDTH
-    assert task.DRAFTED_LIMIT == fields.MOST_DRAFTED
-    assert task.SPECULATION_LIMIT <= fields.MOST_TOKENS
-    assert limits.MOST_LOOKAHEAD <= fields.MOST_TREE_DEPTH
-    assert measurements.MOST_TREE_TOKENS <= fields.MOST_TREE_TOKENS
+    assert task.DRAFTED_LIMIT == validation.MOST_DRAFTED
+    assert task.SPECULATION_LIMIT <= validation.MOST_TOKENS
+    assert limits.MOST_LOOKAHEAD <= validation.MOST_TREE_DEPTH
+    assert measurements.MOST_TREE_TOKENS <= validation.MOST_TREE_TOKENS
 
 
 def test_every_backend_can_be_chosen_and_is_named_on_the_wire():

@@ -8,11 +8,11 @@ import torch
 
 import widen
 from growth import build_model
-from paceline_engine.adapters.card import model_fingerprint
-from paceline_engine.adapters.files import load_adapter
-from paceline_engine.adapters.trunk import compute_trunk
-from paceline_engine.backends.model_files import find_model_files
-from paceline_engine.backends.model_loading import load_model
+from paceline_engine.model_files.files import find_model_files
+from paceline_engine.torch_backend.adapters.card import model_fingerprint
+from paceline_engine.torch_backend.adapters.files import load_adapter
+from paceline_engine.torch_backend.adapters.trunk import compute_trunk
+from paceline_engine.torch_backend.model_loading import load_model
 from paceline_local.bundled import find_models
 
 MODELS = Path(__file__).parents[2] / "models"

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from paceline_bench.cascade.recipes import Recipe
     from paceline_bench.report import Row
-    from paceline_engine.backends.base import Backend
+    from paceline_engine.terms.backend import Backend
     from paceline_local.bundled import BundledModels
     from paceline_local.system import LocalSystem
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from paceline_engine.cascade import MAX_GRAM
+from paceline_engine.deciding.cascade import MAX_GRAM
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from paceline_engine.cascade import Matrix
+    from paceline_engine.deciding.cascade import Matrix
 
 __all__ = [
     "ALL_STAGES",

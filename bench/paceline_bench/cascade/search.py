@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 from paceline_bench.cascade.improvement import walltime_improvement
 from paceline_bench.pair.acceptance import common_run
 from paceline_bench.pair.engine import measure_rows, text_alone
-from paceline_engine.backends.stack import StackBackend
-from paceline_engine.calls import SessionSpec
-from paceline_engine.model_text import ModelText
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.stack_backend.stack import StackBackend
+from paceline_engine.terms.calls import SessionSpec
 from paceline_protocol.max_gram import MaxGram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from paceline_bench.cascade.recipes import Recipe
-    from paceline_engine.backends.base import Backend
+    from paceline_engine.terms.backend import Backend
 
 __all__ = ["KnownText", "Search", "Tally", "halved", "measured_cost"]
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from paceline_bench.load.settings import LoadSettings
     from paceline_bench.load.streams import Prompt
     from paceline_bench.report import Row
-    from paceline_engine.backends.base import Backend
+    from paceline_engine.terms.backend import Backend
     from paceline_local.bundled import BundledModels
 
 __all__ = ["run_beside_peers"]

@@ -21,13 +21,13 @@ from transformers.generation.streamers import BaseStreamer
 from paceline import Strategy
 from paceline_bench.load.streams import Served
 from paceline_bench.pair.library import load_model
-from paceline_engine.calls import SessionSpec
-from paceline_engine.items import Draft, Item
+from paceline_engine.terms.calls import SessionSpec
+from paceline_engine.terms.items import Draft, Item
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline_engine.backends.base import Backend
+    from paceline_engine.terms.backend import Backend
 
     TokenIds = tuple[int, ...]
 

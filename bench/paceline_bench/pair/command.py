@@ -27,8 +27,8 @@ from paceline_bench.pair.results import acceptance_row, all_identical, model_row
 from paceline_bench.pair.sharing import measure_sharing
 from paceline_bench.pair.tables import report
 from paceline_bench.report import load_average, write_json
-from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.loading import LoadOptions, load_backend
+from paceline_engine.terms.backend import ModelLoadError
 from paceline_local.bundled import find_models
 from paceline_local.models import NOTHING_KEPT
 from paceline_local.options import PictureFile, ResultFile, read_options
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from paceline_bench.pair.acceptance import Block
     from paceline_bench.pair.contest import Contestant
     from paceline_bench.report import Row
-    from paceline_engine.backends.base import Backend
+    from paceline_engine.terms.backend import Backend
 
 __all__ = ["PairSettings", "main"]
 

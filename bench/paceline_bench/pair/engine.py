@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from paceline_bench.pair.acceptance import Block
-from paceline_engine.calls import SessionSpec
-from paceline_engine.model_text import ModelText
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.terms.calls import SessionSpec
 from paceline_protocol.max_gram import MaxGram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline_engine.backends.base import Backend
+    from paceline_engine.terms.backend import Backend
 
 __all__ = [
     "Decoded",

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging as transformers_logging
 
-from paceline_engine.backends.model_files import find_model_files
+from paceline_engine.model_files.files import find_model_files
 
 __all__ = ["PROMPT_LOOKUP_TOKENS", "Decode", "LibraryPair", "load_model"]
 

@@ -9,9 +9,9 @@ from typing import Self
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from paceline_engine.backends.device import usable_device
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import ModelDescription, VerificationRule
+from paceline_engine.terms.calls import ModelDescription, VerificationRule
+from paceline_engine.torch_backend.device import usable_device
+from paceline_engine.torch_backend.transformers import TransformersBackend
 
 __all__ = ["RandomModel", "Shape"]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline_bench.pair.contest import Entry
     from paceline_bench.pair.engine import Latency
     from paceline_bench.report import Row
-    from paceline_engine.calls import ModelDescription
+    from paceline_engine.terms.calls import ModelDescription
 
 __all__ = ["acceptance_row", "all_identical", "model_row", "way_rows"]
 

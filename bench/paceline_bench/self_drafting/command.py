@@ -17,7 +17,7 @@ from paceline_bench.options import numbers_to
 from paceline_bench.report import load_average, write_json
 from paceline_bench.self_drafting.tables import report, sweep_report
 from paceline_bench.ways import Way, parameter_count
-from paceline_engine.fields import MOST_TREE_TOKENS
+from paceline_engine.terms.validation import MOST_TREE_TOKENS
 from paceline_local.bundled import find_models
 from paceline_local.options import PictureFile, ResultFile, read_options
 from paceline_local.running import running_system

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
-from paceline_engine.adapters.rank_paths import cartesian_tree, likeliest_tree
-from paceline_engine.backends.model_files import find_model_files
-from paceline_engine.backends.own_guesses import OwnGuesses
-from paceline_engine.backends.self_drafting import SelfDrafter, load_for
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import SessionSpec
-from paceline_engine.model_text import ModelText
-from paceline_engine.proposal import NOTHING
+from paceline_engine.model_files.files import find_model_files
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.terms.calls import SessionSpec
+from paceline_engine.terms.proposal import NOTHING
+from paceline_engine.terms.rank_paths import cartesian_tree, likeliest_tree
+from paceline_engine.torch_backend.own_guesses import OwnGuesses
+from paceline_engine.torch_backend.self_drafting import SelfDrafter, load_for
+from paceline_engine.torch_backend.transformers import TransformersBackend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from paceline_bench.report import Row
-    from paceline_engine.adapters.card import AdapterCard
-    from paceline_engine.adapters.rank_paths import RankPath
+    from paceline_engine.terms.rank_paths import RankPath
+    from paceline_engine.torch_backend.adapters.card import AdapterCard
 
 __all__ = ["Case", "SweepPlan", "SweptTree", "sweep", "trees_of"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline_engine.ewif import chain_factor
+from paceline_engine.stack_backend.ewif import chain_factor
 
 __all__ = ["Drafter", "EwifRow", "ewif_table"]
 

@@ -11,9 +11,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
-from paceline_engine.calls import SessionSpec
-from paceline_engine.model_text import ModelText
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.simulated import SimulatedBackend, SimulatedModel
+from paceline_engine.terms.calls import SessionSpec
 from paceline_protocol.max_gram import MaxGram
 from paceline_protocol.messages import (
     BlockVerified,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline_bench.node import SimulatedNode
-    from paceline_engine.draft_tree import Ranked
+    from paceline_engine.terms.draft_tree import Ranked
     from paceline_protocol.commitment import DraftStatistics
     from paceline_protocol.messages import Command, Event
     from paceline_protocol.methods import DecodingMethod

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.host import HostLimits, ModelHost
+from paceline_engine.sessions.host import HostLimits, ModelHost
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.gateway import gateway_over
 from support.in_process import in_process_system
 from support.made_models import KINDS, make

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from paceline.errors import InvalidFieldError, MalformedRequestError, SessionNotFoundError
 from paceline.status import decode
 from paceline.v1 import sampling_pb2, target_service_pb2
-from paceline_engine.calls import SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from paceline_model_server.records import CallRecorder
 from support.fake_host import FakeHost
 from support.fake_models import Capability

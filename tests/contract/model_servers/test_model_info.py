@@ -9,9 +9,9 @@ import pytest
 
 from paceline.errors import UnsupportedError
 from paceline.v1 import model_service_pb2, sampling_pb2
-from paceline_engine.backends.base import ChatTemplate, TokenMemory
-from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
-from paceline_engine.host import HostLimits, ModelHost
+from paceline_engine.sessions.host import HostLimits, ModelHost
+from paceline_engine.simulated import SimulatedBackend, SimulatedModel
+from paceline_engine.terms.backend import ChatTemplate, TokenMemory
 from paceline_model_server import loading
 from paceline_model_server.settings import ModelServerSettings
 from support.fake_host import FakeHost

@@ -13,8 +13,8 @@ import pytest
 
 from paceline.errors import PacelineError, SupersededError
 from paceline.v1 import target_service_pb2
-from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
-from paceline_engine.host import HostLimits, ModelHost
+from paceline_engine.sessions.host import HostLimits, ModelHost
+from paceline_engine.simulated import SimulatedBackend, SimulatedModel
 from support.model_servers import DRAFTER, TARGET, ModelClient, serving
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from paceline.errors import (
     SessionNotFoundError,
 )
 from paceline.v1 import target_service_pb2
-from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
-from paceline_engine.host import HostLimits, ModelHost
+from paceline_engine.sessions.host import HostLimits, ModelHost
+from paceline_engine.simulated import SimulatedBackend, SimulatedModel
 from support.model_contract import NEVER_SECONDS, PROMPT, connected, until
 from support.model_servers import DRAFTER, TARGET
 

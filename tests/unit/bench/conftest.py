@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline_bench.pair.engine import EnginePair
-from paceline_engine.backends.transformers import TransformersBackend
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.tiny_models import TinyPair, tiny_pair
 
 __all__ = ["tiny_pair"]

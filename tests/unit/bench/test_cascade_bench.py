@@ -32,7 +32,7 @@ from paceline_bench.cascade.search import (
 )
 from paceline_bench.cascade.tables import report
 from paceline_bench.gpus import GPU_WORDS
-from paceline_engine.cascade import parse_matrix
+from paceline_engine.deciding.cascade import parse_matrix
 
 PROMPT = (5, 17, 9, 5, 17)
 COUNT = 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline_bench.load.together import LibraryBatches, decode_together
-from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
+from paceline_engine.simulated import SimulatedBackend, SimulatedModel
 from support.oracle import Oracle, Sampling
 
 PROMPTS = [(5, 6, 7, 8, 9), (9, 8, 7, 6, 5), (11, 12, 13, 14, 15)]

@@ -2,7 +2,7 @@ import pytest
 
 from paceline_bench.pair.engine import decode, measure_rows
 from paceline_bench.pair.random_models import RandomModel, Shape
-from paceline_engine.backends.llama import FusedLlama
+from paceline_engine.torch_backend.llama import FusedLlama
 
 
 def test_a_shape_is_layers_and_width():

@@ -7,8 +7,8 @@ import pytest
 from paceline_bench.self_drafting.sweep import Case, SweepPlan, SweptTree, sweep, trees_of
 from paceline_bench.self_drafting.sweep_chart import draw_sweep
 from paceline_bench.self_drafting.tables import sweep_report
-from paceline_engine.adapters.card import AdapterCard
-from paceline_engine.adapters.rank_paths import cartesian_tree
+from paceline_engine.terms.rank_paths import cartesian_tree
+from paceline_engine.torch_backend.adapters.card import AdapterCard
 from support.tiny_adapters import write_adapter
 from support.tiny_models import tiny_pair
 

@@ -5,9 +5,9 @@ import pytest
 from paceline_bench.node import TABLE2, SimulatedNode
 from paceline_bench.table2.ideal import BackendOracle, Plan, ideal_schedule
 from paceline_bench.table2.online import make_prompt
-from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
-from paceline_engine.calls import SessionSpec
-from paceline_engine.model_text import ModelText
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.simulated import SimulatedBackend, SimulatedModel
+from paceline_engine.terms.calls import SessionSpec
 from paceline_protocol.methods import Strategy
 from paceline_protocol.simulation import ServerLatency
 from paceline_protocol.spans import SpanKind

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from paceline_cli.__main__ import main
-from paceline_engine.adapters.card import AdapterCard, model_fingerprint
-from paceline_engine.adapters.files import load_adapter
-from paceline_engine.backends.model_files import find_model_files
-from paceline_engine.backends.model_loading import load_model
+from paceline_engine.model_files.files import find_model_files
+from paceline_engine.torch_backend.adapters.card import AdapterCard, model_fingerprint
+from paceline_engine.torch_backend.adapters.files import load_adapter
+from paceline_engine.torch_backend.model_loading import load_model
 from paceline_training.objective import Joint
 from support.tiny_models import tiny_pair
 

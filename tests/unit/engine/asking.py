@@ -6,14 +6,14 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
-from paceline_engine.calls import DraftOptions, PrefixCall, SessionSpec, VerifyOptions
-from paceline_engine.model_text import ModelText
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.terms.calls import DraftOptions, PrefixCall, SessionSpec, VerifyOptions
 from unit.engine.conftest import Gate, call_on, chain, continuation, instant, until
 
 if TYPE_CHECKING:
     import asyncio
 
-    from paceline_engine.host import ModelHost
+    from paceline_engine.sessions.host import ModelHost
 
 PROMPT = [1, 2, 3]
 SPEC = SessionSpec(400)

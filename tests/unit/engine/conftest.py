@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from paceline_engine.backends.base import Backend, Interrupt
-from paceline_engine.backends.model import Feed, ModelBackend
-from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import PrefixCall
-from paceline_engine.host import HostLimits, ModelHost
-from paceline_engine.proposal import Proposal, SparseDistribution
+from paceline_engine.model_backend import Feed, ModelBackend
+from paceline_engine.sessions.host import HostLimits, ModelHost
+from paceline_engine.simulated import SimulatedBackend, SimulatedModel
+from paceline_engine.terms.backend import Backend, Interrupt
+from paceline_engine.terms.calls import PrefixCall
+from paceline_engine.terms.proposal import Proposal, SparseDistribution
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.prefix_digest import prefix_digest
 from support.tiny_models import TinyPair, sixteen_token_model, tiny_pair
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from paceline_engine.model_cache import ModelCache
-    from paceline_engine.model_text import ModelText
+    from paceline_engine.scheduling.model_text import ModelText
+    from paceline_engine.terms.model_cache import ModelCache
 
 __all__ = ["sixteen_token_model", "tiny_pair"]
 

@@ -4,10 +4,10 @@ from array import array
 
 import pytest
 
-from paceline_engine.accounting import Waste
-from paceline_engine.calls import SessionSpec
-from paceline_engine.items import ANTICIPATED, Draft, Item
-from paceline_engine.jobs import Batch, Job, Outlet
+from paceline_engine.scheduling.accounting import Waste
+from paceline_engine.scheduling.jobs import Batch, Job, Outlet
+from paceline_engine.terms.calls import SessionSpec
+from paceline_engine.terms.items import ANTICIPATED, Draft, Item
 
 
 def job(*, withdrawn_ns: int | None = None, depth: int = 0) -> Job:

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import save
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from paceline_engine.adapters.card import AdapterCard, model_fingerprint
-from paceline_engine.adapters.files import build_adapter, load_adapter, pack_weights
-from paceline_engine.adapters.rank_paths import cartesian_tree
-from paceline_engine.adapters.trunk import compute_trunk
-from paceline_engine.backends.base import ModelLoadError
-from paceline_engine.backends.model_files import find_model_files
+from paceline_engine.model_files.files import find_model_files
+from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.terms.rank_paths import cartesian_tree
+from paceline_engine.torch_backend.adapters.card import AdapterCard, model_fingerprint
+from paceline_engine.torch_backend.adapters.files import build_adapter, load_adapter, pack_weights
+from paceline_engine.torch_backend.adapters.trunk import compute_trunk
 from support.tiny_adapters import random_adapter, tiny_model
 
 FINGERPRINT = "0123456789abcdef" * 4

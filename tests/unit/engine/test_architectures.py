@@ -15,10 +15,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from paceline_engine.backends.base import ForwardInterrupted, ModelLoadError
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import SessionSpec
-from paceline_engine.items import Draft, Item, Judge
+from paceline_engine.terms.backend import ForwardInterrupted, ModelLoadError
+from paceline_engine.terms.calls import SessionSpec
+from paceline_engine.terms.items import Draft, Item, Judge
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.families import FAMILIES, ORIGINAL_LENGTH, VOCABULARY_SIZE, build_family
 from support.trees import random_tree
 from unit.engine.conftest import NEVER, StopAtLayer, chain, path

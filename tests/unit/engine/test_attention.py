@@ -8,10 +8,10 @@ from array import array
 import pytest
 import torch
 
-from paceline_engine.backends.attention import Attention, SideBySide
-from paceline_engine.backends.key_values import KeyValues
-from paceline_engine.backends.shared_rows import SharedRows
-from paceline_engine.backends.slabs import KeyValueShape, Slabs
+from paceline_engine.torch_backend.attention import Attention, SideBySide
+from paceline_engine.torch_backend.key_values import KeyValues
+from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
+from paceline_engine.torch_backend.shared_rows import SharedRows
 
 HEADS, KV_HEADS, WIDTH, LAYERS = 4, 2, 8, 2
 SHAPE = KeyValueShape(LAYERS, KV_HEADS, WIDTH, WIDTH, torch.float32, torch.device("cpu"))

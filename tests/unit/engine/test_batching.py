@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from paceline_engine.batching import Batching, most_rows
-from paceline_engine.calls import SessionSpec
-from paceline_engine.items import Draft, Item, Judge
-from paceline_engine.jobs import Batch, Job, Outlet
-from paceline_engine.latencies import LatencyMeter
-from paceline_engine.turns import Turns
+from paceline_engine.scheduling.batching import Batching, most_rows
+from paceline_engine.scheduling.fair_queue import Turns
+from paceline_engine.scheduling.jobs import Batch, Job, Outlet
+from paceline_engine.scheduling.latencies import LatencyMeter
+from paceline_engine.terms.calls import SessionSpec
+from paceline_engine.terms.items import Draft, Item, Judge
 from unit.engine.conftest import chain
 
 MILLISECOND = 1_000_000

@@ -18,10 +18,12 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from paceline.errors import InvalidFieldError, OverloadedError, SupersededError
-from paceline_engine.backends.base import ForwardInterrupted, Interrupt
-from paceline_engine.backends.model import Feed
-from paceline_engine.backends.simulated import SimulatedBackend, SimulatedCache, SimulatedModel
-from paceline_engine.calls import (
+from paceline_engine.model_backend import Feed
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.sessions.host import HostLimits, ModelHost
+from paceline_engine.simulated import SimulatedBackend, SimulatedCache, SimulatedModel
+from paceline_engine.terms.backend import ForwardInterrupted, Interrupt
+from paceline_engine.terms.calls import (
     DecodeOptions,
     DraftOptions,
     SamplingParameters,
@@ -30,9 +32,7 @@ from paceline_engine.calls import (
     VerificationRule,
     VerifyOptions,
 )
-from paceline_engine.host import HostLimits, ModelHost
-from paceline_engine.model_text import ModelText
-from paceline_engine.proposal import SparseDistribution
+from paceline_engine.terms.proposal import SparseDistribution
 from support.trees import random_tree
 from unit.engine.conftest import call_on, chain, continuation, instant, until
 

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from paceline_engine.backends.base import ForwardInterrupted
-from paceline_engine.backends.captured import CapturedStep, CapturedSteps, Recorder
-from paceline_engine.backends.key_values import KeyValues
-from paceline_engine.backends.llama import FusedLlama
-from paceline_engine.backends.shared_rows import SharedRows
-from paceline_engine.backends.slabs import KeyValueShape, Slabs
-from paceline_engine.backends.stack import StackBackend
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import SessionSpec
-from paceline_engine.model_text import ModelText
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.stack_backend.stack import StackBackend
+from paceline_engine.terms.backend import ForwardInterrupted
+from paceline_engine.terms.calls import SessionSpec
+from paceline_engine.torch_backend.cuda_graphs import CapturedStep, CapturedSteps, Recorder
+from paceline_engine.torch_backend.key_values import KeyValues
+from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
+from paceline_engine.torch_backend.llama import FusedLlama
+from paceline_engine.torch_backend.shared_rows import SharedRows
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from unit.engine.conftest import NEVER, continuation, path
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
@@ -161,7 +161,7 @@ def test_what_cannot_be_captured_is_computed(tiny_pair, target, monkeypatch, cap
                 raise RuntimeError("not permitted while capturing")
             return super().__call__(token_id, position=position) * 1.01
 
-    monkeypatch.setattr("paceline_engine.backends.captured.CapturedStep", Broken)
+    monkeypatch.setattr("paceline_engine.torch_backend.cuda_graphs.CapturedStep", Broken)
     backend = capturing_backend(tiny_pair)
     # As it is called by --model-name, once it is loaded.
     backend.description = replace(backend.description, name="ours")
@@ -177,7 +177,7 @@ def test_a_model_whose_capturing_was_given_up_says_that_it_stops_between_layers(
     def fail(*_):
         raise RuntimeError("not permitted while capturing")
 
-    monkeypatch.setattr("paceline_engine.backends.captured.CapturedStep", fail)
+    monkeypatch.setattr("paceline_engine.torch_backend.cuda_graphs.CapturedStep", fail)
     backend = capturing_backend(tiny_pair)
     backend.description = replace(backend.description, cancels_between_layers=False)
     stack = StackBackend([backend, TransformersBackend(str(tiny_pair.drafter))], matrix=None)
@@ -223,8 +223,8 @@ def test_for_want_of_memory_a_step_is_computed_and_later_ones_are_captured(
                 raise shortage
             super().__init__(*given)
 
-    monkeypatch.setattr("paceline_engine.backends.captured.CapturedStep", Hungry)
-    monkeypatch.setattr("paceline_engine.backends.captured._STEPS_WITHOUT_MEMORY", 5)
+    monkeypatch.setattr("paceline_engine.torch_backend.cuda_graphs.CapturedStep", Hungry)
+    monkeypatch.setattr("paceline_engine.torch_backend.cuda_graphs._STEPS_WITHOUT_MEMORY", 5)
     backend = capturing_backend(tiny_pair)
     model = ModelText(backend, SPEC)
     assert continuation(model, PROMPT, 12) == continuation(ModelText(target, SPEC), PROMPT, 12)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_engine.cascade import CascadeDraft, Draw, MatrixError, parse_matrix
+from paceline_engine.deciding.cascade import CascadeDraft, Draw, MatrixError, parse_matrix
 
 BLOCK = 10
 

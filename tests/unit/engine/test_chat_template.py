@@ -8,8 +8,8 @@ import shutil
 import pytest
 from transformers import AutoTokenizer
 
-from paceline_engine.backends.base import ModelLoadError
-from paceline_engine.backends.model_files import find_model_files
+from paceline_engine.model_files.files import find_model_files
+from paceline_engine.terms.backend import ModelLoadError
 
 EOS = "<|end|>"  # the tiny tokenizer's only special token
 OTHERS = ["<|fill-0|>", "<|fill-1|>"]

@@ -8,9 +8,9 @@ from contextlib import aclosing
 import pytest
 
 from paceline.errors import SupersededError
-from paceline_engine.calls import DecodeOptions, SessionSpec
-from paceline_engine.jobs import Outlet, Step
-from paceline_engine.model_text import ModelText
+from paceline_engine.scheduling.jobs import Outlet, Step
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.terms.calls import DecodeOptions, SessionSpec
 from support.virtual_time import virtually
 from unit.engine.conftest import Gate, call_on, continuation, instant, running, until
 

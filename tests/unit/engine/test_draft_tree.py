@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from paceline_engine.draft_tree import DraftTree
+from paceline_engine.terms.draft_tree import DraftTree
 
 
 def test_runners_up_are_leaves_where_no_branch_is_followed():

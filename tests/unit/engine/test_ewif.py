@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_engine.ewif import (
+from paceline_engine.stack_backend.ewif import (
     best_rate,
     chain_factor,
     choose_matrix,

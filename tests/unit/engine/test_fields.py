@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import InvalidFieldError, UnsupportedError
-from paceline_engine import fields
-from paceline_engine.calls import (
+from paceline_engine.terms import validation
+from paceline_engine.terms.calls import (
     DraftOptions,
     PrefixCall,
     SamplingParameters,
@@ -15,7 +15,7 @@ from paceline_engine.calls import (
     VerificationRule,
     VerifyOptions,
 )
-from paceline_engine.proposal import Proposal, SparseDistribution
+from paceline_engine.terms.proposal import Proposal, SparseDistribution
 from unit.engine.conftest import chain, instant
 
 MODEL = instant(vocabulary_size=100, context_length=1000).description
@@ -41,10 +41,10 @@ def refused_field(check, *arguments, **settings) -> str:
 )
 def test_sampling_parameters_have_limits(name, good, bad):
     for value in good:
-        fields.check_spec(SessionSpec(10, SamplingParameters(**{name: value})), MODEL)
+        validation.check_spec(SessionSpec(10, SamplingParameters(**{name: value})), MODEL)
     for value in bad:
         spec = SessionSpec(10, SamplingParameters(**{name: value}))
-        assert refused_field(fields.check_spec, spec, MODEL) == f"spec.sampling.{name}"
+        assert refused_field(validation.check_spec, spec, MODEL) == f"spec.sampling.{name}"
 
 
 @pytest.mark.parametrize(
@@ -60,17 +60,17 @@ def test_sampling_parameters_have_limits(name, good, bad):
 )
 def test_session_fields_have_limits(name, field, good, bad):
     for value in good:
-        fields.check_spec(replace(SessionSpec(10), **{name: value}), MODEL)
+        validation.check_spec(replace(SessionSpec(10), **{name: value}), MODEL)
     for value in bad:
         spec = replace(SessionSpec(10), **{name: value})
-        assert refused_field(fields.check_spec, spec, MODEL) == field
+        assert refused_field(validation.check_spec, spec, MODEL) == field
 
 
 def test_a_rule_that_the_model_lacks_is_unsupported_unless_greedy():
     spec = SessionSpec(10, SamplingParameters(temperature=1.0), rule=VerificationRule.REJECTION)
     with pytest.raises(UnsupportedError):
-        fields.check_spec(spec, MODEL)
-    fields.check_spec(replace(spec, sampling=SamplingParameters()), MODEL)
+        validation.check_spec(spec, MODEL)
+    validation.check_spec(replace(spec, sampling=SamplingParameters()), MODEL)
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_a_rule_that_the_model_lacks_is_unsupported_unless_greedy():
 )
 def test_a_call_has_limits(change, field):
     limits = {"limit_length": 20, "vocabulary_size": 100}
-    fields.check_call(CALL, **limits)
-    fields.check_call(replace(CALL, base_length=0, base_digest=b""), **limits)
-    fields.check_call(replace(CALL, token_ids=(0, 99) * 8), **limits)
-    assert refused_field(fields.check_call, replace(CALL, **change), **limits) == field
+    validation.check_call(CALL, **limits)
+    validation.check_call(replace(CALL, base_length=0, base_digest=b""), **limits)
+    validation.check_call(replace(CALL, token_ids=(0, 99) * 8), **limits)
+    assert refused_field(validation.check_call, replace(CALL, **change), **limits) == field
 
 
 @pytest.mark.parametrize(
@@ -114,24 +114,25 @@ def test_a_call_has_limits(change, field):
 )
 def test_a_proposal_has_limits(proposal, depth, field):
     settings = {"spec": SessionSpec(20), "model": MODEL}
-    fields.check_proposal(CALL, chain([1] * 14), options=VerifyOptions(depth=65535), **settings)
+    validation.check_proposal(CALL, chain([1] * 14), options=VerifyOptions(depth=65535), **settings)
     options = VerifyOptions(depth=depth)
     assert (
-        refused_field(fields.check_proposal, CALL, proposal, options=options, **settings) == field
+        refused_field(validation.check_proposal, CALL, proposal, options=options, **settings)
+        == field
     )
 
 
 def test_a_proposal_has_at_most_1024_tokens():
     settings = {"options": VerifyOptions(), "spec": SessionSpec(5000), "model": MODEL}
-    fields.check_proposal(CALL, chain([1] * 1024), **settings)
-    refused = refused_field(fields.check_proposal, CALL, chain([1] * 1025), **settings)
+    validation.check_proposal(CALL, chain([1] * 1024), **settings)
+    refused = refused_field(validation.check_proposal, CALL, chain([1] * 1025), **settings)
     assert refused == "proposal.token_ids"
 
 
 def test_rejection_needs_a_distribution_for_each_draft_token():
     spec = SessionSpec(20, rule=VerificationRule.REJECTION)
     settings = {"options": VerifyOptions(), "spec": spec, "model": MODEL}
-    assert refused_field(fields.check_proposal, CALL, chain([1]), **settings) == (
+    assert refused_field(validation.check_proposal, CALL, chain([1]), **settings) == (
         "proposal.distributions"
     )
 
@@ -140,15 +141,15 @@ def test_rejection_needs_a_distribution_for_each_draft_token():
 def test_a_tree_is_unsupported_where_only_chains_are_judged(parents):
     chain_of_three, tree = (Proposal((1, 2, 3), parents=each) for each in ((0, 1, 2), parents))
     settings = {"options": VerifyOptions(), "spec": SessionSpec(20)}
-    fields.check_proposal(CALL, tree, model=MODEL, **settings)
+    validation.check_proposal(CALL, tree, model=MODEL, **settings)
     for_chains = replace(MODEL, takes_trees=False)
-    fields.check_proposal(CALL, chain_of_three, model=for_chains, **settings)
+    validation.check_proposal(CALL, chain_of_three, model=for_chains, **settings)
     with pytest.raises(UnsupportedError, match=r"proposal\.parents"):
-        fields.check_proposal(CALL, tree, model=for_chains, **settings)
+        validation.check_proposal(CALL, tree, model=for_chains, **settings)
     settings["spec"] = SessionSpec(20, rule=VerificationRule.REJECTION)
     drawn = replace(tree, distributions=[SparseDistribution((1,), (1.0,))] * 3)
     with pytest.raises(UnsupportedError, match=r"proposal\.parents"):
-        fields.check_proposal(CALL, drawn, model=MODEL, **settings)
+        validation.check_proposal(CALL, drawn, model=MODEL, **settings)
 
 
 def bush(depth: int, leaves: int) -> Proposal:
@@ -170,14 +171,14 @@ def bush(depth: int, leaves: int) -> Proposal:
 )  # fmt: skip
 def test_a_tree_has_limits(good, bad, field):
     settings = {"options": VerifyOptions(), "spec": SessionSpec(1000), "model": BIG}
-    fields.check_proposal(CALL, good, **settings)
-    assert refused_field(fields.check_proposal, CALL, bad, **settings) == field
+    validation.check_proposal(CALL, good, **settings)
+    assert refused_field(validation.check_proposal, CALL, bad, **settings) == field
 
 
 def test_of_a_tree_the_longest_path_has_to_fit_in_the_session():
     settings = {"options": VerifyOptions(), "spec": SessionSpec(9), "model": MODEL}
-    fields.check_proposal(CALL, bush(3, 50), **settings)
-    refused = refused_field(fields.check_proposal, CALL, bush(4, 1), **settings)
+    validation.check_proposal(CALL, bush(3, 50), **settings)
+    refused = refused_field(validation.check_proposal, CALL, bush(4, 1), **settings)
     assert refused == "proposal.token_ids"
 
 
@@ -200,10 +201,10 @@ def test_of_a_tree_the_longest_path_has_to_fit_in_the_session():
 )
 def test_a_distribution_has_limits(ids, probabilities, field):
     good = SparseDistribution((1, 2), (0.5, 0.49995))
-    fields.check_distributions(chain((1, 2), (good, good)), vocabulary_size=100)
+    validation.check_distributions(chain((1, 2), (good, good)), vocabulary_size=100)
     bad = SparseDistribution(ids, probabilities)
     proposal = chain((2, 1), (good, bad))
-    found = refused_field(fields.check_distributions, proposal, vocabulary_size=100)
+    found = refused_field(validation.check_distributions, proposal, vocabulary_size=100)
     assert found == f"proposal.distributions[1]{field}"
 
 
@@ -221,21 +222,23 @@ def test_a_distribution_has_limits(ids, probabilities, field):
 def test_a_drafts_tree_has_limits(max_tokens, width, branch_count, field):
     settings = {"spec": SessionSpec(2000), "model": MODEL}
     for good in ((1024, 1, 8, 0), (64, 1, 2, 63), (1024, 1, 1, 64), (1, 1, 16, 64)):
-        fields.check_drafting(CALL, DraftOptions(*good), **settings)
+        validation.check_drafting(CALL, DraftOptions(*good), **settings)
     options = DraftOptions(max_tokens, width=width, branch_count=branch_count)
-    assert refused_field(fields.check_drafting, CALL, options, **settings) == field
+    assert refused_field(validation.check_drafting, CALL, options, **settings) == field
 
 
 def test_a_drafts_tree_is_unsupported_where_only_chains_are_drafted():
     alone = replace(MODEL, takes_trees=False)
     rejecting = SessionSpec(20, rule=VerificationRule.REJECTION)
     spec = SessionSpec(20)
-    fields.check_drafting(CALL, DraftOptions(4, width=3, branch_count=2), spec=spec, model=MODEL)
-    fields.check_drafting(CALL, DraftOptions(4), spec=spec, model=alone)
+    validation.check_drafting(
+        CALL, DraftOptions(4, width=3, branch_count=2), spec=spec, model=MODEL
+    )
+    validation.check_drafting(CALL, DraftOptions(4), spec=spec, model=alone)
     with pytest.raises(UnsupportedError, match="width"):
-        fields.check_drafting(CALL, DraftOptions(4, width=3), spec=spec, model=alone)
+        validation.check_drafting(CALL, DraftOptions(4, width=3), spec=spec, model=alone)
     with pytest.raises(UnsupportedError, match="width"):
-        fields.check_drafting(CALL, DraftOptions(4, width=2), spec=rejecting, model=MODEL)
+        validation.check_drafting(CALL, DraftOptions(4, width=2), spec=rejecting, model=MODEL)
 
 
 @pytest.mark.parametrize(
@@ -250,6 +253,6 @@ def test_a_drafts_tree_is_unsupported_where_only_chains_are_drafted():
 )
 def test_a_window_has_limits(max_tokens, chunk_tokens, field):
     settings = {"spec": SessionSpec(20), "model": MODEL}
-    fields.check_drafting(CALL, DraftOptions(14, chunk_tokens=64), **settings)
+    validation.check_drafting(CALL, DraftOptions(14, chunk_tokens=64), **settings)
     options = DraftOptions(max_tokens, chunk_tokens)
-    assert refused_field(fields.check_drafting, CALL, options, **settings) == field
+    assert refused_field(validation.check_drafting, CALL, options, **settings) == field

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paceline_engine.backends import device as module
-from paceline_engine.backends.base import ModelLoadError
-from paceline_engine.backends.device import hardware_of, usable_device
+from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.torch_backend import device as module
+from paceline_engine.torch_backend.device import hardware_of, usable_device
 
 CPU = torch.device("cpu")
 SAY = (
-    "import torch; from paceline_engine.backends.device import hardware_of;"
+    "import torch; from paceline_engine.torch_backend.device import hardware_of;"
     "print(hardware_of(torch.device('cpu'), threads=1).identity)"
 )
 

@@ -8,11 +8,11 @@ import time
 import pytest
 
 from paceline.errors import CacheExhaustedError, DrainingError, LoadingError
-from paceline_engine.backends.base import DeviceLostError, ModelLoadError, TokenMemory
-from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
-from paceline_engine.calls import SessionSpec
-from paceline_engine.host import HostLimits, ModelHost
 from paceline_engine.loading import LoadOptions, load_backend
+from paceline_engine.sessions.host import HostLimits, ModelHost
+from paceline_engine.simulated import SimulatedBackend, SimulatedModel
+from paceline_engine.terms.backend import DeviceLostError, ModelLoadError, TokenMemory
+from paceline_engine.terms.calls import SessionSpec
 from unit.engine.asking import ORACLE, SPEC, asked, drafted, entered, opened, verifying
 from unit.engine.conftest import QUICK, Gate, chain, instant, path, running, until
 
@@ -97,7 +97,7 @@ async def test_the_start_measures_forwards_and_prefill():
 
 
 async def test_a_model_that_hangs_is_noticed_and_forgiven(monkeypatch):
-    monkeypatch.setattr("paceline_engine.latencies._LEAST_PATIENCE_NS", 1)
+    monkeypatch.setattr("paceline_engine.scheduling.latencies._LEAST_PATIENCE_NS", 1)
     gate = Gate()
     gate.open.set()
     async with running(gate) as host, asyncio.TaskGroup() as group:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from paceline_engine.calls import DraftOptions
-from paceline_engine.model_text import ModelText
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.terms.calls import DraftOptions
 from unit.engine.asking import ORACLE, PROMPT, SPEC, asked, drafted, entered, opened, verifying
 from unit.engine.conftest import Gate, call_on, chain, continuation, instant, path, running, until
 

@@ -14,12 +14,12 @@ from paceline.errors import (
     SupersededError,
     UnsupportedError,
 )
-from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
-from paceline_engine.calls import DraftOptions, SessionSpec, VerificationRule
-from paceline_engine.host import HostLimits
-from paceline_engine.items import Outcome
-from paceline_engine.model_text import ModelText
-from paceline_engine.proposal import Proposal
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.sessions.host import HostLimits
+from paceline_engine.simulated import SimulatedBackend, SimulatedModel
+from paceline_engine.terms.calls import DraftOptions, SessionSpec, VerificationRule
+from paceline_engine.terms.items import Outcome
+from paceline_engine.terms.proposal import Proposal
 from unit.engine.asking import ORACLE, PROMPT, SPEC, asked, drafted, opened
 from unit.engine.conftest import call_on, chain, continuation, instant, running
 

@@ -15,7 +15,7 @@ from paceline.errors import (
     StaleCallError,
     SupersededError,
 )
-from paceline_engine.calls import DraftOptions
+from paceline_engine.terms.calls import DraftOptions
 from unit.engine.asking import ORACLE, PROMPT, asked, drafted, entered, opened, verifying
 from unit.engine.conftest import Gate, call_on, chain, instant, path, running, until
 

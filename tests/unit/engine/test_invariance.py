@@ -10,17 +10,17 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from paceline_engine.backends.attention import Attention, attend_apart
-from paceline_engine.backends.base import ModelLoadError
-from paceline_engine.backends.invariance import is_invariant
-from paceline_engine.backends.invariant import TILE, InvariantRows
-from paceline_engine.backends.key_values import KeyValues
-from paceline_engine.backends.library import LibraryDecoder
-from paceline_engine.backends.llama import FusedLlama
-from paceline_engine.backends.slabs import KeyValueShape, Slabs
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import SessionSpec
-from paceline_engine.items import Draft, Item, Judge
+from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.terms.calls import SessionSpec
+from paceline_engine.terms.items import Draft, Item, Judge
+from paceline_engine.torch_backend.attention import Attention, attend_apart
+from paceline_engine.torch_backend.invariance import is_invariant
+from paceline_engine.torch_backend.invariant import TILE, InvariantRows
+from paceline_engine.torch_backend.key_values import KeyValues
+from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
+from paceline_engine.torch_backend.library import LibraryDecoder
+from paceline_engine.torch_backend.llama import FusedLlama
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_model_server.loading import new_host
 from paceline_model_server.settings import ModelServerSettings
 from support.families import build_family
@@ -36,7 +36,7 @@ VOCABULARY_SIZE = 300
 def load(directory, *, dtype="float32", fused=True, invariant=True) -> TransformersBackend:
     with pytest.MonkeyPatch.context() as patch:
         if not fused:
-            patch.setattr("paceline_engine.backends.decoders.can_fuse", lambda _: False)
+            patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
         backend = TransformersBackend(str(directory), dtype=dtype, invariant=invariant)
     assert isinstance(backend.decoder, FusedLlama if fused else LibraryDecoder)
     assert backend.description.is_invariant == invariant
@@ -210,7 +210,7 @@ def test_a_tree_has_its_texts_bits_after_its_attention_failed_half_way(tiny_pair
             raise RuntimeError("can't allocate memory")
         return attend_apart(*arguments)
 
-    monkeypatch.setattr("paceline_engine.backends.invariant.attend_apart", attend)
+    monkeypatch.setattr("paceline_engine.torch_backend.invariant.attend_apart", attend)
     for fails_at in range(STEPS):
         passes = itertools.count()
         compared_step(mixture, items)

@@ -15,17 +15,22 @@ import pytest
 import torch
 
 from paceline.errors import OverloadedError, SupersededError
-from paceline_engine.backends.base import ForwardInterrupted, TokenMemory
-from paceline_engine.backends.stack import StackBackend
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import DecodeOptions, SamplingParameters, SessionSpec, VerifyOptions
-from paceline_engine.host import HostLimits
-from paceline_engine.items import Item, Judge
-from paceline_engine.kept_texts import KeptTexts
-from paceline_engine.model_cache import ModelCache, common_length
-from paceline_engine.model_text import ModelText
-from paceline_engine.proposal import NOTHING, Proposal
-from paceline_engine.sessions import SessionTable
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.sessions.host import HostLimits
+from paceline_engine.sessions.kept_texts import KeptTexts
+from paceline_engine.sessions.session_table import SessionTable
+from paceline_engine.stack_backend.stack import StackBackend
+from paceline_engine.terms.backend import ForwardInterrupted, TokenMemory
+from paceline_engine.terms.calls import (
+    DecodeOptions,
+    SamplingParameters,
+    SessionSpec,
+    VerifyOptions,
+)
+from paceline_engine.terms.items import Item, Judge
+from paceline_engine.terms.model_cache import ModelCache, common_length
+from paceline_engine.terms.proposal import NOTHING, Proposal
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_protocol.max_gram import MaxGram
 from support.families import ORIGINAL_LENGTH, VOCABULARY_SIZE, build_family
 from support.tiny_adapters import write_adapter

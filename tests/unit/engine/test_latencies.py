@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline_engine.latencies import ForwardLatency, LatencyMeter, measure
+from paceline_engine.scheduling.latencies import LatencyMeter, measure
+from paceline_engine.terms.latencies import ForwardLatency
 from unit.engine.conftest import NEVER, instant
 
 

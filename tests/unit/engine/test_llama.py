@@ -17,14 +17,15 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from paceline_engine.backends import products
-from paceline_engine.backends.decoders import choose_decoder, take_sample
-from paceline_engine.backends.key_values import KeyValues
-from paceline_engine.backends.library import LibraryDecoder
-from paceline_engine.backends.llama import FusedLlama, _norm, can_fuse
-from paceline_engine.backends.products import can_pack
-from paceline_engine.backends.shared_rows import SharedRows
-from paceline_engine.backends.slabs import KeyValueShape, Slabs
+from paceline_engine.torch_backend import packed_linear
+from paceline_engine.torch_backend.decoders import choose_decoder, take_sample
+from paceline_engine.torch_backend.families import can_fuse
+from paceline_engine.torch_backend.key_values import KeyValues
+from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
+from paceline_engine.torch_backend.library import LibraryDecoder
+from paceline_engine.torch_backend.llama import FusedLlama, _norm
+from paceline_engine.torch_backend.packed_linear import can_pack
+from paceline_engine.torch_backend.shared_rows import SharedRows
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -151,9 +152,9 @@ def test_a_small_norm_is_the_librarys(scale):
 
 
 def test_its_weights_are_packed_where_that_is_of_use(monkeypatch):
-    monkeypatch.setattr(products, "_TINY_BYTES", 0)
+    monkeypatch.setattr(packed_linear, "_TINY_BYTES", 0)
     model, warm = built(llama), []
-    monkeypatch.setattr("paceline_engine.backends.llama.warm_up", warm.extend)
+    monkeypatch.setattr("paceline_engine.torch_backend.llama.warm_up", warm.extend)
     decoder = FusedLlama(model)
     each_layers = [each for layer in decoder.layers for each in layer.products]
     assert len(each_layers) == 4 * len(decoder.layers)
@@ -203,6 +204,6 @@ def test_fused_layers_that_are_off_are_not_used(monkeypatch, caplog):
         return type(decoder), has_lent
 
     assert chosen() == (FusedLlama, True)
-    monkeypatch.setattr("paceline_engine.backends.decoders.FusedLlama", Off)
+    monkeypatch.setattr("paceline_engine.torch_backend.decoders.FusedLlama", Off)
     assert chosen() == (LibraryDecoder, False)
     assert "a model" in caplog.text

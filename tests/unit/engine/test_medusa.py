@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from paceline_engine.adapters.files import build_adapter
-from paceline_engine.adapters.trunk import compute_trunk
+from paceline_engine.torch_backend.adapters.files import build_adapter
+from paceline_engine.torch_backend.adapters.trunk import compute_trunk
 from support.tiny_adapters import random_adapter, tiny_model
 
 TEXT = torch.randint(40, (2, 9), generator=torch.Generator().manual_seed(3))

@@ -7,7 +7,7 @@ import psutil
 import pytest
 import torch
 
-from paceline_engine.backends.memory import FreeMemory, free_machine_bytes, free_memory
+from paceline_engine.torch_backend.memory import FreeMemory, free_machine_bytes, free_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +57,7 @@ def test_a_cgroup_that_is_over_its_limit_has_nothing_left(tmp_path):
 
 
 def test_of_a_machines_memory_half_is_counted_on_and_less_for_what_has_ended(monkeypatch):
-    monkeypatch.setattr("paceline_engine.backends.memory.free_machine_bytes", lambda: GIB)
+    monkeypatch.setattr("paceline_engine.torch_backend.memory.free_machine_bytes", lambda: GIB)
     assert free_memory(torch.device("cpu")) == FreeMemory(GIB, 0.5, 0.25)
 
 

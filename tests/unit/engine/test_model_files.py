@@ -12,10 +12,10 @@ from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 
 from paceline.limits import MOST_TOKENIZER_BYTES
-from paceline_engine.backends.base import ModelLoadError
-from paceline_engine.backends.model_files import find_model_files
-from paceline_engine.backends.model_loading import load_model
-from paceline_engine.backends.weight_files import INDEX_FILE
+from paceline_engine.model_files.files import find_model_files
+from paceline_engine.model_files.weight_files import INDEX_FILE
+from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.torch_backend.model_loading import load_model
 
 TOKENIZER_PARTS = ("pre_tokenizer", "decoder", "model")
 

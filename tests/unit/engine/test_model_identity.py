@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from paceline_engine.adapters.card import model_fingerprint
-from paceline_engine.backends.model_files import find_model_files
-from paceline_engine.backends.model_loading import load_model
-from paceline_engine.backends.tokenizer_file import TokenizerFile
-from paceline_engine.backends.transformers import TransformersBackend
+from paceline_engine.model_files.files import find_model_files
+from paceline_engine.model_files.tokenizer_file import TokenizerFile
+from paceline_engine.torch_backend.adapters.card import model_fingerprint
+from paceline_engine.torch_backend.model_loading import load_model
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.tiny_tokenizers import TINY_TOKENIZERS
 
 TEXTS = ["def draft(prefix):\n    return target", " import  é<|end|>", "Draft\t😁qz"]

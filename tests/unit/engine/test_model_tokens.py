@@ -12,9 +12,9 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
-from paceline_engine.backends.base import ModelLoadError
-from paceline_engine.backends.model_files import find_model_files
-from paceline_engine.backends.transformers import TransformersBackend
+from paceline_engine.model_files.files import find_model_files
+from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.tiny_models import build_tokenizer
 
 CHATML = (

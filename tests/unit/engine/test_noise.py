@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline_engine.noise import Purpose, noise_bits, pair_bits, philox, uniform
+from paceline_engine.deciding.noise import Purpose, noise_bits, pair_bits, philox, uniform
 from support.gumbel import gumbel
 
 VECTORS = Path(__file__).parents[2] / "contract" / "vectors" / "noise.json"

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from paceline_engine.backends.attention import Attention
-from paceline_engine.backends.key_values import KeyValues
-from paceline_engine.backends.shared_rows import SharedRows
-from paceline_engine.backends.slabs import KeyValueShape, Slabs
+from paceline_engine.torch_backend.attention import Attention
+from paceline_engine.torch_backend.key_values import KeyValues
+from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
+from paceline_engine.torch_backend.shared_rows import SharedRows
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 SHAPE = KeyValueShape(1, KV_HEADS, WIDTH, WIDTH, torch.float32, torch.device("cpu"))

@@ -5,9 +5,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from paceline_engine.backends import products
-from paceline_engine.backends.memory import FreeMemory
-from paceline_engine.backends.products import Product, can_pack, pack_linear_modules, warm_up
+from paceline_engine.torch_backend import packed_linear
+from paceline_engine.torch_backend.memory import FreeMemory
+from paceline_engine.torch_backend.packed_linear import (
+    Product,
+    can_pack,
+    pack_linear_modules,
+    warm_up,
+)
 
 DTYPES = [torch.float32, torch.bfloat16]
 COUNTS = [*range(1, 70), 127, 128, 129, 200]
@@ -21,7 +26,7 @@ def numbers(*shape, dtype, seed=0):
 def product(request, monkeypatch):
     """A weight that counts as large."""
     for name in ("_TINY_BYTES", "_SMALL_BYTES"):
-        monkeypatch.setattr(products, name, 0)
+        monkeypatch.setattr(packed_linear, name, 0)
     weight, bias = numbers(48, 40, dtype=request.param), numbers(48, dtype=request.param, seed=1)
     if not can_pack([weight]):
         pytest.skip("this processor computes these numbers in another way")
@@ -45,10 +50,10 @@ def test_small_weights_are_packed_for_four_rows_and_more_and_tiny_ones_not_at_al
     if weight.dtype == torch.float32:
         assert Product.of(weight, None, packs=True).packed_from == 2
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(products, "_SMALL_BYTES", weight.nbytes + 1)
+        patch.setattr(packed_linear, "_SMALL_BYTES", weight.nbytes + 1)
         small = Product.of(weight, None, packs=True)
         assert small.packed_from == (4 if weight.dtype == torch.float32 else 1)
-        patch.setattr(products, "_TINY_BYTES", weight.nbytes + 1)
+        patch.setattr(packed_linear, "_TINY_BYTES", weight.nbytes + 1)
         assert Product.of(weight, None, packs=True).packed is None
 
 
@@ -71,10 +76,10 @@ def test_all_code_is_made_when_a_model_is_loaded(product, monkeypatch):
             computed.append(len(hidden))
             return torch.ops.mkldnn._linear_pointwise(hidden, *rest)
 
-    monkeypatch.setattr(products, "_ONEDNN", Watched())
+    monkeypatch.setattr(packed_linear, "_ONEDNN", Watched())
     other = Product.of(product.weight, None, packs=False)
     warm_up([product, product, other])
-    assert computed == [*products._BLOCKS]
+    assert computed == [*packed_linear._BLOCKS]
 
 
 @torch.inference_mode()
@@ -87,7 +92,7 @@ def test_only_few_numbers_of_rows_are_ever_computed(product, monkeypatch):
             computed.add(len(hidden))
             return torch.ops.mkldnn._linear_pointwise(hidden, *rest)
 
-    monkeypatch.setattr(products, "_ONEDNN", Watched())
+    monkeypatch.setattr(packed_linear, "_ONEDNN", Watched())
     for count in range(2, 1000):
         product(torch.zeros(count, 40, dtype=product.weight.dtype))
     assert len(computed) <= 13
@@ -99,7 +104,7 @@ def test_weights_are_packed_only_where_there_is_memory_for_a_copy(product, monke
     needed = 4 * 2 * product.weight.nbytes
     for free, fits in ((needed, True), (needed - 1, False)):
         found = FreeMemory(free, usable_share=1.0)
-        monkeypatch.setattr(products, "free_memory", lambda _, found=found: found)
+        monkeypatch.setattr(packed_linear, "free_memory", lambda _, found=found: found)
         assert can_pack(weights) == fits
 
 
@@ -112,7 +117,7 @@ def test_what_the_library_computes_otherwise_is_left_as_it_is():
 @torch.inference_mode()
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_librarys_linear_modules_give_the_same(has_bias, monkeypatch):
-    monkeypatch.setattr(products, "_TINY_BYTES", 0)
+    monkeypatch.setattr(packed_linear, "_TINY_BYTES", 0)
     model = nn.Sequential(nn.Linear(8, 6, bias=has_bias), nn.Tanh(), nn.Linear(6, 5, bias=has_bias))
     shapes = [(3, 8), (1, 8), (0, 8), (1, 7, 8), (2, 3, 8), (1, 0, 8)]
     hidden = [numbers(*shape, dtype=torch.float32, seed=4) for shape in shapes]

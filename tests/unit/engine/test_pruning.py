@@ -10,18 +10,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline_engine.adapters.card import AdapterCard
-from paceline_engine.adapters.files import load_adapter
-from paceline_engine.adapters.rank_paths import cartesian_tree
-from paceline_engine.backends.llama import FusedLlama
-from paceline_engine.backends.self_drafting import FedTree, _likelihoods
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import SamplingParameters, SessionSpec, VerifyOptions
-from paceline_engine.items import Draft, Item, Judge
+from paceline_engine.deciding.sampling import perturbed_scores
 from paceline_engine.loading import LoadOptions, load_backend
-from paceline_engine.model_text import ModelText
-from paceline_engine.proposal import Proposal
-from paceline_engine.sampling import perturbed_scores
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.terms.calls import SamplingParameters, SessionSpec, VerifyOptions
+from paceline_engine.terms.items import Draft, Item, Judge
+from paceline_engine.terms.proposal import Proposal
+from paceline_engine.terms.rank_paths import cartesian_tree
+from paceline_engine.torch_backend.adapters.card import AdapterCard
+from paceline_engine.torch_backend.adapters.files import load_adapter
+from paceline_engine.torch_backend.llama import FusedLlama
+from paceline_engine.torch_backend.self_drafting import FedTree, _likelihoods
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_model_server.loading import new_host
 from paceline_model_server.settings import ModelServerSettings
 from support.self_speculation import StreamingDecoder
@@ -285,7 +285,7 @@ def test_a_forward_that_failed_is_repeated_with_what_was_left(backend, plain, mo
 
 
 def test_through_the_librarys_layers_nothing_is_pruned(tiny_pair, adapter, monkeypatch):
-    monkeypatch.setattr("paceline_engine.backends.decoders.can_fuse", lambda _: False)
+    monkeypatch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
     model = TransformersBackend(str(tiny_pair.target), adapter=str(adapter), prune_below=1.0)
     text = ModelText(model, SPEC)
     decode(text, count=8)

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from paceline_engine.adapters.rank_paths import (
+from paceline_engine.terms.proposal import Proposal
+from paceline_engine.terms.rank_paths import (
     cartesian_tree,
     check_tree,
     likeliest_tree,
     propose,
     prune_by_threshold,
 )
-from paceline_engine.proposal import Proposal
 
 RATES = st.lists(
     st.lists(st.floats(0, 1, allow_subnormal=False), min_size=1, max_size=3), min_size=1, max_size=3

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from paceline.errors import InternalError
-from paceline_engine import sampling
-from paceline_engine.calls import SamplingParameters
-from paceline_engine.noise import Purpose, noise_bits
-from paceline_engine.sampling import (
+from paceline_engine.deciding import sampling
+from paceline_engine.deciding.noise import Purpose, noise_bits
+from paceline_engine.deciding.sampling import (
     Draw,
     add_noise,
     choose_together,
@@ -22,6 +21,7 @@ from paceline_engine.sampling import (
     perturbed_rows,
     token_logprobs,
 )
+from paceline_engine.terms.calls import SamplingParameters
 from support.gumbel import gumbel
 
 

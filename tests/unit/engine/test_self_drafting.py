@@ -10,18 +10,23 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline_engine.adapters.card import AdapterCard
-from paceline_engine.adapters.files import load_adapter
-from paceline_engine.adapters.rank_paths import cartesian_tree, propose
-from paceline_engine.adapters.trunk import compute_trunk
-from paceline_engine.backends.base import ModelLoadError
-from paceline_engine.backends.llama import FusedLlama
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import SamplingParameters, SessionSpec, VerificationRule, VerifyOptions
-from paceline_engine.decisions import judge_by, rank_from
-from paceline_engine.items import Draft, Item, Judge
-from paceline_engine.model_text import ModelText
-from paceline_engine.proposal import Proposal
+from paceline_engine.deciding.decisions import judge_by, rank_from
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.terms.calls import (
+    SamplingParameters,
+    SessionSpec,
+    VerificationRule,
+    VerifyOptions,
+)
+from paceline_engine.terms.items import Draft, Item, Judge
+from paceline_engine.terms.proposal import Proposal
+from paceline_engine.terms.rank_paths import cartesian_tree, propose
+from paceline_engine.torch_backend.adapters.card import AdapterCard
+from paceline_engine.torch_backend.adapters.files import load_adapter
+from paceline_engine.torch_backend.adapters.trunk import compute_trunk
+from paceline_engine.torch_backend.llama import FusedLlama
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_model_server.loading import new_host
 from paceline_model_server.settings import ModelServerSettings
 from support.self_speculation import StreamingDecoder
@@ -53,7 +58,7 @@ def adapter(request, tiny_pair, tmp_path_factory):
 def backend(request, tiny_pair, adapter):
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "library":
-            patch.setattr("paceline_engine.backends.decoders.can_fuse", lambda _: False)
+            patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
         model = TransformersBackend(str(tiny_pair.target), adapter=str(adapter), dtype="float32")
     assert isinstance(model.decoder, FusedLlama) == (request.param != "library")
     model._together = request.param == "together"
@@ -176,7 +181,7 @@ def test_logits_are_to_the_bit_what_they_are_without_an_adapter(backend, tiny_pa
         pytest.skip("the other way of attending is asked for at load only")
     with pytest.MonkeyPatch.context() as patch:
         if not isinstance(backend.decoder, FusedLlama):
-            patch.setattr("paceline_engine.backends.decoders.can_fuse", lambda _: False)
+            patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
         without = TransformersBackend(str(tiny_pair.target), dtype="float32")
     found = []
     for model, proposes in [(backend, True), (backend, False), (without, False)]:
@@ -272,7 +277,9 @@ async def test_a_host_hands_proposals_out_and_under_rejection_none(backend):
 
 
 def test_a_model_that_judges_chains_only_proposes_one(tiny_pair, adapter, monkeypatch):
-    monkeypatch.setattr("paceline_engine.backends.transformers.rotations_change", lambda _: True)
+    monkeypatch.setattr(
+        "paceline_engine.torch_backend.transformers.rotations_change", lambda _: True
+    )
     model = TransformersBackend(str(tiny_pair.target), adapter=str(adapter))
     proposal = ModelText(model, SPEC).judge(PROMPT, propose=True).proposal
     assert proposal.parents == (0, 1, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline_engine.adapters.rank_paths import cartesian_tree
+from paceline_engine.terms.rank_paths import cartesian_tree
 from paceline_training.continuations import Continuations, continue_greedily
 from paceline_training.hit_rates import guess_ranks, tokens_per_forward
 from support.self_speculation import StreamingDecoder

@@ -17,10 +17,10 @@ from paceline.errors import (
     StaleCallError,
     SupersededError,
 )
-from paceline_engine.calls import DecodeOptions, DraftOptions, SessionSpec, Verdict
-from paceline_engine.host import ModelHost
-from paceline_engine.model_text import ModelText
-from paceline_engine.proposal import Proposal
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.sessions.host import ModelHost
+from paceline_engine.terms.calls import DecodeOptions, DraftOptions, SessionSpec, Verdict
+from paceline_engine.terms.proposal import Proposal
 from support.trees import random_tree
 from unit.engine.conftest import QUICK, call_on, chain, continuation, instant, path
 

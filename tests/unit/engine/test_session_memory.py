@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from paceline_engine.backends.stack import StackBackend
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import DraftOptions, SessionSpec, VerifyOptions
-from paceline_engine.host import HostLimits, ModelHost
+from paceline_engine.sessions.host import HostLimits, ModelHost
+from paceline_engine.stack_backend.stack import StackBackend
+from paceline_engine.terms.calls import DraftOptions, SessionSpec, VerifyOptions
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_protocol.max_gram import MaxGram
 from support import native_memory
 from support.clock import Clock
@@ -22,8 +22,8 @@ from support.waiting import until
 from unit.engine.conftest import call_on, chain, instant, running
 
 if TYPE_CHECKING:
-    from paceline_engine.backends.base import Backend
-    from paceline_engine.model_cache import ModelCache
+    from paceline_engine.terms.backend import Backend
+    from paceline_engine.terms.model_cache import ModelCache
 
 SESSIONS = 64
 LIMITS = HostLimits(warm_up_rounds=0, session_limit=100, token_budget=1 << 20)

@@ -13,11 +13,11 @@ from paceline.errors import (
     StaleCallError,
     SupersededError,
 )
-from paceline_engine.calls import SessionSpec
-from paceline_engine.items import Draft, Item
-from paceline_engine.jobs import Job, Outlet
-from paceline_engine.live_calls import LiveCall
-from paceline_engine.sessions import SessionTable
+from paceline_engine.scheduling.jobs import Job, Outlet
+from paceline_engine.sessions.session import LiveCall
+from paceline_engine.sessions.session_table import SessionTable
+from paceline_engine.terms.calls import SessionSpec
+from paceline_engine.terms.items import Draft, Item
 from unit.engine.conftest import call_on, instant
 
 BACKEND = instant()

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from paceline.errors import InternalError, InvalidFieldError, OverloadedError
-from paceline_engine import fields
-from paceline_engine.backends.base import DeviceLostError, ForwardInterrupted
-from paceline_engine.backends.key_values import KeyValues
-from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
-from paceline_engine.backends.slabs import Slabs
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import SamplingParameters, SessionSpec, VerificationRule
-from paceline_engine.items import Draft, Item, Judge, Outcome
-from paceline_engine.model_text import ModelText
-from paceline_engine.proposal import SparseDistribution
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.simulated import SimulatedBackend, SimulatedModel
+from paceline_engine.terms import validation
+from paceline_engine.terms.backend import DeviceLostError, ForwardInterrupted
+from paceline_engine.terms.calls import SamplingParameters, SessionSpec, VerificationRule
+from paceline_engine.terms.items import Draft, Item, Judge, Outcome
+from paceline_engine.terms.proposal import SparseDistribution
+from paceline_engine.torch_backend.key_values import KeyValues
+from paceline_engine.torch_backend.kv_arena import Slabs
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from unit.engine.conftest import NEVER, StopAtLayer, chain, continuation, instant
 
 SPEC = SessionSpec(200)
@@ -37,9 +37,11 @@ def backend(request, tiny_pair):
         return instant()
     with pytest.MonkeyPatch.context() as patch:
         if request.param != "fused":
-            patch.setattr("paceline_engine.backends.decoders.can_fuse", lambda _: False)
+            patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
         if request.param == "one by one":
-            patch.setattr("paceline_engine.backends.transformers.rotations_change", lambda _: True)
+            patch.setattr(
+                "paceline_engine.torch_backend.transformers.rotations_change", lambda _: True
+            )
         model = TransformersBackend(str(tiny_pair.target))
     model._together = request.param == "together"
     return model
@@ -131,9 +133,9 @@ def test_distributions_are_checked_once_however_many_parts_a_prompt_has(tiny_pai
     spec = SessionSpec(50, SamplingParameters(1.0), rule=VerificationRule.REJECTION)
     good = chain([3], [SparseDistribution([3], [1.0])])
     asked = item(model, range(1, 41), Judge(good), spec)
-    checked, check = [], fields.check_distributions
+    checked, check = [], validation.check_distributions
     monkeypatch.setattr(
-        fields,
+        validation,
         "check_distributions",
         lambda *args, **size: [checked.append(1), check(*args, **size)],
     )

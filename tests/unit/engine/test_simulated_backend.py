@@ -8,20 +8,20 @@ from dataclasses import replace
 import pytest
 from tokenizers import Tokenizer
 
-from paceline_engine.backends.base import ForwardInterrupted, Interrupt, ModelLoadError
-from paceline_engine.backends.model import Feed
-from paceline_engine.backends.simulated import (
+from paceline_engine.model_backend import Feed
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.simulated import (
     SimulatedBackend,
     SimulatedModel,
     simulated_tokenizer,
 )
-from paceline_engine.calls import (
+from paceline_engine.terms.backend import ForwardInterrupted, Interrupt, ModelLoadError
+from paceline_engine.terms.calls import (
     SamplingParameters,
     SessionSpec,
     VerificationRule,
 )
-from paceline_engine.model_text import ModelText
-from paceline_engine.proposal import Proposal, SparseDistribution
+from paceline_engine.terms.proposal import Proposal, SparseDistribution
 from unit.engine.conftest import continuation, instant, path
 
 SPEC = SessionSpec(4096)

@@ -10,11 +10,11 @@ import psutil
 import pytest
 import torch
 
-from paceline_engine.backends import slabs as module
-from paceline_engine.backends.attention import Attention, SideBySide, TextRows
-from paceline_engine.backends.key_values import KeyValues
-from paceline_engine.backends.shared_rows import SharedRows
-from paceline_engine.backends.slabs import KeyValueShape, Slabs
+from paceline_engine.torch_backend import kv_arena as module
+from paceline_engine.torch_backend.attention import Attention, SideBySide, TextRows
+from paceline_engine.torch_backend.key_values import KeyValues
+from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
+from paceline_engine.torch_backend.shared_rows import SharedRows
 
 HEADS, WIDTH, LAYERS = 2, 4, 3
 SHAPE = KeyValueShape(LAYERS, HEADS, WIDTH, WIDTH, torch.float32, torch.device("cpu"))

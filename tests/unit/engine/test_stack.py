@@ -11,13 +11,18 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from paceline_engine.backends.base import ForwardInterrupted, ModelLoadError
-from paceline_engine.backends.stack import StackBackend
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import DraftOptions, SamplingParameters, SessionSpec, VerificationRule
-from paceline_engine.items import Draft, Item
-from paceline_engine.model_text import ModelText
-from paceline_engine.sampling import filtered_scores
+from paceline_engine.deciding.sampling import filtered_scores
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.stack_backend.stack import StackBackend
+from paceline_engine.terms.backend import ForwardInterrupted, ModelLoadError
+from paceline_engine.terms.calls import (
+    DraftOptions,
+    SamplingParameters,
+    SessionSpec,
+    VerificationRule,
+)
+from paceline_engine.terms.items import Draft, Item
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_protocol.max_gram import MaxGram
 from paceline_protocol.suffix_index import Tie
 from support.distributions import fit

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline_engine.backends.base import TokenMemory
-from paceline_engine.backends.stack import StackBackend
-from paceline_engine.calls import ModelDescription, VerificationRule
-from paceline_engine.cascade import Draw
-from paceline_engine.review_tasks import ReviewTask
-from paceline_engine.stack_numbers import MeasuredStack
+from paceline_engine.deciding.cascade import Draw
+from paceline_engine.deciding.review_tasks import ReviewTask
+from paceline_engine.stack_backend.stack import StackBackend
+from paceline_engine.stack_backend.stack_numbers import MeasuredStack
+from paceline_engine.terms.backend import TokenMemory
+from paceline_engine.terms.calls import ModelDescription, VerificationRule
 from paceline_protocol.max_gram import MaxGram
 
 EXACT, REJECTION = VerificationRule.EXACT, VerificationRule.REJECTION

@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from paceline_engine.adapters.streams import Streams
-from paceline_engine.adapters.trunk import compute_trunk
+from paceline_engine.torch_backend.adapters.streams import Streams
+from paceline_engine.torch_backend.adapters.trunk import compute_trunk
 from support.tiny_adapters import random_adapter, tiny_model
 
 TEXT = torch.randint(40, (2, 11), generator=torch.Generator().manual_seed(3))

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from paceline_engine.backends.llama import FusedLlama
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import SessionSpec
-from paceline_engine.items import Item, Judge
-from paceline_engine.model_text import ModelText
-from paceline_engine.proposal import Proposal
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.terms.calls import SessionSpec
+from paceline_engine.terms.items import Item, Judge
+from paceline_engine.terms.proposal import Proposal
+from paceline_engine.torch_backend.llama import FusedLlama
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.tiny_adapters import write_adapter
 from support.trees import random_tree
 from unit.engine.conftest import NEVER

@@ -23,22 +23,22 @@ from transformers import (
 )
 
 from paceline.errors import OverloadedError
-from paceline_engine.backends.base import (
+from paceline_engine.deciding.decisions import draft_from
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.terms.backend import (
     DeviceLostError,
     ForwardInterrupted,
     ModelLoadError,
 )
-from paceline_engine.backends.captured import CapturedSteps
-from paceline_engine.backends.device import hardware_of, on_device
-from paceline_engine.backends.key_values import KeyValues
-from paceline_engine.backends.library import LibraryDecoder
-from paceline_engine.backends.llama import FusedLlama
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import SamplingParameters, SessionSpec, VerificationRule
-from paceline_engine.decisions import draft_from
-from paceline_engine.items import Item, Judge
-from paceline_engine.model_text import ModelText
-from paceline_engine.proposal import NOTHING
+from paceline_engine.terms.calls import SamplingParameters, SessionSpec, VerificationRule
+from paceline_engine.terms.items import Item, Judge
+from paceline_engine.terms.proposal import NOTHING
+from paceline_engine.torch_backend.cuda_graphs import CapturedSteps
+from paceline_engine.torch_backend.device import hardware_of, on_device
+from paceline_engine.torch_backend.key_values import KeyValues
+from paceline_engine.torch_backend.library import LibraryDecoder
+from paceline_engine.torch_backend.llama import FusedLlama
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from unit.engine.conftest import NEVER, StopAtLayer, continuation, path, scores_after
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
@@ -47,7 +47,7 @@ SAMPLED = SessionSpec(512, SamplingParameters(temperature=0.8, top_p=0.95), seed
 
 
 def not_fused(patch) -> None:
-    patch.setattr("paceline_engine.backends.decoders.can_fuse", lambda _: False)
+    patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
 
 
 def not_together(patch) -> None:
@@ -57,7 +57,7 @@ def not_together(patch) -> None:
         raise ValueError("not through the interface")
 
     not_fused(patch)
-    patch.setattr("paceline_engine.backends.decoders.LibraryDecoder", refuse)
+    patch.setattr("paceline_engine.torch_backend.decoders.LibraryDecoder", refuse)
 
 
 WAYS = {
@@ -269,7 +269,7 @@ def test_a_device_that_fails_late_is_lost_all_the_same(target, monkeypatch, wher
     def fail(*_, **__):
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    monkeypatch.setattr(f"paceline_engine.decisions.{where}", fail)
+    monkeypatch.setattr(f"paceline_engine.deciding.decisions.{where}", fail)
     rule = VerificationRule.REJECTION if where == "draw_draft" else VerificationRule.EXACT
     model = ModelText(target, SessionSpec(512, rule=rule))
     judging = partial(model.judge, PROMPT)

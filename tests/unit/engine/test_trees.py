@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from paceline.errors import InternalError
-from paceline_engine.backends.base import ForwardInterrupted
-from paceline_engine.backends.captured import CapturedSteps
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import SamplingParameters, SessionSpec
-from paceline_engine.items import Draft, Item, Judge
-from paceline_engine.model_text import ModelText
-from paceline_engine.proposal import Proposal
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.terms.backend import ForwardInterrupted
+from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.items import Draft, Item, Judge
+from paceline_engine.terms.proposal import Proposal
+from paceline_engine.torch_backend.cuda_graphs import CapturedSteps
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.trees import chains_of, random_tree
 from unit.engine.conftest import NEVER, StopAtLayer, chain, continuation, instant
 
@@ -37,7 +37,7 @@ def backend(request, tiny_pair):
         return instant(vocabulary_size=VOCABULARY_SIZE)
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "library":
-            patch.setattr("paceline_engine.backends.decoders.can_fuse", lambda _: False)
+            patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
         is_invariant = request.param == "invariant"
         model = TransformersBackend(str(tiny_pair.target), invariant=is_invariant)
     model._together = request.param == "together"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from paceline_engine.turns import Turns
+from paceline_engine.scheduling.fair_queue import Turns
 
 
 def serve(turns: Turns, shares: list[str], lengths) -> str:

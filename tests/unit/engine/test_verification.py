@@ -4,16 +4,16 @@ import pytest
 import torch
 
 from paceline.errors import InternalError
-from paceline_engine import sampling, verification
-from paceline_engine.calls import SamplingParameters
-from paceline_engine.proposal import Proposal, SparseDistribution
-from paceline_engine.sampling import choose_tokens, draw_draft, filtered_scores
-from paceline_engine.verification import (
+from paceline_engine.deciding import sampling, verification
+from paceline_engine.deciding.sampling import choose_tokens, draw_draft, filtered_scores
+from paceline_engine.deciding.verification import (
     accept_along,
     accept_exact,
     accept_sampled,
     residual_scores,
 )
+from paceline_engine.terms.calls import SamplingParameters
+from paceline_engine.terms.proposal import Proposal, SparseDistribution
 
 SAMPLING = SamplingParameters(temperature=1.0)
 

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.errors import DrainingError, OverloadedError
-from paceline_engine.accounting import Waste
-from paceline_engine.backends.base import DeviceLostError, ForwardInterrupted
-from paceline_engine.calls import SessionSpec
-from paceline_engine.items import Draft, Item, Outcome
-from paceline_engine.jobs import Outlet
-from paceline_engine.latencies import LatencyMeter
-from paceline_engine.worker import ModelWorker
+from paceline_engine.scheduling.accounting import Waste
+from paceline_engine.scheduling.jobs import Outlet
+from paceline_engine.scheduling.latencies import LatencyMeter
+from paceline_engine.scheduling.worker import ModelWorker
+from paceline_engine.terms.backend import DeviceLostError, ForwardInterrupted
+from paceline_engine.terms.calls import SessionSpec
+from paceline_engine.terms.items import Draft, Item, Outcome
 from unit.engine.conftest import chain, until
 
 
@@ -520,7 +520,7 @@ async def test_a_stopped_worker_takes_no_job():
 
 
 async def test_a_forward_that_never_returns_does_not_hold_up_the_end(monkeypatch):
-    monkeypatch.setattr("paceline_engine.worker._STOP_SECONDS", 0.01)
+    monkeypatch.setattr("paceline_engine.scheduling.worker._STOP_SECONDS", 0.01)
     returns, entered = threading.Event(), threading.Event()
 
     def hang(_):

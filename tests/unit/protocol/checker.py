@@ -406,6 +406,7 @@ class CheckedMethod:
                 for text in texts_of(command)
                 for length in range(len(text) + 1)
             },
+            decided={text for it in self.verifications.values() for text in texts_of(it)},
             growing={it.text for it in self.drafts.values()},
             at=self.task.lookahead,
         )

@@ -74,13 +74,20 @@ class Idleness:
             assert drafter in drafting or rests or not can_go_on, f"drafter {drafter} idles"
 
     def check_targets(
-        self, chains: Iterable[int], *, judged: Collection[Text], growing: Collection[Text], at: int
+        self,
+        chains: Iterable[int],
+        *,
+        judged: Collection[Text],
+        decided: Collection[Text],
+        growing: Collection[Text],
+        at: int,
     ) -> None:
         """Check that no chain has a block for the target that is free.
 
         Args:
             chains: Whose.
             judged: What verifications in flight judge or assume, each with all that is before it.
+            decided: Texts after which they tell the token, whatever it is.
             growing: Texts that drafts go on after.
             at: How many tokens are a block, where more may come.
         """
@@ -90,11 +97,23 @@ class Idleness:
             shared = sum(itertools.takewhile(bool, map(operator.eq, text, main)))
             # What is shared, and the token that leaves the main path, are that path's business.
             own = 0 if text == main else shared + 1
-            waiting = [it for it in self._ends(text) if it not in judged and len(it) > own]
+            waiting = [
+                it
+                for it in self._ends(text)
+                if it not in judged and len(it) > own and not self._is_settled(it, decided)
+            ]
             is_closed = text not in growing
             assert not waiting or (len(waiting) < at and not is_closed), f"{waiting[0]} waits"
 
     # --- what is known ------------------------------------------------------------------------
+
+    def _is_settled(self, text: Text, decided: Collection[Text]) -> bool:
+        """Whether one more verification of a text's last token could tell nothing new.
+
+        Its own place is decided by one in flight, and what follows is known: by a verification of
+        what another drafter had found after the same token.
+        """
+        return text[:-1] in decided and text in self._told
 
     def _surviving(self, drafter: int) -> Text:
         """Return a drafter's chain up to where the target contradicts it, and what that says."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from paceline_protocol.messages import (
@@ -71,6 +71,17 @@ models = st.builds(
     target_count=st.integers(1, 3),
     drafter_count=st.integers(0, 2),
     text=st.booleans(),
+)
+# What the text had found after a token was judged before the drafter found that token, too.
+@example(
+    strategy=Strategy.DISTRIBUTED,
+    task=DecodingTask(prompt=(1,), max_tokens=19, lookahead=2, draft_window=3),
+    models=Models(seed=85, agreement=0.8),
+    weather=Weather(),
+    seed=0,
+    target_count=2,
+    drafter_count=1,
+    text=True,
 )
 def test_the_invariants_hold_whatever_the_weather(
     strategy, task, models, weather, seed, target_count, drafter_count, text

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_engine.draft_tree import DraftTree
+from paceline_engine.terms.draft_tree import DraftTree
 from paceline_protocol.drafted_tree import DraftedTree
 from paceline_protocol.messages import (
     BlockVerified,

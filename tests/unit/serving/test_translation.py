@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from paceline.v1 import sampling_pb2, session_service_pb2, target_service_pb2
-from paceline_engine.calls import (
+from paceline_engine.deciding.verification import accept_sampled
+from paceline_engine.terms.calls import (
     CallTiming,
     Drafted,
     Hardware,
@@ -16,9 +17,8 @@ from paceline_engine.calls import (
     Verdict,
     VerificationRule,
 )
-from paceline_engine.latencies import ForwardLatency, ModelLatencies, StageMeasures
-from paceline_engine.proposal import Proposal, SparseDistribution
-from paceline_engine.verification import accept_sampled
+from paceline_engine.terms.latencies import ForwardLatency, ModelLatencies, StageMeasures
+from paceline_engine.terms.proposal import Proposal, SparseDistribution
 from paceline_model_server import translation
 
 MODEL = ModelDescription(

@@ -12,16 +12,16 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from paceline_cli.__main__ import main
-from paceline_engine.adapters.card import AdapterCard, model_fingerprint
-from paceline_engine.adapters.files import build_adapter
-from paceline_engine.adapters.trunk import compute_trunk
-from paceline_engine.backends.base import ModelLoadError
-from paceline_engine.backends.model_files import find_model_files
-from paceline_engine.backends.model_loading import load_model
-from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import SamplingParameters, SessionSpec
-from paceline_engine.model_text import ModelText
-from paceline_engine.proposal import Proposal
+from paceline_engine.model_files.files import find_model_files
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.proposal import Proposal
+from paceline_engine.torch_backend.adapters.card import AdapterCard, model_fingerprint
+from paceline_engine.torch_backend.adapters.files import build_adapter
+from paceline_engine.torch_backend.adapters.trunk import compute_trunk
+from paceline_engine.torch_backend.model_loading import load_model
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_training.continuations import Continuations, continue_greedily
 from paceline_training.fine_tuning import FineTuning, check_names, write_fine_tuned
 from paceline_training.hit_rates import guess_ranks, hit_rates

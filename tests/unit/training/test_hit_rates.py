@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline_engine.adapters.rank_paths import cartesian_tree, propose
-from paceline_engine.adapters.trunk import compute_trunk
+from paceline_engine.terms.rank_paths import cartesian_tree, propose
+from paceline_engine.torch_backend.adapters.trunk import compute_trunk
 from paceline_training.continuations import Continuations, continue_greedily, continue_text
 from paceline_training.hit_rates import guess_ranks, hit_rates, tokens_per_forward
 from support.tiny_adapters import random_adapter, tiny_model

@@ -9,8 +9,8 @@ import math
 import pytest
 import torch
 
-from paceline_engine.adapters.files import build_adapter
-from paceline_engine.adapters.trunk import compute_trunk
+from paceline_engine.torch_backend.adapters.files import build_adapter
+from paceline_engine.torch_backend.adapters.trunk import compute_trunk
 from paceline_training.continuations import Continuations, continue_greedily
 from paceline_training.hit_rates import guess_ranks, hit_rates
 from paceline_training.objective import Joint, training_loss

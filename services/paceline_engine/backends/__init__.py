@@ -1,1 +1,0 @@
-"""The model backends, one file each."""

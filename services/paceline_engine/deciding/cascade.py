@@ -1,0 +1,219 @@
+"""Drafting with a stack of models: who drafts how many tokens, and who reviews them.
+
+Chen et al. 2023, "Cascade Speculative Drafting" (arXiv 2312.11462), Algorithm 1. Stages are
+drafters, largest first; the last may be Max-Gram, which only proposes. Of the matrix row 0 says
+what is drafted for the target, row r what for stage r - 1 when it reviews; its entries, from the
+diagonal on, are how many tokens each stage adds:
+
+                       base  small  Max-Gram
+    for the target   [[ 5,    14,    10 ],    base up to 5 tokens, small up to 19, Max-Gram up to 29
+    for base          [ 0,     1,    10 ],    small up to 1, Max-Gram up to 11
+    for small         [ 0,     0,    10 ]]    Max-Gram up to 10
+
+A stage's tokens are themselves drafted for it and reviewed by it (the vertical cascade); later
+tokens, which are less likely to count, come from smaller stages (the horizontal one). Limits are
+lower bounds: a review gives several tokens.
+
+Difference: the printed algorithm ends the acceptance loop on acceptance, leaves the bonus token
+out, never has the last model review Max-Gram, and cuts the matrix in the wrong corner; this is what
+its code does. Max-Gram's entry is also how many tokens it proposes at once (the code: 10, as in all
+of its matrices), it may find none, and no more is drafted than is asked for. What a target is sent
+is drafted round after round: the matrix counts from where the call's prefix ends.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Generator, Sequence
+
+    from paceline_engine.terms.proposal import SparseDistribution
+
+__all__ = [
+    "MAX_GRAM",
+    "CascadeDraft",
+    "Draw",
+    "Matrix",
+    "MatrixError",
+    "Propose",
+    "Review",
+    "parse_matrix",
+    "without_stages",
+]
+
+_MOST_TOKENS = 1024
+
+MAX_GRAM = "max-gram"
+"""The name of the stage that is no model."""
+
+Matrix: TypeAlias = tuple[tuple[int, ...], ...]
+"""As above: as many rows and columns as stages."""
+
+
+class MatrixError(ValueError):
+    """A matrix cannot be used. The message is one line for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A token that a stage drew.
+
+    Attributes:
+        stage: Who drew it.
+        probability: Which it had there.
+        distribution: Under REJECTION what it was drawn from.
+    """
+
+    token_id: int
+    stage: int = 0
+    probability: float = 1.0
+    distribution: SparseDistribution | None = None
+
+
+Propose: TypeAlias = "Callable[[Sequence[Draw], int], Sequence[Draw]]"
+"""Max-Gram: what follows the prefix and these tokens, so many or fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """A forward that a draft needs next.
+
+    Attributes:
+        stage: Whose.
+        text: What follows the prefix and is not to be reviewed.
+        tail: What follows that; empty: the stage finds a token by itself.
+    """
+
+    stage: int
+    text: tuple[Draw, ...]
+    tail: tuple[Draw, ...]
+
+
+class CascadeDraft:
+    """One draft, as it comes about: it wants a review, is told what that gave, wants the next.
+
+    Invariants:
+        It drafts what Algorithm 1 does
+        (tests/unit/engine/test_cascade.py::test_it_drafts_what_the_algorithm_does).
+
+    Attributes:
+        wanted: What is needed next; None: all is found.
+    """
+
+    def __init__(self, matrix: Matrix, *, propose: Propose | None = None, token_count: int) -> None:
+        """Begin.
+
+        Args:
+            matrix: A row for each stage.
+            propose: The last stage, if that is no model.
+            token_count: How many tokens are to be found.
+        """
+        self._rounds = _Rounds(matrix, propose=propose, token_count=token_count)
+        self._steps = self._rounds.steps()
+        self._taken_count = 0
+        self.wanted: Review | None = next(self._steps, None)
+
+    def answer(self, draws: Sequence[Draw]) -> None:
+        """Go on with what the wanted review gave: accepted tokens, and one more."""
+        try:
+            self.wanted = self._steps.send(draws)
+        except StopIteration:
+            self.wanted = None
+
+    def take_found(self) -> list[Draw]:
+        """Return the tokens that were found since the last time."""
+        settled_count = self._rounds.settled_count
+        found = self._rounds.text[self._taken_count : settled_count]
+        self._taken_count = settled_count
+        return found
+
+
+class _Rounds:
+    """A draft's text, and the steps in which it grows.
+
+    Its steps know it, and it does not know them: so a draft that was broken off is gone, with all
+    that Max-Gram knows of its text, once nobody refers to it.
+
+    Attributes:
+        text: What is drafted so far, in part still to be reviewed.
+        settled_count: How many tokens of it are found for good.
+    """
+
+    def __init__(self, matrix: Matrix, *, propose: Propose | None, token_count: int) -> None:
+        self._matrix = matrix
+        self._propose = propose
+        self._token_count = token_count
+        self.text: list[Draw] = []
+        self.settled_count = 0
+
+    def steps(self) -> Generator[Review, Sequence[Draw]]:
+        """Draft to the end: yield what review is needed next, and be sent what it gave."""
+        while (room := self._token_count - len(self.text)) > 0:
+            start = len(self.text)
+            yield from self._draft_for(0, room)
+            if len(self.text) == start:
+                # Max-Gram alone was asked, and found nothing.
+                yield from self._step(0, room)
+            self.settled_count = len(self.text)
+
+    def _draft_for(self, row: int, room: int) -> Generator[Review, Sequence[Draw]]:
+        """Append drafts for a row's reviewer, at most so many: the horizontal cascade."""
+        start, limit = len(self.text), 0
+        for stage in range(row, len(self._matrix)):
+            limit += self._matrix[row][stage]
+            while (drafted := len(self.text) - start) < min(limit, room):
+                yield from self._step(stage, room - drafted, at_once=self._matrix[row][stage])
+                if row == 0:
+                    self.settled_count = len(self.text)
+                if len(self.text) - start == drafted:
+                    break
+
+    def _step(
+        self, stage: int, room: int, *, at_once: int = 1
+    ) -> Generator[Review, Sequence[Draw]]:
+        """Append what one stage makes of the drafts for it: the vertical cascade."""
+        if self._propose is not None and stage == len(self._matrix) - 1:
+            self.text += self._propose(self.text, min(at_once, room))
+            return
+        start = len(self.text)
+        if stage + 1 < len(self._matrix):
+            # A review gives one token more than it is given.
+            yield from self._draft_for(stage + 1, room - 1)
+        tail = tuple(self.text[start:])
+        del self.text[start:]
+        self.text += yield Review(stage, tuple(self.text), tail)
+
+
+def without_stages(matrix: Matrix, stages: Collection[int]) -> Matrix:
+    """Return the matrix with which these stages draft nothing; the others draft what they did."""
+    return tuple(
+        tuple(0 if stage in stages else entry for stage, entry in enumerate(row)) for row in matrix
+    )
+
+
+def parse_matrix(text: str, *, stage_count: int) -> Matrix:
+    """Read a matrix: JSON, a list of rows.
+
+    Raises:
+        MatrixError: it is none, or not for so many stages.
+    """
+    try:
+        rows = json.loads(text)
+    except ValueError:
+        rows = None
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        raise MatrixError("is no matrix such as [[5, 10], [0, 10]]")
+    if [len(row) for row in rows] != [stage_count] * stage_count:
+        raise MatrixError(f"needs {stage_count} rows of {stage_count}: a column for each stage")
+    for row, entries in enumerate(rows):
+        for stage, entry in enumerate(entries):
+            if type(entry) is not int or not 0 <= entry <= _MOST_TOKENS:
+                raise MatrixError(f"[{row}][{stage}] is {entry!r}, not in [0, {_MOST_TOKENS}]")
+            if entry and stage < row:
+                raise MatrixError(f"[{row}][{stage}] is {entry}, below the diagonal all are 0")
+    if not sum(rows[0]):
+        raise MatrixError("[0] is all zeros: nothing would be drafted")
+    return tuple(map(tuple, rows))

@@ -1,0 +1,148 @@
+"""What logits decide: which of a proposal's tokens are accepted, or what is drafted next.
+
+For every backend that computes logits. Letters: T draft tokens, V the tokenizer's vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline_engine.deciding.review_tasks import ReviewTask
+from paceline_engine.deciding.reviews import review_by
+from paceline_engine.deciding.sampling import (
+    Draw,
+    choose_together,
+    choose_tokens,
+    draw_draft,
+    largest,
+    likeliest_tokens,
+    perturbed_rows,
+    token_logprobs,
+)
+from paceline_engine.deciding.verification import accept_along, accept_exact, accept_sampled
+from paceline_engine.terms.calls import VerificationRule
+from paceline_engine.terms.items import Judgement
+from paceline_engine.terms.proposal import Proposal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from paceline_engine.terms.calls import SessionSpec
+    from paceline_engine.terms.draft_tree import Ranked
+    from paceline_engine.terms.items import Item, Judge
+
+__all__ = ["choose_next", "draft_from", "judge_by", "rank_from"]
+
+
+def judge_by(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -> Judgement:
+    """Judge a chain, or under EXACT a tree.
+
+    Args:
+        logits: (T + 1, V), any float dtype; row 0 follows the prefix, row i + 1 the i-th token.
+        task: The proposal, with checked distributions.
+        position: Of the token after the prefix.
+    """
+    if isinstance(task, ReviewTask):
+        return review_by(logits, task, spec=spec, position=position)
+    if task.proposal.parents:
+        return _judge_tree(logits, task, spec=spec, position=position)
+    token_ids = task.proposal.token_ids
+    if spec.rule is VerificationRule.REJECTION:
+        accepted_count, next_token = accept_sampled(
+            token_ids,
+            logits,
+            distributions=task.proposal.distributions,
+            first_position=position,
+            parameters=spec.sampling,
+            seed=spec.seed,
+        )
+    else:
+        accepted_count, next_token = accept_exact(
+            token_ids, logits, first_position=position, parameters=spec.sampling, seed=spec.seed
+        )
+    return _told(tuple(range(accepted_count)), next_token, task=task, logits=logits)
+
+
+def _judge_tree(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -> Judgement:
+    path, next_token = accept_along(
+        task.proposal,
+        logits,
+        first_position=position,
+        parameters=spec.sampling,
+        seed=spec.seed,
+    )
+    return _told(path, next_token, task=task, logits=logits)
+
+
+def choose_next(rows: Sequence[tuple[Item, Tensor]]) -> dict[Item, int]:
+    """Choose what follows the texts of items that do just that, given their logits: (1, V) each.
+
+    Whoever's model computed NaN or infinity is left out.
+    """
+    draws = [Draw(len(item.prefix), item.spec.sampling, item.spec.seed) for item, _ in rows]
+    chosen = choose_together(torch.cat([own for _, own in rows]), draws)
+    return {item: token for (item, _), token in zip(rows, chosen, strict=True) if token is not None}
+
+
+def _told(path: tuple[int, ...], next_token: int, *, task: Judge, logits: Tensor) -> Judgement:
+    """Tell what was decided, with the probabilities that were asked for."""
+    judgement = Judgement(path, next_token)
+    rows = [0, *(index + 1 for index in path)]
+    if task.logprobs:
+        decided = (*task.proposal.along(path), next_token)
+        judgement = replace(judgement, logprobs=token_logprobs(logits[rows], decided))
+    if task.top_logprobs:
+        likeliest = likeliest_tokens(logits[rows], task.top_logprobs)
+        judgement = replace(judgement, top_logprobs=likeliest)
+    return judgement
+
+
+def draft_from(logits: Tensor, *, spec: SessionSpec, position: int) -> Proposal:
+    """Draft the token at a position, and under REJECTION say what it was drawn from.
+
+    Args:
+        logits: (1, V), any float dtype.
+        position: Of the token.
+    """
+    if spec.rule is VerificationRule.REJECTION:
+        token, distribution = draw_draft(
+            logits, position=position, parameters=spec.sampling, seed=spec.seed
+        )
+        return Proposal((token,), distributions=(distribution,))
+    chosen = choose_tokens(
+        logits, first_position=position, parameters=spec.sampling, seed=spec.seed
+    )
+    return Proposal((chosen[0],))
+
+
+def rank_from(
+    logits: Tensor, *, spec: SessionSpec, positions: Sequence[int], count: int
+) -> list[Ranked]:
+    """Say what is likeliest to be the target's choice under EXACT, with the noise that it has.
+
+    A token's probability is its share in the softmax of the noised scores: that it wins if the
+    target's scores differ from these by Gumbel noise once more. At temperature 0 it is the
+    model's own. Only the order of worth depends on it, never a token that is decided.
+
+    Args:
+        logits: (rows, V), any float dtype.
+        positions: Of the token after each row.
+        count: Tokens for each row; fewer where filters leave fewer.
+    """
+    scores = perturbed_rows(logits, positions=positions, parameters=spec.sampling, seed=spec.seed)
+    best = scores.topk(min(count, scores.shape[-1]))
+    shares = (best.values - scores.logsumexp(-1, keepdim=True)).exp()
+    found = zip(largest(scores), best.indices.tolist(), shares.tolist(), strict=True)
+    return [_ranked(first, token_ids, own)[:count] for first, token_ids, own in found]
+
+
+def _ranked(first: int, token_ids: Sequence[int], shares: Sequence[float]) -> Ranked:
+    """Put the chain's token, ties and NaN included that of `draft_from`, before the others."""
+    found = dict(zip(token_ids, shares, strict=True))
+    head = (first, found.pop(first, shares[0]))
+    return [head, *((token, share) for token, share in found.items() if share > 0)]

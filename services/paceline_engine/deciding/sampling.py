@@ -1,0 +1,345 @@
+"""How a token is chosen from logits: filters, position-keyed noise, argmax.
+
+Letters: T rows, V the tokenizer's vocabulary. Row t chooses the token at position
+`first_position + t`. Everything is float64 on the logits' device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.errors import InternalError
+from paceline_engine.deciding.noise import Purpose, pair_bits
+from paceline_engine.terms.proposal import SparseDistribution
+from paceline_engine.terms.validation import MOST_ENTRIES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_engine.terms.calls import LikeliestTokens, SamplingParameters
+
+__all__ = [
+    "Draw",
+    "add_noise",
+    "choose_together",
+    "choose_tokens",
+    "draw_draft",
+    "filtered_scores",
+    "in_parts",
+    "largest",
+    "likeliest",
+    "likeliest_tokens",
+    "perturbed_rows",
+    "perturbed_scores",
+    "token_logprobs",
+]
+
+_WORD = 0xFFFFFFFF
+_USUAL_NUCLEUS = 256
+# Of rows together: more do not stay in a processor's cache from one operation to the next. On an
+# accelerator each operation is a launch, and only memory is the limit: 256 MiB for each result, of
+# which noise has several at a time.
+_MOST_NUMBERS, _MOST_ON_ACCELERATOR = 1 << 18, 1 << 25
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How the token at a position is drawn: at temperature 0 it is the likeliest."""
+
+    position: int
+    parameters: SamplingParameters
+    seed: int
+
+
+def choose_tokens(
+    logits: Tensor, *, first_position: int, parameters: SamplingParameters, seed: int
+) -> list[int]:
+    """Choose each row's token: a pure function of logits, parameters, seed and position.
+
+    Args:
+        logits: (T, V), any float dtype.
+        first_position: Of row 0.
+    """
+    if parameters.temperature == 0:
+        return largest(logits)
+    return largest(
+        perturbed_scores(logits, first_position=first_position, parameters=parameters, seed=seed)
+    )
+
+
+def in_parts(logits: Tensor) -> Sequence[Tensor]:
+    """Divide rows, (T, V), into parts small enough for a processor's cache."""
+    return torch.split(logits, _most_rows(logits.device, logits.shape[-1]))
+
+
+def perturbed_scores(
+    logits: Tensor, *, first_position: int, parameters: SamplingParameters, seed: int
+) -> Tensor:
+    """Return the (T, V) float64 scores whose argmax is the chosen token."""
+    if parameters.temperature == 0:
+        return logits.double()
+    return add_noise(
+        filtered_scores(logits, parameters),
+        first_position=first_position,
+        seed=seed,
+        purpose=Purpose.EXACT,
+    )
+
+
+def perturbed_rows(
+    logits: Tensor, *, positions: Sequence[int], parameters: SamplingParameters, seed: int
+) -> Tensor:
+    """Return the scores of rows each of which has a position of its own: see above."""
+    if parameters.temperature == 0:
+        return logits.double()
+    scores = filtered_scores(logits, parameters)
+    places = torch.tensor(positions, dtype=torch.int64, device=logits.device)
+    return _with_noise(scores, places, seed=seed, purpose=Purpose.EXACT)
+
+
+def choose_together(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
+    """Choose each row's token as `choose_tokens` does, each row in its own way.
+
+    Args:
+        logits: (T, V), any float dtype.
+        draws: T of them.
+
+    Returns:
+        For each row its token; None if the model computed NaN or infinity.
+
+    Cost: rows that differ in nothing but seed and position are computed together. All tokens
+    come to the host at once.
+    """
+    alike: defaultdict[SamplingParameters, list[int]] = defaultdict(list)
+    for row, draw in enumerate(draws):
+        alike[draw.parameters].append(row)
+    most_rows = _most_rows(logits.device, logits.shape[-1])
+    parts = [
+        rows[start : start + most_rows]
+        for rows in alike.values()
+        for start in range(0, len(rows), most_rows)
+    ]
+    found = [
+        _choose_alike(
+            logits if len(part) == len(logits) else logits[part], [draws[row] for row in part]
+        )
+        for part in parts
+    ]
+    chosen = dict(zip(chain.from_iterable(parts), _told(torch.cat(found, 1)), strict=True))
+    return [chosen[row] for row in range(len(draws))]
+
+
+def _most_rows(device: torch.device, vocabulary_size: int) -> int:
+    """Return how many rows to choose for at once."""
+    most_numbers = _MOST_NUMBERS if device.type == "cpu" else _MOST_ON_ACCELERATOR
+    return max(1, most_numbers // vocabulary_size)
+
+
+def _choose_alike(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Return each row's token as `_largest` does."""
+    parameters = draws[0].parameters
+    if parameters.temperature == 0:
+        return _largest(logits)
+    positions, seeds = (
+        torch.tensor(each, device=logits.device)
+        for each in zip(*((draw.position, draw.seed) for draw in draws), strict=True)
+    )
+    scores = filtered_scores(logits, parameters)
+    return _largest(_with_noise(scores, positions, seed=seeds, purpose=Purpose.EXACT))
+
+
+def filtered_scores(logits: Tensor, parameters: SamplingParameters) -> Tensor:
+    """Apply temperature, top-k, top-p and min-p, in this order.
+
+    Each filter keeps the logits at or above a threshold, so tokens that tie with the last one kept
+    are kept too: the result depends on no sorting order.
+
+    Args:
+        logits: (T, V), any float dtype.
+        parameters: With a temperature above 0.
+
+    Returns:
+        (T, V) float64 logits with the row's largest at 0, and -inf where a token is out.
+    """
+    scores = logits.double()
+    scores = (scores - scores.amax(-1, keepdim=True)) / parameters.temperature
+    if 0 < parameters.top_k < scores.shape[-1]:
+        scores = _keep_from(scores, _largest_first(scores, parameters.top_k)[:, -1:])
+    if parameters.top_p < 1:
+        scores = _keep_from(scores, _nucleus_threshold(scores, parameters.top_p))
+    if parameters.min_p > 0:
+        scores = _keep_from(scores, math.log(parameters.min_p))
+    return scores
+
+
+def _keep_from(scores: Tensor, threshold: Tensor | float) -> Tensor:
+    return scores.masked_fill(scores < threshold, -math.inf)
+
+
+def _largest_first(scores: Tensor, count: int) -> Tensor:
+    if scores.device.type != "cpu":
+        return scores.topk(count).values
+    # NumPy sorts 2048 numbers in 0.02 ms; torch, which also sorts their indices, needs 0.1 ms.
+    values = scores.numpy()
+    if count < values.shape[-1]:
+        values = np.partition(values, -count, axis=-1)[:, -count:]
+    return torch.from_numpy(np.sort(values, axis=-1)).flip(-1)
+
+
+def _nucleus_threshold(scores: Tensor, top_p: float) -> Tensor:
+    """Return per row the score of the token with which the likeliest ones reach top_p."""
+    needed = top_p * scores.exp().sum(-1, keepdim=True)
+    # Mostly a few tokens reach it, and sorting all would cost most of the sampling.
+    for count in (min(_USUAL_NUCLEUS, scores.shape[-1]), scores.shape[-1]):
+        descending = _largest_first(scores, count)
+        reached = descending.exp().cumsum(-1)
+        if bool((reached[:, -1:] >= needed).all()):
+            break
+    short = (reached < needed).sum(-1, keepdim=True)
+    return descending.gather(-1, short.clamp(max=descending.shape[-1] - 1))
+
+
+def add_noise(scores: Tensor, *, first_position: int, seed: int, purpose: Purpose) -> Tensor:
+    """Add each surviving token's Gumbel noise for the row's position.
+
+    Cost: if less than half of the pairs of ids (2n, 2n + 1) have a survivor, noise is only computed
+    for those. On a CPU the integer part runs in NumPy, whose calls cost a fraction of torch's.
+    """
+    positions = torch.arange(first_position, first_position + len(scores), device=scores.device)
+    return _with_noise(scores, positions, seed=seed, purpose=purpose)
+
+
+def _with_noise(
+    scores: Tensor, positions: Tensor, *, seed: int | Tensor, purpose: Purpose
+) -> Tensor:
+    """Add noise to rows each of which has a position of its own, and maybe a seed: (T,) int64."""
+    rows, vocabulary = scores.shape
+    if vocabulary % 2:
+        scores = torch.nn.functional.pad(scores, (0, 1), value=-math.inf)
+    pairs = scores.view(rows, -1, 2)
+    wanted = (pairs > -math.inf).any(-1)
+    if 2 * int(wanted.sum()) < wanted.numel():
+        row, pair = wanted.nonzero(as_tuple=True)
+        own_seed = seed if isinstance(seed, int) else seed[row]
+        noise = _gumbel_pairs(pair, positions[row], seed=own_seed, purpose=purpose)
+        noisy = pairs.index_put((row, pair), pairs[row, pair] + noise)
+    else:
+        pair = torch.arange(pairs.shape[1], device=scores.device)
+        own_seed = seed if isinstance(seed, int) else seed[:, None]
+        noisy = pairs + _gumbel_pairs(pair, positions[:, None], seed=own_seed, purpose=purpose)
+    return noisy.view(rows, -1)[:, :vocabulary]
+
+
+def _gumbel_pairs(
+    pair: Tensor, position: Tensor, *, seed: int | Tensor, purpose: Purpose
+) -> Tensor:
+    """Return the float64 noise of the ids (2n, 2n + 1): the broadcast shape, and 2."""
+    if pair.device.type == "cpu":
+        n, t = pair.numpy(), position.numpy()
+        key = seed if isinstance(seed, int) else seed.numpy()
+        words = pair_bits(key, (n, t & _WORD, t >> 32, int(purpose)))
+        even, odd = map(torch.from_numpy, words)
+    else:
+        even, odd = pair_bits(seed, (pair, position & _WORD, position >> 32, int(purpose)))
+    uniform = torch.stack((even, odd), dim=-1).double().mul_(2.0**-53)
+    return uniform.log_().neg_().log_().neg_()
+
+
+def largest(scores: Tensor) -> list[int]:
+    """Return each row's largest entry, ties to the smaller id.
+
+    Raises:
+        InternalError: a row has no largest number: the model computed NaN or infinity.
+    """
+    found = [token for token in _told(_largest(scores)) if token is not None]
+    if len(found) < len(scores):
+        raise InternalError("the model's scores are not finite")
+    return found
+
+
+def _largest(scores: Tensor) -> Tensor:
+    """Return each row's largest entry's index, and itself: (2, T) float64 on their device."""
+    values, indices = scores.max(-1)
+    return torch.stack((indices.double(), values.double()))
+
+
+def _told(found: Tensor) -> list[int | None]:
+    """Bring what `_largest` found to the host; None: the row has no largest number."""
+    return [
+        int(token) if math.isfinite(value) else None
+        for token, value in zip(*found.tolist(), strict=True)
+    ]
+
+
+def token_logprobs(logits: Tensor, token_ids: Sequence[int]) -> tuple[float, ...]:
+    """Return the natural log probability of one token per row under the plain softmax."""
+    chosen = torch.tensor(token_ids, device=logits.device).unsqueeze(-1)
+    return tuple(logits.double().log_softmax(-1).gather(-1, chosen).squeeze(-1).tolist())
+
+
+def likeliest_tokens(logits: Tensor, count: int) -> tuple[LikeliestTokens, ...]:
+    """Return so many of each row's likeliest tokens under the plain softmax, ties by smaller id.
+
+    Fewer where fewer are possible at all.
+    """
+    found = []
+    for row in logits.double().log_softmax(-1):
+        least = row.topk(min(count, len(row))).values[-1]
+        # Of those that are as likely as the last one, `topk` takes any.
+        token_ids = ((row >= least) & (row > -math.inf)).nonzero()[:, 0]
+        best = row[token_ids].sort(descending=True, stable=True)
+        chosen = token_ids[best.indices[:count]].tolist()
+        found.append(tuple(zip(chosen, best.values[:count].tolist(), strict=True)))
+    return tuple(found)
+
+
+def draw_draft(
+    logits: Tensor, *, position: int, parameters: SamplingParameters, seed: int
+) -> tuple[int, SparseDistribution]:
+    """Draw a draft token for rejection sampling, and say exactly what it was drawn from.
+
+    The filtered distribution is cut to its MOST_ENTRIES likeliest tokens and rounded to
+    float32; the token is drawn from the rounded numbers, which are those that are sent. At
+    temperature 0 it is the largest logit's.
+
+    Args:
+        logits: (1, V), any float dtype.
+        position: Of the token that is drawn.
+
+    Raises:
+        InternalError: the model computed NaN or infinity.
+    """
+    if parameters.temperature == 0:
+        token = largest(logits)[0]
+        return token, SparseDistribution((token,), (1.0,))
+    scores = filtered_scores(logits, parameters)
+    token_ids, probabilities = likeliest(scores[0])
+    drawn_from = torch.full_like(scores, -math.inf)
+    drawn_from[0, token_ids] = probabilities.double().log()
+    noisy = add_noise(drawn_from, first_position=position, seed=seed, purpose=Purpose.DRAFT)
+    distribution = SparseDistribution(tuple(token_ids.tolist()), tuple(probabilities.tolist()))
+    return largest(noisy)[0], distribution
+
+
+def likeliest(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Cut a distribution to its MOST_ENTRIES likeliest tokens, and round it to float32.
+
+    Args:
+        scores: (V,) float64 logits, -inf where a token is out.
+
+    Returns:
+        (N,) token ids and (N,) probabilities, all above 0.
+    """
+    best = scores.topk(MOST_ENTRIES) if scores.shape[-1] > MOST_ENTRIES else None
+    token_ids = (scores > -math.inf).nonzero()[:, 0] if best is None else best.indices
+    probabilities = scores[token_ids].softmax(-1).float()
+    alive = probabilities > 0
+    return token_ids[alive], probabilities[alive]

@@ -1,0 +1,232 @@
+"""A backend that is one model: what its forwards compute of items, and what follows from it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from array import array
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import PacelineError
+from paceline_engine.terms import validation
+from paceline_engine.terms.backend import Backend, DeviceLostError, ForwardInterrupted
+from paceline_engine.terms.calls import VerificationRule
+from paceline_engine.terms.draft_tree import DraftTree
+from paceline_engine.terms.items import Decode, Item, Judge, Judgement, Outcome
+from paceline_engine.terms.proposal import NOTHING, Proposal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_engine.terms.backend import Interrupt
+    from paceline_engine.terms.calls import SessionSpec
+    from paceline_engine.terms.draft_tree import Ranked
+    from paceline_engine.terms.model_cache import ModelCache
+
+__all__ = ["Feed", "ModelBackend"]
+
+
+@dataclass(slots=True)
+class Feed:
+    """An item's rows in a forward.
+
+        tokens      | kept | the rest of the prefix | block        |
+        token_ids          |<------ or a first part of it -------->|
+        scored_count                              |<- block + 1 -->|
+        parents                                    |<- tree's ---->|
+
+    Attributes:
+        cache: The text; it stands for the kept tokens.
+        token_ids: What to append to it: one row for each.
+        scored_count: For how many of the last rows to score what follows; 0 in a part of a prefix.
+        parents: Of the last rows, if they are a tree: see `ModelCache.extend`.
+        proposes: How tokens are chosen, if the model is asked for guesses of its own beside the
+            scored rows; else None.
+        is_own: Whether the tree is what the model itself proposed for this text, or a part of it.
+        kept: Which of the tree's tokens the forward went on with; None: with all.
+        dropped_count: How many rows it did not go on with.
+    """
+
+    cache: ModelCache
+    token_ids: array[int]
+    scored_count: int
+    parents: Sequence[int] = ()
+    proposes: SessionSpec | None = None
+    is_own: bool = False
+    kept: Sequence[int] | None = None
+    dropped_count: int = 0
+
+    @property
+    def text_count(self) -> int:
+        """How many of the rows come before the tree's."""
+        return len(self.token_ids) - len(self.parents)
+
+    @property
+    def tree(self) -> Proposal:
+        """The tree's tokens."""
+        return Proposal(self.token_ids[self.text_count :].tolist(), self.parents)
+
+    def prune(self, kept: Sequence[int]) -> None:
+        """Leave only these of the tree's tokens: what the forward went on with is what counts."""
+        tree = self.tree.only(kept)
+        self.dropped_count += len(self.parents) - len(kept)
+        del self.token_ids[self.text_count :]
+        self.token_ids.extend(tree.token_ids)
+        self.parents, self.scored_count = tree.parents, len(kept) + 1
+        self.kept = kept if self.kept is None else [self.kept[index] for index in kept]
+
+
+class ModelBackend(Backend):
+    """One model, on one device.
+
+    It brings a forward (`_forward`), and what its scores mean (`_judge`, `_draft`, `_rank`).
+    """
+
+    def run(
+        self, items: Sequence[Item], interrupt: Interrupt, *, row_limit: int | None = None
+    ) -> list[Outcome | Exception]:
+        """Do a step of each item in one forward: see `Backend.run`."""
+        answers: list[Outcome | Exception | None] = []
+        feeds: list[Feed] = []
+        for item in items:
+            feed = self._feed_or_error(item, row_limit if item is items[-1] else None)
+            if isinstance(feed, Exception):
+                answers.append(feed)
+                continue
+            answers.append(None)
+            feeds.append(feed)
+            if row_limit is not None:
+                row_limit -= len(feed.token_ids)
+        asked = [item for item, answer in zip(items, answers, strict=True) if answer is None]
+        scores = self._compute(feeds, interrupt)
+        decided = iter(self._decide_all([*zip(asked, feeds, scores, strict=True)]))
+        return [next(decided) if answer is None else answer for answer in answers]
+
+    def _feed_or_error(self, item: Item, row_limit: int | None) -> Feed | Exception:
+        """Return an item's rows, or the error that it alone has."""
+        try:
+            feed = self._feed(item, row_limit)
+            self._make_room(feed)
+            return feed
+        except DeviceLostError:
+            raise
+        except PacelineError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - the caller's, and raised there
+            # It broke off anywhere, and may have left anything.
+            item.cache.clear()
+            return error
+
+    def _feed(self, item: Item, row_limit: int | None) -> Feed:
+        cache, tree = item.cache, item.tree
+        if tree and cache.has_of(item.prefix, tree):
+            start = len(cache.tree)
+            rows = array("I", tree.token_ids[start:])
+            return Feed(cache, rows, len(item.block), tree.parents[start:])
+        block = tree.token_ids or item.block
+        fed = item.prefix[cache.keep(item.prefix) :]
+        # The last token's row belongs to the block: alone it would be computed again and again.
+        if row_limit is not None and len(fed) > 1 and len(fed) + len(block) > row_limit:
+            return Feed(cache, fed[: max(1, min(row_limit, len(fed) - 1))], 0)
+        self._check_distributions(item)
+        fed.extend(block)
+        if tree:
+            return Feed(cache, fed, len(item.block), tree.parents)
+        proposes = item.spec if item.proposes else None
+        return Feed(cache, fed, len(block) + 1, item.parents, proposes)
+
+    def _check_distributions(self, item: Item) -> None:
+        """Check what a proposal is said to be drawn from: here, as it would hold up the loop."""
+        if isinstance(item.task, Judge) and item.spec.rule is VerificationRule.REJECTION:
+            validation.check_distributions(
+                item.task.proposal, vocabulary_size=self.description.vocabulary_size
+            )
+
+    def _compute(self, feeds: Sequence[Feed], interrupt: Interrupt) -> list[Any]:
+        """Compute all in one forward; if that fails, each alone, to see whose fault it is."""
+        if not feeds:
+            return []
+        try:
+            scores = self._forward(feeds, interrupt)
+        except (ForwardInterrupted, DeviceLostError):
+            raise
+        except Exception as error:  # noqa: BLE001 - the caller's, and raised there
+            if len(feeds) == 1:
+                feeds[0].cache.clear()
+                return [error]
+            for feed in feeds:
+                feed.cache.settle()
+            return [each for feed in feeds for each in self._compute([feed], interrupt)]
+        for feed in feeds:
+            feed.cache.extend(feed.token_ids, feed.parents)
+        return list(scores)
+
+    def _decide_all(self, asked: Sequence[tuple[Item, Feed, Any]]) -> Sequence[Outcome | Exception]:
+        """Decide by the scores of each item's feed, or pass on the error that it has instead."""
+        return [self._decide(*each) for each in asked]
+
+    def _decide(self, item: Item, feed: Feed, scores: Any) -> Outcome | Exception:
+        if isinstance(scores, Exception):
+            return scores
+        row_count = len(feed.token_ids) + feed.dropped_count
+        if not feed.scored_count:
+            return Outcome(row_count)
+        try:
+            if isinstance(item.task, Judge):
+                judgement = self._judge_kept(scores, item.task, item, kept=feed.kept)
+                return Outcome(row_count, judgement=judgement, dropped_count=feed.dropped_count)
+            if isinstance(item.task, Decode):
+                told = item.task
+                task = Judge(NOTHING, told.logprobs, top_logprobs=told.top_logprobs)
+                return Outcome(row_count, judgement=self._judge(scores, task, item))
+            if item.task.width == 1:
+                return Outcome(row_count, drafted=self._draft(scores, item))
+            seed = item.draft_tree if item.draft_tree.found else DraftTree(item.task.branch_count)
+            draft_tree = seed.grown(self._rank(scores, item))
+            return Outcome(row_count, drafted=draft_tree.news_since(seed), draft_tree=draft_tree)
+        except DeviceLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the caller's, and raised there
+            return error
+
+    def _judge_kept(
+        self, scores: Any, task: Judge, item: Item, *, kept: Sequence[int] | None
+    ) -> Judgement:
+        """Decide on a proposal of which the forward computed only some tokens, or all."""
+        if kept is None:
+            return self._judge(scores, task, item)
+        judged = self._judge(scores, replace(task, proposal=task.proposal.only(kept)), item)
+        return replace(judged, accepted_path=tuple(kept[index] for index in judged.accepted_path))
+
+    def _make_room(self, feed: Feed) -> None:
+        """Have memory for what a forward will append to a text.
+
+        Raises:
+            OverloadedError: there is none. The text is as it was, and the others go on without it.
+        """
+
+    @abstractmethod
+    def _forward(self, feeds: Sequence[Feed], interrupt: Interrupt) -> Sequence[Any]:
+        """Append each feed's tokens to its text's state, and score its last rows.
+
+        It may prune a feed's tree (`Feed.prune`), and then those of its tokens that are left are
+        appended. Where it fails nothing counts as appended.
+
+        Raises:
+            ForwardInterrupted: the interrupt was set meanwhile.
+        """
+
+    @abstractmethod
+    def _judge(self, scores: Any, task: Judge, item: Item) -> Judgement:
+        """Decide on an item's proposal by the scores of its rows."""
+
+    @abstractmethod
+    def _draft(self, scores: Any, item: Item) -> Proposal:
+        """Choose the token after an item's prefix from the one row of scores."""
+
+    @abstractmethod
+    def _rank(self, scores: Any, item: Item) -> Sequence[Ranked]:
+        """Say what is likeliest after each row of scores, as many tokens as the draft is wide.
+
+        The first is the one that `_draft` chooses.
+        """

@@ -1,0 +1,1 @@
+"""Which files are a model, checked and read once; nothing here needs torch."""

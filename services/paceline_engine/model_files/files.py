@@ -1,0 +1,327 @@
+"""Which files of a model may be loaded, and what names them.
+
+Only data is read: safetensors, JSON and templates, and of these only what a model consists of. A
+directory with code is refused whole, because a stranger's checkpoint is a stranger's program
+otherwise. What else lies there changes nothing: pickles, weights that no index names, the files of
+other programs.
+
+What is loaded is what was checked, and what the fingerprint is of. The directory is looked through
+once. Small files are kept as they were read; of weights it is noted which file they were, and when
+it last changed. `ModelFiles.laid_out` then shows a library those files and nothing else: not the
+adapters, parts or settings of other programs that may lie beside them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from paceline_engine.model_files.chat_template import find_templates, template_of
+from paceline_engine.model_files.identity import meant_configuration, parse_values
+from paceline_engine.model_files.small_files import (
+    CONFIG,
+    DECODER_PARTS,
+    GENERATION_CONFIG,
+    SMALL_FILES,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    SmallFiles,
+    read_json,
+)
+from paceline_engine.model_files.tokenizer_file import TokenizerFile
+from paceline_engine.model_files.tokens import find_tokens
+from paceline_engine.model_files.weight_files import (
+    INDEX_FILE,
+    WEIGHTS_FILE,
+    check_weights,
+    hash_weights,
+    named_parts,
+    part_names,
+)
+from paceline_engine.terms.backend import ModelLoadError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from paceline_engine.model_files.chat_template import FoundTemplate
+    from paceline_engine.model_files.tokens import ModelTokens
+    from paceline_engine.terms.backend import ChatTemplate
+
+__all__ = ["ModelFiles", "find_model_files"]
+
+_CODE_SUFFIXES = frozenset({".py", ".so"})
+_CONFIGURATIONS = (CONFIG, GENERATION_CONFIG)
+# What a generation configuration may say of how tokens are chosen.
+_SAMPLING = (
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+)
+# Fields with which a configuration names files, or programs of a hub, that nobody has looked at.
+_REFUSED_FIELDS = {
+    "auto_map": "asks for the model's own code to be run",
+    "transformers_weights": "names other files of weights",
+}
+_KERNEL_FIELDS = frozenset(
+    f"{prefix}{kind}_implementation{suffix}"
+    for prefix in ("", "_")
+    for kind in ("attn", "experts")
+    for suffix in ("", "_internal")
+)
+
+# Of a file: device, inode, size, and when content and inode last changed.
+_Stamp: TypeAlias = tuple[int, int, int, int, int]
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A checked model directory.
+
+    Attributes:
+        directory: Where it is.
+        name: What the model is called.
+        revision: The hub's; empty for a directory.
+        weights: The files that hold its weights, and no others.
+        small: Its other files, as they were read.
+        tokenizer: Its tokenizer.json, written in one way; see `TokenizerFile`.
+        vocabulary_size: How many tokens the model can choose from, as its files say it.
+        tokens: Which tokens are named, end a text, or fill in the middle.
+        templates: Its chat templates by their names.
+        index: Which weight is in which of several files; None: there is one.
+        stamps: Which files the weights were in, when the directory was checked.
+    """
+
+    directory: Path
+    name: str
+    revision: str
+    weights: tuple[Path, ...]
+    small: SmallFiles
+    tokenizer: bytes
+    vocabulary_size: int
+    tokens: ModelTokens
+    templates: Mapping[str, FoundTemplate]
+    index: bytes | None
+    stamps: Mapping[Path, _Stamp]
+
+    @property
+    def contents(self) -> Mapping[str, bytes]:
+        """What a copy of the folder needs besides the weights: bytes by their file's name."""
+        index = {} if self.index is None else {INDEX_FILE: self.index}
+        return {**self.small.contents, **index}
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """How the model wants conversations; None: it only continues text."""
+        found = self.templates.get("default")
+        return None if found is None else template_of(found.source, self.tokens)
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, object]:
+        """How the model's author would choose tokens: told to operators, and used by nobody yet."""
+        config = self.small.json(GENERATION_CONFIG)
+        return {name: config[name] for name in _SAMPLING if config.get(name) is not None}
+
+    def fingerprint(self, dtype: str) -> str:
+        """Hash what decides a token: weights, configuration, tokenizer, ends of a text, dtype.
+
+        How these are written is not hashed: `model_identity.py` says what counts.
+
+        Cost: the first time, reads every weight once, about a second per gigabyte.
+
+        Raises:
+            ModelLoadError: Weights are not what they were when the directory was checked.
+        """
+        ends = sorted(each for each in self.tokens.end_ids if each < self.vocabulary_size)
+        return _hash(["served", self.identity(), dtype, ends])
+
+    def identity(self) -> str:
+        """Hash what a model computes with, in whichever dtype, and wherever its texts end.
+
+        Cost and errors: those of `fingerprint`.
+        """
+        weights = self._weights_digest
+        self.check_unchanged()
+        configuration = meant_configuration(parse_values(self.small.contents[CONFIG]))
+        tokenizer = hashlib.sha256(self.tokenizer).hexdigest()
+        return _hash(["model", weights, configuration, tokenizer])
+
+    @cached_property
+    def _weights_digest(self) -> str:
+        return hash_weights(self.weights)
+
+    def check_unchanged(self) -> None:
+        """Check that weights are in the files they were in when the directory was checked.
+
+        Raises:
+            ModelLoadError: They are not: what is loaded, and what is hashed, may be different.
+        """
+        for path, stamp in self.stamps.items():
+            if _stamp(path) != stamp:
+                raise ModelLoadError(f"{path} was changed while the model was loaded")
+
+    @contextmanager
+    def laid_out(self) -> Iterator[Path]:
+        """Lend a directory with the checked files and nothing else, for a library to load from.
+
+        Raises:
+            ModelLoadError: Weights were changed since they were checked.
+        """
+        with TemporaryDirectory(prefix="paceline-model-") as folder:
+            directory = Path(folder)
+            for name, content in self._configurations().items():
+                (directory / name).write_bytes(content)
+            if self.index is not None:
+                (directory / INDEX_FILE).write_bytes(self.index)
+            for path in self.weights:
+                (directory / path.name).symlink_to(path.resolve())
+            yield directory
+        self.check_unchanged()
+
+    def _configurations(self) -> dict[str, bytes]:
+        contents = self.small.contents
+        return {name: contents[name] for name in _CONFIGURATIONS if name in contents}
+
+
+def find_model_files(model: str, *, revision: str | None = None) -> ModelFiles:
+    """Find and check a model: a directory, or a hub id where there is a network.
+
+    Raises:
+        ModelLoadError: there is no such model, a file is missing, or one is not plain data.
+    """
+    directory = Path(model).expanduser()
+    if directory.is_dir():
+        if not (directory / "config.json").is_file():
+            raise ModelLoadError(f"model {model!r}: there is no config.json in {directory}")
+        name, revision = directory.resolve().name, revision or ""
+    elif directory.is_absolute() or model.startswith((".", "~")):
+        raise ModelLoadError(f"model {model!r}: there is no such directory")
+    else:
+        directory = _download(model, revision)
+        name, revision = model, directory.name
+    _refuse_links_outside(directory)
+    _refuse_programs(directory)
+    for file_name in (CONFIG, TOKENIZER):
+        if not (directory / file_name).is_file():
+            raise ModelLoadError(f"model {model!r}: {file_name} is missing in {directory}")
+    index_path = directory / INDEX_FILE
+    index = read_json(index_path) if index_path.exists() else None
+    parts = part_names(directory, index)
+    weights = tuple(directory / part for part in parts)
+    check_weights(directory, parts)
+    small = SmallFiles.read(directory)
+    for each in (*_CONFIGURATIONS, TOKENIZER_CONFIG):
+        _refuse_foreign_parts(directory / each, small.json(each))
+    try:
+        tokenizer = TokenizerFile(small.contents[TOKENIZER])
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"model {name!r}: {TOKENIZER} cannot be used ({error})") from error
+    templates = find_templates(small)
+    default = templates.get("default")
+    return ModelFiles(
+        directory,
+        name=name,
+        revision=revision,
+        weights=weights,
+        small=small,
+        tokenizer=tokenizer.content,
+        vocabulary_size=_vocabulary_size(small.json(CONFIG), tokenizer),
+        tokens=find_tokens(small, tokenizer, template=default.source if default else ""),
+        templates=templates,
+        index=None if index is None or {*parts} == {WEIGHTS_FILE} else _clean_index(parts),
+        stamps={path: _stamp(path) for path in weights},
+    )
+
+
+def _vocabulary_size(config: Mapping[str, Any], tokenizer: TokenizerFile) -> int:
+    """Count the tokens that the tokenizer has and the model's head, too."""
+    parts = [config, *(config.get(name) for name in DECODER_PARTS)]
+    objects = [each for each in parts if isinstance(each, dict)]
+    sizes = [size for each in objects if type(size := each.get("vocab_size")) is int]
+    return min([tokenizer.size, *sizes])
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _clean_index(parts: Mapping[str, frozenset[str]]) -> bytes:
+    """Write an index anew, with what was checked alone."""
+    placed = {weight: part for part, weights in parts.items() for weight in sorted(weights)}
+    return json.dumps({"metadata": {}, "weight_map": placed}).encode()
+
+
+def _download(model: str, revision: str | None) -> Path:
+    """Fetch what is read of a model, and nothing else that its repository has."""
+    directory = _fetch(model, revision, (*SMALL_FILES, INDEX_FILE))
+    index_path = directory / INDEX_FILE
+    parts = named_parts(index_path, read_json(index_path) if index_path.exists() else None)
+    return _fetch(model, directory.name, tuple(parts))
+
+
+def _fetch(model: str, revision: str | None, names: tuple[str, ...]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=[*names]))
+    except Exception as error:
+        raise ModelLoadError(
+            f"model {model!r}: no such directory, and the hub did not give it ({error})"
+        ) from error
+
+
+def _refuse_links_outside(directory: Path) -> None:
+    """Refuse links that lead out of a model; in the Hugging Face cache a model has two folders."""
+    root = directory.resolve()
+    inside = [root]
+    if root.parent.name == "snapshots":
+        inside.append(root.parent.parent / "blobs")
+    for path in directory.rglob("*"):
+        if path.is_symlink():
+            target = Path(os.path.realpath(path))
+            if not any(target.is_relative_to(each) for each in inside):
+                raise ModelLoadError(f"{path} is a link that leaves the model's directory")
+
+
+def _refuse_programs(directory: Path) -> None:
+    for path in directory.rglob("*"):
+        if path.suffix.lower() in _CODE_SUFFIXES:
+            raise ModelLoadError(f"{path}: models that bring their own code are not run")
+    for path in directory.glob("*.json"):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ModelLoadError(f"{path}: is not a regular file")
+
+
+def _refuse_foreign_parts(path: Path, content: object) -> None:
+    """Refuse what a configuration may name besides the files beside it, however deep it stands."""
+    if isinstance(content, list):
+        for each in content:
+            _refuse_foreign_parts(path, each)
+    if not isinstance(content, dict):
+        return
+    for name, value in content.items():
+        if name in _REFUSED_FIELDS and value is not None:
+            raise ModelLoadError(f"{path}: {name} {_REFUSED_FIELDS[name]}")
+        # A name with a slash is a program in a hub; others are the library's own.
+        if name in _KERNEL_FIELDS and "/" in json.dumps(value):
+            raise ModelLoadError(f"{path}: {name} {value!r} asks for a program of a hub to be run")
+        _refuse_foreign_parts(path, value)
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise ModelLoadError(f"{path}: {error.strerror}") from error
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

@@ -1,0 +1,192 @@
+"""What waits in front of a model, who waits for it, and what its steps give."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from paceline_engine.terms.backend import Interrupt
+from paceline_engine.terms.items import ANTICIPATED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline_engine.terms.items import Item
+
+__all__ = ["Batch", "Errand", "Job", "Outlet", "Step"]
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(eq=False, slots=True)
+class Errand(Generic[_Value]):
+    """What the thread has to do besides items, ahead of all of them."""
+
+    do: Callable[[Interrupt], _Value]
+    depth: int = -1
+    share: str = ""
+    patience_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[_Value]):
+    """What one step of a job gave.
+
+    Attributes:
+        outcome: Of an item its `Outcome`, of an errand what it returned.
+        queue_ns: How long the job had waited for it.
+        forward_ns: How long it took, with all that was computed beside it.
+        shared_row_count: Rows that were computed in it, other jobs' included.
+        shared_job_count: Jobs that they were of, this one included.
+    """
+
+    outcome: _Value
+    queue_ns: int
+    forward_ns: int
+    shared_row_count: int = 0
+    shared_job_count: int = 1
+
+
+class Outlet(AsyncIterator[Step[_Value]]):
+    """Where one caller waits for the steps of a job. Used on the event loop only.
+
+    A normal end comes after all steps; an error overtakes steps that were not fetched yet.
+    """
+
+    def __init__(self) -> None:
+        # Bounded by what the job is asked for: a window has a limit.
+        self._steps: asyncio.Queue[Step[_Value] | None] = asyncio.Queue()
+        self._error: BaseException | None = None
+        self._ended = False
+        self._is_read = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended with an error."""
+        return self._error is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will be put in."""
+        return self._ended
+
+    def put(self, step: Step[_Value]) -> None:
+        """Hand over a step, unless the end was announced."""
+        if not self._ended:
+            self._steps.put_nowait(step)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Announce the end. An error counts even after a normal end; the first one stays."""
+        self._error = self._error or error
+        if not self._ended:
+            self._ended = True
+            self._steps.put_nowait(None)
+
+    def check(self) -> None:
+        """Raise the error that it ended with, if it did."""
+        if self._error is not None:
+            raise self._error
+
+    async def __anext__(self) -> Step[_Value]:
+        if self._is_read:
+            raise StopAsyncIteration
+        step = await self._steps.get()
+        self.check()
+        if step is None:
+            self._is_read = True
+            raise StopAsyncIteration
+        return step
+
+    async def parcels(self, *, interval_seconds: float) -> AsyncGenerator[list[Step[_Value]]]:
+        """Yield steps as they come, but so long after those before at least: then several at once.
+
+        The last ones do not wait.
+        """
+        loop = asyncio.get_running_loop()
+        due_at = loop.time()
+        async for step in self:
+            parcel = [step]
+            while loop.time() < due_at or not self._steps.empty():
+                try:
+                    async with asyncio.timeout_at(due_at):
+                        parcel.append(await anext(self))
+                except (TimeoutError, StopAsyncIteration):
+                    break
+            due_at = loop.time() + interval_seconds
+            # A newer call may have come in the very turn in which the interval was over.
+            self.check()
+            yield parcel
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """Work in the queue; made by `ModelWorker.submit` and moved about by it.
+
+    Attributes:
+        work: What is to be done.
+        outlet: Who waits for it now: another one if the loop says so.
+        share: Whose work it is.
+        arrival: Its turn among equal depths of one share.
+        queued_ns: When it was put into the queue.
+        withdrawn_ns: When it was withdrawn, if it was.
+        was_passed_over: Whether a forward has gone without it since it was put into the queue.
+        successor: What the model goes on with by itself after this.
+        ns_per_row: What a row of its long prefix took in its last forward; 0: not known.
+        unclaimed_ns: What was computed of it before anybody asked for it took so long.
+    """
+
+    work: Item | Errand[Any]
+    outlet: Outlet[Any]
+    share: str
+    arrival: int = 0
+    queued_ns: int = 0
+    withdrawn_ns: int | None = None
+    was_passed_over: bool = False
+    ns_per_row: float = 0.0
+    unclaimed_ns: int = 0
+    successor: Job | None = None
+
+    @property
+    def depth(self) -> int:
+        """How urgent it is: the smallest first."""
+        return self.work.depth
+
+    @property
+    def is_anticipated(self) -> bool:
+        """Whether nobody has asked for it yet."""
+        return self.depth >= ANTICIPATED
+
+
+@dataclass(eq=False, slots=True)
+class Batch:
+    """What one forward computes, or one errand.
+
+    Attributes:
+        jobs: Items of different texts; or an errand, alone.
+        row_limit: How many rows it may have, if that cuts the last item's.
+        interrupt: Set when nobody waits for any of them any more.
+        started_ns: When it began.
+    """
+
+    jobs: list[Job]
+    row_limit: int | None = None
+    interrupt: Interrupt = field(default_factory=Interrupt)
+    started_ns: int = 0
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether all of it was withdrawn."""
+        return all(job.withdrawn_ns is not None for job in self.jobs)
+
+    @property
+    def is_anticipated(self) -> bool:
+        """Whether nobody has asked for any of it yet."""
+        return all(job.is_anticipated for job in self.jobs)
+
+    @property
+    def patience_ns(self) -> int | None:
+        """How long it may take before it counts as hung; None: for ever."""
+        patiences = [each for job in self.jobs if (each := job.work.patience_ns) is not None]
+        return max(patiences) if len(patiences) == len(self.jobs) else None

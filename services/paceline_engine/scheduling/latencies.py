@@ -1,0 +1,185 @@
+"""What forwards cost on this machine, as measured."""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from bisect import bisect_left
+from collections import defaultdict, deque
+from functools import partial
+from itertools import accumulate
+from statistics import median_low
+from typing import TYPE_CHECKING
+
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.terms.calls import SessionSpec
+from paceline_engine.terms.latencies import ForwardLatency, ModelLatencies
+
+if TYPE_CHECKING:
+    from paceline_engine.terms.backend import Backend, Interrupt
+
+__all__ = ["LatencyMeter", "measure"]
+
+_MEASURED_ROWS = (1, 2, 4, 8, 16)
+_MEASURED_CONTEXT = 32
+_MEASURED_PREFILLS = (64, 256)
+
+_WINDOW = 64
+_NEWS = 16
+"""So many new forwards change what is thought of all; at first as many as there were."""
+_MOST_ROWS, _LEAST_ROWS = 1024, 16
+_MAX_ROWS = 256
+"""Forwards with more rows are prefills: too rare and too different for a median."""
+
+# A model that is merely slow is never taken for a hung one: caches, swapping and a busy machine
+# cost less than this together.
+_PATIENCE_FACTOR = 10
+_LEAST_PATIENCE_NS = 10_000_000_000
+
+
+class LatencyMeter:
+    """Collects the times of forwards. May be used on any thread."""
+
+    def __init__(self) -> None:
+        self._by_rows: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_WINDOW))
+        self._prefill = (0, 0)
+        self._longest: tuple[int, int] | None = None
+        self._lock = threading.RLock()
+        self._curve: list[tuple[int, float]] = []
+        self._read = self._unread = 0
+
+    def record(self, row_count: int, forward_ns: int) -> None:
+        """Take a forward in, under the nearest power of two of its rows."""
+        with self._lock:
+            self._record_longest(row_count, forward_ns)
+            if 1 <= row_count <= _MAX_ROWS:
+                self._by_rows[1 << ((4 * row_count // 3).bit_length() - 1)].append(forward_ns)
+                self._unread += 1
+
+    def record_prefills(self, short: tuple[int, int], long: tuple[int, int]) -> None:
+        """Fit a line through two prefills, each given as (rows, ns)."""
+        (short_rows, short_ns), (long_rows, long_ns) = short, long
+        per_token = max(0, long_ns - short_ns) // max(1, long_rows - short_rows)
+        self._prefill = (max(0, short_ns - per_token * short_rows), per_token)
+        self._record_longest(long_rows, long_ns)
+
+    def patience_ns(self, length: int, *, most_rows: int) -> int | None:
+        """Return how long a forward at a text of so many tokens may take before it counts as hung.
+
+        Ten times what the longest forward so far says of this one, at least 10 s; None before any
+        forward. One of n rows at a text of L tokens costs a + b n + c n L, so k times the rows and
+        m times the tokens cost at most k m times as much. The longest so far counts as a prompt's
+        whole, with as many tokens as rows.
+
+        Args:
+            length: Of the longest text in the forward.
+            most_rows: How many rows the forward has at most, those of other texts included.
+        """
+        if self._longest is None:
+            return None
+        rows, longest_ns = self._longest
+        curve = self._known_curve()
+        slowest_ns = curve[-1][1] if curve else 0.0
+        larger = max(1.0, length / rows) * max(1.0, most_rows / rows)
+        expected_ns = max(longest_ns * larger, slowest_ns)
+        return max(_LEAST_PATIENCE_NS, round(_PATIENCE_FACTOR * expected_ns))
+
+    @property
+    def ns_per_row(self) -> float:
+        """What a row of a long forward adds: a prompt's, or if that was not measured any row."""
+        return self._prefill[1] or self._slope()
+
+    def cost_ns(self, row_count: int) -> float:
+        """Return what a forward of so many rows takes, by interpolation; 0 if nothing is known."""
+        curve = self._known_curve()
+        if not curve or not row_count:
+            return 0.0
+        place = bisect_left(curve, (row_count, 0.0))
+        if place == 0:
+            return curve[0][1]
+        if place == len(curve):
+            rows, median_ns = curve[-1]
+            return median_ns + (row_count - rows) * self._slope()
+        (fewer, less), (more, longer) = curve[place - 1], curve[place]
+        return less + (longer - less) * (row_count - fewer) / (more - fewer)
+
+    def most_rows(self) -> int:
+        """Return with how many rows a forward gives most of the rows a second that it can give.
+
+        A forward of n rows takes about a + b n, so it gives n / (a + b n): 0.9 of the most, 1 / b,
+        at n = 9 a / b.
+        """
+        slope = self._slope()
+        if not slope:
+            return _MOST_ROWS
+        fixed = max(0.0, self.cost_ns(1) - slope)
+        return max(_LEAST_ROWS, min(_MOST_ROWS, round(9 * fixed / slope)))
+
+    def _slope(self) -> float:
+        """Return what a row adds, from the fewest rows to the most that were measured."""
+        curve = self._known_curve()
+        if len(curve) < 2:
+            return 0.0
+        (fewest, shortest), (most, longest) = curve[0], curve[-1]
+        return max(0.0, (longest - shortest) / (most - fewest))
+
+    def _known_curve(self) -> list[tuple[int, float]]:
+        """Return medians by rows, made anew now and then; never falling as rows increase."""
+        with self._lock:
+            if self._unread and self._unread >= min(_NEWS, self._read):
+                self._read, self._unread = self._read + self._unread, 0
+                medians = [(each.rows, float(each.median_ns)) for each in self.latencies().forwards]
+                least = accumulate((ns for _, ns in medians), max)
+                self._curve = [(rows, ns) for (rows, _), ns in zip(medians, least, strict=True)]
+            return self._curve
+
+    def _record_longest(self, row_count: int, forward_ns: int) -> None:
+        """Learn from the longest forwards, those that hung excepted."""
+        if self._longest is not None:
+            if row_count < self._longest[0]:
+                return
+            patience_ns = self.patience_ns(row_count, most_rows=row_count)
+            if patience_ns is not None and forward_ns > patience_ns:
+                return
+        self._longest = (max(1, row_count), forward_ns)
+
+    def latencies(self) -> ModelLatencies:
+        """Return what is known."""
+        with self._lock:
+            forwards = tuple(
+                ForwardLatency(rows, median_low(times))
+                for rows, times in sorted(self._by_rows.items())
+            )
+        return ModelLatencies(forwards, *self._prefill)
+
+
+def measure(backend: Backend, meter: LatencyMeter, *, rounds: int, interrupt: Interrupt) -> None:
+    """Run a model warm, and record what its forwards cost. Runs on the worker thread.
+
+    Cost: per round 5 forwards of 1 to 16 rows; and 4 prefills of at most 256 tokens.
+    """
+    limit = backend.description.context_length
+    tokens = array("I", (n % backend.description.vocabulary_size for n in range(min(limit, 257))))
+    # Not for the whole context: where forwards are captured, that much memory is taken at once.
+    spec = SessionSpec(reserve_length=len(tokens))
+    new_text = partial(ModelText, backend, spec, interrupt=interrupt)
+    short, long = (tokens[:length] for length in _MEASURED_PREFILLS)
+
+    def prefill_ns(prompt: array[int]) -> int:
+        started_ns = time.monotonic_ns()
+        new_text().draft(prompt)
+        return time.monotonic_ns() - started_ns
+
+    for prompt in (short, long):
+        prefill_ns(prompt)  # The first time also pays for lazy initialisation.
+    meter.record_prefills((len(short), prefill_ns(short)), (len(long), prefill_ns(long)))
+
+    text = new_text()
+    prefix = tokens[:_MEASURED_CONTEXT]
+    text.draft(prefix)
+    for rows in _MEASURED_ROWS * rounds:
+        block = tokens[len(prefix) : len(prefix) + rows - 1]
+        started_ns = time.monotonic_ns()
+        text.judge(prefix, block)
+        meter.record(text.row_count, time.monotonic_ns() - started_ns)

@@ -1,0 +1,88 @@
+"""A text at a model, without sessions, queue or thread: for whoever measures the model alone."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from typing import TYPE_CHECKING
+
+from paceline_engine.terms.items import Draft, Item, Judge, Judgement, Outcome
+from paceline_engine.terms.proposal import Proposal, SparseDistribution
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_engine.terms.backend import Backend, Interrupt
+    from paceline_engine.terms.calls import SessionSpec
+    from paceline_engine.terms.draft_tree import Ranked
+
+__all__ = ["ModelText"]
+
+
+class ModelText:
+    """Drafts and judges in the caller's thread, a forward for each call but `draft_chain`.
+
+    Attributes:
+        cache: The text's state in the model.
+        row_count: Token positions that the last forward computed.
+        dropped_count: Those of them that it did not compute to the end.
+        interrupt: What a forward is given up by.
+    """
+
+    def __init__(
+        self, backend: Backend, spec: SessionSpec, *, interrupt: Interrupt | None = None
+    ) -> None:
+        self.cache = backend.new_cache(spec)
+        self.row_count = self.dropped_count = 0
+        self._backend = backend
+        self._spec = spec
+        self.interrupt = interrupt or threading.Event()
+
+    def draft(self, prefix: Sequence[int]) -> Proposal:
+        """Draft the token after a prefix of one token or more."""
+        return self._run(prefix, Draft()).drafted
+
+    def draft_chain(self, prefix: Sequence[int], *, count: int) -> list[int]:
+        """Draft so many tokens, in as many forwards as the model needs."""
+        item = Item(self.cache, self._spec, array("I", prefix), Draft(count))
+        found: list[int] = []
+        while len(found) < count:
+            outcome = self._step(item)
+            item.take(outcome)
+            found += outcome.chain
+        return found
+
+    def rank(self, prefix: Sequence[int], *, width: int) -> Ranked:
+        """Return what may follow a prefix: at most width tokens, as a draft of that width has."""
+        outcome = self._run(prefix, Draft(width=width))
+        tree = outcome.draft_tree
+        assert tree is not None, "a draft of width 2 or more is a tree"
+        return list(zip(tree.found.token_ids, tree.worths, strict=True))
+
+    def judge(
+        self,
+        prefix: Sequence[int],
+        token_ids: Sequence[int] = (),
+        *,
+        parents: Sequence[int] = (),
+        distributions: Sequence[SparseDistribution] = (),
+        logprobs: bool = False,
+        propose: bool = False,
+        top_logprobs: int = 0,
+    ) -> Judgement:
+        """Judge a proposal after a prefix of one token or more; a chain has no parents."""
+        proposal = Proposal(token_ids, parents, distributions)
+        task = Judge(proposal, logprobs, propose, top_logprobs)
+        judgement = self._run(prefix, task).judgement
+        assert judgement is not None, "a proposal is judged in one step"
+        return judgement
+
+    def _run(self, prefix: Sequence[int], task: Draft | Judge) -> Outcome:
+        return self._step(Item(self.cache, self._spec, array("I", prefix), task))
+
+    def _step(self, item: Item) -> Outcome:
+        (outcome,) = self._backend.run([item], self.interrupt)
+        if isinstance(outcome, Exception):
+            raise outcome
+        self.row_count, self.dropped_count = outcome.row_count, outcome.dropped_count
+        return outcome

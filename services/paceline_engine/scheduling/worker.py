@@ -1,0 +1,376 @@
+"""The one thread that owns a model, and the queue in front of it.
+
+The event loop submits items and receives what their steps give; both of its ends live on the loop,
+the forwards on the thread. Each forward computes a batch of them (`Batching`). An item that is not
+done goes back to the queue after each step, and to its end if that found tokens: so drafts take
+turns forward by forward, and so do shares. What is no item, such as loading the model, is an
+errand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from paceline.errors import DrainingError, OverloadedError
+from paceline.shares import FairShares
+from paceline_engine.scheduling.accounting import Waste
+from paceline_engine.scheduling.batching import Batching
+from paceline_engine.scheduling.fair_queue import Turns
+from paceline_engine.scheduling.jobs import Errand, Job, Outlet, Step
+from paceline_engine.scheduling.latencies import LatencyMeter
+from paceline_engine.terms.backend import DeviceLostError, ForwardInterrupted
+from paceline_engine.terms.items import Item, Judge, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paceline_engine.scheduling.jobs import Batch
+    from paceline_engine.terms.backend import Backend, Interrupt
+
+__all__ = ["ModelWorker"]
+
+_log = logging.getLogger(__name__)
+
+_Value = TypeVar("_Value")
+
+_RETRY_SECONDS = 0.5
+_STOP_SECONDS = 10.0
+"""How long a running forward may take to notice that it was interrupted."""
+
+
+class ModelWorker:
+    """A thread that runs jobs, as many in a forward as `Batching` says.
+
+    Shares take turns by their part of the time of forwards (`Turns`), however many jobs each has.
+
+    Concurrency: `start`, `submit`, `ask_for`, `withdraw` and `stop` belong to one event loop.
+
+    Cancellation: a withdrawn job leaves the queue at once; a forward is given up when all of its
+    jobs are withdrawn.
+
+    Attributes:
+        backend: What runs items. Set it before the first is submitted.
+        interrupted_count: Forwards that were given up so far.
+        waste: Added up on the thread and the loop, under a lock; read it anywhere.
+    """
+
+    def __init__(
+        self,
+        *,
+        queue_limit: int,
+        meter: LatencyMeter | None = None,
+        on_forward: Callable[[Sequence[Outcome]], None] = lambda _: None,
+        on_device_lost: Callable[[DeviceLostError], None] = lambda _: None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """Build it.
+
+        Args:
+            queue_limit: Jobs that can wait; shares compete for these places (`FairShares`).
+            meter: Learns what forwards cost, and says how many rows are worth it.
+            on_forward: Called on the loop for every forward that ran to its end, wanted or not,
+                with what it gave.
+            on_device_lost: Called on the loop, once. No job runs after that: they all end with
+                DrainingError.
+            clock_ns: Nanoseconds that never go back; measures forwards and waiting.
+        """
+        self._places = FairShares(queue_limit)
+        self._turns = Turns()
+        self._clock_ns = clock_ns
+        self._batching = Batching(meter or LatencyMeter(), self._turns)
+        self._on_forward = on_forward
+        self._on_device_lost = on_device_lost
+        self._arrivals = itertools.count()
+        self._queue: list[Job] = []
+        self._changed = threading.Condition()
+        self._running: Batch | None = None
+        self._stopping = False
+        self._refusal: DrainingError | None = None
+        self.interrupted_count = 0
+        self.backend: Backend | None = None
+        self.waste = Waste()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._ended = asyncio.Event()
+
+    @property
+    def queue_length(self) -> int:
+        """Jobs waiting."""
+        return len(self._queue)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a forward runs."""
+        return self._running is not None
+
+    @property
+    def overdue_ns(self) -> int:
+        """How long the running forward has taken, if that is past its patience; else 0."""
+        with self._changed:
+            batch = self._running
+            if batch is None or batch.patience_ns is None:
+                return 0
+            running_ns = self._clock_ns() - batch.started_ns
+            return running_ns if running_ns > batch.patience_ns else 0
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._loop = asyncio.get_running_loop()
+        # A daemon, so that a forward that never returns does not keep the process alive.
+        self._thread = threading.Thread(target=self._work, name="paceline-model", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Drop what waits, interrupt what runs, and wait until the thread has ended.
+
+        A forward that never returns is left behind after a while: its thread is a daemon.
+        """
+        stopped = DrainingError("the server is shutting down")
+        with self._changed:
+            self._stopping, self._refusal = True, self._refusal or stopped
+            dropped = self._drop_all()
+            if self._running is not None:
+                self._running.interrupt.set()
+            self._changed.notify()
+        _fail(dropped, stopped)
+        if self._thread is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_SECONDS):
+                    await self._ended.wait()
+
+    def submit(self, work: Item | Errand[Any], *, outlet: Outlet[Any]) -> Job:
+        """Queue some work.
+
+        Raises:
+            OverloadedError: the queue is full, or the share has too much of it.
+            DrainingError: nothing can run any more.
+        """
+        share = work.share
+        with self._changed:
+            if self._refusal is not None:
+                raise self._refusal
+            if not self._places.allows(share):
+                raise OverloadedError(
+                    f"{len(self._queue)} calls wait for this model already,"
+                    f" {self._places.held_by(share)} of them this client's",
+                    retry_after_seconds=_RETRY_SECONDS,
+                )
+            job = Job(work, outlet, share)
+            self._enqueue(job)
+            self._give_way()
+        return job
+
+    async def run(self, errand: Callable[[Interrupt], _Value]) -> _Value:
+        """Run an errand, ahead of everything that waits."""
+        outlet: Outlet[_Value] = Outlet()
+        self.submit(Errand(errand), outlet=outlet)
+        return (await anext(outlet)).outcome
+
+    def ask_for(self, job: Job, item: Item) -> None:
+        """Let a job that asks the same as an item stand for it: as urgent, and as far ahead.
+
+        It keeps its turn there.
+        """
+        with self._changed:
+            work = cast("Item", job.work)
+            work.depth, work.goes_on = item.depth, item.goes_on
+
+    def withdraw(self, job: Job) -> None:
+        """Take a job out of the queue, or out of its forward. Its outlet is left alone.
+
+        A forward is given up when all of its jobs are withdrawn.
+        """
+        with self._changed:
+            job.withdrawn_ns = job.withdrawn_ns or self._clock_ns()
+            if job.is_anticipated:
+                self.waste.add_unclaimed(job)
+            if job in self._queue:
+                self._remove(job)
+            elif (batch := self._running) and job in batch.jobs and batch.is_unwanted:
+                batch.interrupt.set()
+            successor, job.successor = job.successor, None
+        if successor is not None:
+            self.withdraw(successor)
+
+    def _enqueue(self, job: Job, *, keeps_turn: bool = False) -> None:
+        if not keeps_turn:
+            job.arrival = next(self._arrivals)
+        job.was_passed_over = False
+        job.queued_ns = self._clock_ns()
+        self._queue.append(job)
+        self._places.take(job.share)
+        self._changed.notify()
+
+    def _give_way(self) -> None:
+        """Give a forward up that nobody has asked for; it is begun anew beside what came."""
+        if (batch := self._running) and batch.is_anticipated:
+            batch.interrupt.set()
+
+    def _anticipate(self, job: Job, outcome: Outcome) -> None:
+        """Queue what is asked next, if the caller goes on from this answer."""
+        assert outcome.judgement is not None
+        assert self.backend is not None
+        if self._stopping or self._refusal or not self._places.allows(job.share):
+            return
+        if outcome.judgement.next_token in self.backend.description.eos_token_ids:
+            return
+        ahead = cast("Item", job.work).ahead(outcome.judgement)
+        if ahead is not None:
+            job.successor = Job(ahead, Outlet(), job.share)
+            self._enqueue(job.successor)
+
+    def _remove(self, job: Job) -> Job:
+        self._queue.remove(job)
+        self._places.give_back(job.share)
+        return job
+
+    def _drop_all(self) -> list[Job]:
+        return [self._remove(job) for job in self._queue[:]]
+
+    # --- on the thread ------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        batch: Batch | None = None
+        try:
+            while (batch := self._take()) is not None:
+                self._compute(batch)
+                batch = None
+        except Exception as bug:  # noqa: BLE001 - whatever it is, no other thread computes
+            # Else the server would be well by all signs, and answer nothing.
+            _log.exception("the model's thread broke")
+            lost = DeviceLostError(f"its thread broke ({type(bug).__name__})")
+            self._give_up(batch.jobs if batch is not None else (), lost)
+        self._tell(self._ended.set)
+
+    def _compute(self, batch: Batch) -> None:
+        try:
+            answers = self._run(batch)
+        except DeviceLostError as error:
+            self._give_up(batch.jobs, error)
+        except ForwardInterrupted as interrupted:
+            self.interrupted_count += 1
+            # Its traceback has all that the forward had, and so the jobs that are told of it.
+            self._finish(batch, [interrupted.with_traceback(None)] * len(batch.jobs))
+        except BaseException as error:  # noqa: BLE001 - the callers', and raised there
+            self._finish(batch, [error] * len(batch.jobs))
+        else:
+            self._finish(batch, answers)
+
+    def _run(self, batch: Batch) -> Sequence[Any]:
+        """Return what each job got, or its error."""
+        work = batch.jobs[0].work
+        if isinstance(work, Errand):
+            return [work.do(batch.interrupt)]
+        assert self.backend is not None, "items come after the model"
+        items = [cast("Item", job.work) for job in batch.jobs]
+        return self.backend.run(items, batch.interrupt, row_limit=batch.row_limit)
+
+    def _take(self) -> Batch | None:
+        with self._changed:
+            while not self._queue and not self._stopping:
+                self._turns.rest()
+                self._changed.wait()
+            if self._stopping:
+                return None
+            now_ns = self._clock_ns()
+            shares = self.backend is not None and self.backend.description.shares_forwards
+            batch = self._batching.choose(self._queue, now_ns=now_ns, shares_forwards=shares)
+            for job in batch.jobs:
+                self._remove(job)
+            self._turns.begin(batch.jobs[0].share)
+            self._running = batch
+            batch.started_ns = self._clock_ns()
+            return batch
+
+    def _finish(self, batch: Batch, answers: Sequence[Any]) -> None:
+        """Account for a forward, and hand out what it gave."""
+        ended_ns = self._clock_ns()
+        forward_ns = ended_ns - batch.started_ns
+        outcomes = [each for each in answers if isinstance(each, Outcome)]
+        row_counts = [each.row_count if isinstance(each, Outcome) else 0 for each in answers]
+        row_sum = sum(row_counts)
+        if row_sum:  # a stack may find what it copies without a forward
+            # What a stack's smaller models take says nothing of the largest.
+            if not any(outcome.stage for outcome in outcomes):
+                self._batching.learn(batch, row_counts, forward_ns)
+            self._tell(self._on_forward, outcomes)
+        with self._changed:
+            self._running = None
+            self.waste.add(batch, row_counts, ended_ns)
+            delivered = []
+            for job, answer, rows in zip(batch.jobs, answers, row_counts, strict=True):
+                part = rows / row_sum if row_sum else 1 / len(row_counts)
+                self._turns.charge(job.share, round(forward_ns * part))
+                queue_ns = batch.started_ns - job.queued_ns
+                step = Step(answer, queue_ns, forward_ns, row_sum, len(batch.jobs))
+                if (delivery := self._hand_out(job, step)) is not None:
+                    delivered.append(delivery)
+            # At once: to wake the loop for each of them would cost more than the rest of this.
+            self._tell(_deliver, delivered)
+
+    def _hand_out(self, job: Job, step: Step[Any]) -> _Delivery | None:
+        """Queue what goes on, fail what failed, and return what is to be delivered."""
+        answer = step.outcome
+        if isinstance(answer, BaseException):
+            was_given_up = isinstance(answer, ForwardInterrupted) and job.withdrawn_ns is None
+            if was_given_up and not self._stopping:
+                self._enqueue(job, keeps_turn=True)
+            else:
+                self._tell(_fail, [job], answer)
+            return None
+        is_last, found = True, True
+        if isinstance(job.work, Item):
+            is_last = job.work.take(answer)
+            found = answer.judgement is not None or len(answer.drafted) > 0
+            if is_last and isinstance(job.work.task, Judge) and job.withdrawn_ns is None:
+                self._anticipate(job, answer)
+        if not is_last and job.withdrawn_ns is None:
+            if self._stopping:
+                self._tell(_fail, [job], DrainingError("the server is shutting down"))
+            else:
+                self._enqueue(job, keeps_turn=not found)
+        return _Delivery(job, step, is_last)
+
+    def _give_up(self, running: Sequence[Job], error: DeviceLostError) -> None:
+        lost = DrainingError("the model's device failed")
+        lost.__cause__ = error
+        with self._changed:
+            self._refusal, self._running = lost, None
+            jobs = [*running, *self._drop_all()]
+        # Who hears of it through a job finds that it has been told.
+        self._tell(self._on_device_lost, error)
+        self._tell(_fail, jobs, lost)
+
+    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
+        assert self._loop is not None
+        # A loop that is closed has nobody left to tell.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    """A step, for whoever waits for a job."""
+
+    job: Job
+    step: Step[Any]
+    is_last: bool
+
+
+def _deliver(deliveries: Sequence[_Delivery]) -> None:
+    for each in deliveries:
+        each.job.outlet.put(each.step)
+        if each.is_last:
+            each.job.outlet.end()
+
+
+def _fail(jobs: list[Job], error: BaseException) -> None:
+    for job in jobs:
+        job.outlet.end(error)

@@ -1,0 +1,307 @@
+"""A host's calls: what is checked, what a call makes of its session, and what is answered."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from paceline_engine.scheduling.batching import most_rows
+from paceline_engine.terms import validation
+from paceline_engine.terms.calls import (
+    CallTiming,
+    Decoded,
+    DecodeOptions,
+    Drafted,
+    DraftOptions,
+    PrefixCall,
+    StageTiming,
+    Verdict,
+    VerificationRule,
+    VerifyOptions,
+)
+from paceline_engine.terms.items import Decode, Draft, Judge
+from paceline_engine.terms.proposal import Proposal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from paceline_engine.scheduling.accounting import HostStatistics
+    from paceline_engine.scheduling.jobs import Step
+    from paceline_engine.scheduling.latencies import LatencyMeter
+    from paceline_engine.sessions.live_calls import LiveCalls
+    from paceline_engine.sessions.session import Session
+    from paceline_engine.sessions.session_table import SessionTable
+    from paceline_engine.terms.backend import Backend
+    from paceline_engine.terms.items import Outcome
+    from paceline_engine.terms.proposal import SparseDistribution
+
+__all__ = ["HostCalls"]
+
+
+class HostCalls:
+    """Verify, Decode and Draft. Concurrency and cancellation as `ModelHost` has them."""
+
+    def __init__(
+        self,
+        sessions: SessionTable,
+        live: LiveCalls,
+        *,
+        meter: LatencyMeter,
+        counts: HostStatistics,
+        serving: Callable[[], Backend],
+    ) -> None:
+        """Build it.
+
+        Args:
+            live: Of these sessions.
+            meter: Knows how long a forward may take.
+            counts: What calls are counted in.
+            serving: Returns the model, or raises what a call is refused with while none is served.
+        """
+        self._sessions = sessions
+        self._live = live
+        self._meter = meter
+        self._counts = counts
+        self._serving = serving
+
+    async def verify(
+        self, call: PrefixCall, proposal: Proposal, *, options: VerifyOptions
+    ) -> Verdict:
+        """Judge a proposal: Verify in target_service.proto.
+
+        A call that asks for the same as a live older one takes over its place in the queue, or its
+        forward, at the new depth.
+
+        Raises:
+            PacelineError: as the proto lists them.
+        """
+        with self._counts.refusals():
+            session = self._find_for(call)
+            validation.check_proposal(
+                call,
+                proposal,
+                options=options,
+                spec=session.spec,
+                model=self._serving().description,
+            )
+            # The caller's lists may lie in a message; these are quicker, and stay.
+            proposal = Proposal(
+                tuple(proposal.token_ids),
+                () if proposal.is_chain else tuple(proposal.parents),
+                tuple(proposal.distributions),
+            )
+            # Each token of a tree takes a place, though only a path of it will be the text's.
+            length = call.prefix_length + len(proposal)
+            self._make_room(session, length)
+            task = Judge(
+                proposal,
+                options.logprobs,
+                self._proposes(session, options),
+                options.top_logprobs,
+            )
+            live = self._live.admit(
+                session,
+                call,
+                task,
+                depth=options.depth,
+                patience_ns=self._patience_ns(length, block_length=len(proposal)),
+                goes_on=options.anticipate,
+            )
+        self._counts.verify_calls += 1
+        with self._live.until_left(session, live):
+            steps = [step async for step in live.outlet]
+            judgement = steps[-1].outcome.judgement
+            assert judgement is not None, "then it is done"
+            session.hold(call.token_ids)
+            session.hold(proposal.along(judgement.accepted_path))
+            self._live.answered(session, live)
+        accepted_count = len(judgement.accepted_path)
+        self._counts.judged_tokens += len(proposal)
+        self._counts.accepted_tokens += accepted_count
+        if task.propose:
+            self._counts.count_guesses(steps[-1].outcome, judged_count=len(proposal))
+        return Verdict(
+            prefix_length=live.prefix_length,
+            accepted_path=judgement.accepted_path,
+            next_token=judgement.next_token,
+            held_length=live.prefix_length + accepted_count,
+            logprobs=judgement.logprobs,
+            timing=replace(
+                _timing(steps, most_rows=length, reusable=session.take_reused()),
+                began_early=live.began_early,
+            ),
+            proposal=judgement.proposal,
+            top_logprobs=judgement.top_logprobs,
+        )
+
+    async def decode(self, call: PrefixCall, options: DecodeOptions) -> AsyncGenerator[Decoded]:
+        """Choose the tokens that follow a prefix: Decode in target_service.proto.
+
+        A generator, to be used as `draft` is.
+
+        Raises:
+            PacelineError: as the proto lists them.
+        """
+        with self._counts.refusals():
+            session = self._find_for(call)
+            validation.check_decoding(
+                call,
+                options,
+                limit_length=session.spec.longest_length,
+                vocabulary_size=self._serving().description.vocabulary_size,
+            )
+            length = call.prefix_length + options.max_tokens
+            self._make_room(session, length)
+            live = self._live.admit(
+                session,
+                call,
+                Decode(
+                    options.max_tokens,
+                    frozenset(options.end_token_ids),
+                    options.logprobs,
+                    options.top_logprobs,
+                ),
+                patience_ns=self._patience_ns(length, block_length=0),
+            )
+        self._counts.decode_calls += 1
+        with self._live.until_left(session, live):
+            unheld, length = call.token_ids, live.prefix_length
+            steps: list[Step[Outcome]] = []
+            seconds = options.interval_seconds
+            async with aclosing(live.outlet.parcels(interval_seconds=seconds)) as parcels:
+                async for parcel in parcels:
+                    steps += parcel
+                    found = [each for step in steps if (each := step.outcome.judgement) is not None]
+                    if not found:
+                        continue  # so far a part of a long prefix
+                    token_ids = tuple(judgement.next_token for judgement in found)
+                    session.hold(unheld)
+                    session.hold(token_ids)
+                    logprobs = tuple(each for judgement in found for each in judgement.logprobs)
+                    likeliest = tuple(each for it in found for each in it.top_logprobs)
+                    most_rows = length + len(found) - 1
+                    timing = _timing(steps, most_rows=most_rows, reusable=session.take_reused())
+                    yield Decoded(length, token_ids, logprobs, timing, likeliest)
+                    unheld, length, steps = (), length + len(token_ids), []
+
+    async def draft(self, call: PrefixCall, options: DraftOptions) -> AsyncGenerator[Drafted]:
+        """Draft the tokens that follow a prefix: Draft in drafter_service.proto.
+
+        A generator: nothing happens, the checks included, before its first item is asked for.
+        Iterate it inside `contextlib.aclosing`, so that it ends when the caller does.
+
+        Raises:
+            PacelineError: as the proto lists them.
+        """
+        with self._counts.refusals():
+            session = self._find_for(call)
+            model = self._serving().description
+            validation.check_drafting(call, options, spec=session.spec, model=model)
+            max_tokens, is_tree = options.max_tokens, options.width > 1
+            task = Draft(max_tokens, options.width, options.branch_count if is_tree else 0)
+            length = call.prefix_length + max_tokens * (1 + task.branch_count)
+            self._make_room(session, length)
+            block_length = max_tokens * task.branch_count
+            live = self._live.admit(
+                session,
+                call,
+                task,
+                patience_ns=self._patience_ns(length, block_length=block_length),
+            )
+        self._counts.draft_calls += 1
+        with self._live.until_left(session, live):
+            unheld: Sequence[int] = call.token_ids
+            found: list[int] = []
+            drawn_from: list[SparseDistribution] = []
+            for start in range(0, max_tokens, options.chunk_tokens):
+                count = min(options.chunk_tokens, max_tokens - start)
+                steps: list[Step[Outcome]] = []
+                while len(found) < count:
+                    step = await anext(live.outlet)
+                    steps.append(step)
+                    found.extend(step.outcome.chain)
+                    drawn_from.extend(step.outcome.drafted.distributions)
+                # A step may have found several tokens, and a newer call have come between them.
+                live.outlet.check()
+                session.hold(unheld)
+                session.hold(found[:count])
+                unheld = ()
+                chunk = Proposal(tuple(found[:count]), (), tuple(drawn_from[:count]))
+                if is_tree:
+                    chunk = _side_by_side(steps)
+                del found[:count], drawn_from[:count]
+                self._counts.draft_tokens += len(chunk)
+                timing = _timing(steps, len(model.stage_names))
+                yield Drafted(live.prefix_length + start, chunk, timing)
+
+    def _proposes(self, session: Session, options: VerifyOptions) -> bool:
+        """Whether a call gets what the model itself proposes: only EXACT judges such guesses."""
+        can = self._serving().description.self_draft_depth > 0
+        return options.propose and can and session.spec.rule is VerificationRule.EXACT
+
+    def _patience_ns(self, length: int, *, block_length: int) -> int | None:
+        """Return how long a forward of a call may take; its text gets no longer than this."""
+        rows = most_rows(
+            self._meter,
+            length=length,
+            block_length=block_length,
+            cuts_prompts=self._serving().cuts_prompts,
+        )
+        return self._meter.patience_ns(length, most_rows=rows)
+
+    def _find_for(self, call: PrefixCall) -> Session:
+        backend = self._serving()
+        session = self._sessions.find(call.session_id, caller=call.caller)
+        validation.check_call(
+            call,
+            limit_length=session.spec.longest_length,
+            vocabulary_size=backend.description.vocabulary_size,
+        )
+        return session
+
+    def _make_room(self, session: Session, length: int) -> None:
+        """Reserve what a call needs, before its fence: refused, it has changed nothing."""
+        # A session whose calls are refused for lack of room is in use all the same.
+        self._sessions.renew(session)
+        self._sessions.grow(session, length)
+
+
+def _side_by_side(steps: Sequence[Step[Outcome]]) -> Proposal:
+    """Return all that steps found of a tree, each of which finds one token of the chain."""
+    found = [step.outcome.drafted for step in steps]
+    return Proposal(
+        tuple(token for each in found for token in each.token_ids),
+        tuple(parent for each in found for parent in each.parents),
+    )
+
+
+def _timing(
+    steps: Sequence[Step[Outcome]],
+    stage_count: int = 0,
+    *,
+    most_rows: int = 0,
+    reusable: int = 0,
+) -> CallTiming:
+    """Sum up steps.
+
+    Args:
+        most_rows: What they would have computed of an empty text.
+        reusable: Of these, what had been computed before, as far as that was still there.
+    """
+    row_count = sum(step.outcome.row_count for step in steps)
+    return CallTiming(
+        queue_ns=sum(step.queue_ns for step in steps),
+        forward_ns=sum(step.forward_ns for step in steps),
+        forward_count=sum(step.outcome.row_count > 0 for step in steps),
+        row_count=row_count,
+        shared_row_count=sum(step.shared_row_count for step in steps),
+        shared_call_count=sum(step.shared_job_count for step in steps),
+        reused_token_count=max(0, min(reusable, most_rows - row_count)),
+        stages=tuple(_stage_timing(steps, stage) for stage in range(stage_count)),
+    )
+
+
+def _stage_timing(steps: Sequence[Step[Outcome]], stage: int) -> StageTiming:
+    ran = [step for step in steps if step.outcome.row_count and step.outcome.stage == stage]
+    return StageTiming(len(ran), sum(step.forward_ns for step in ran))

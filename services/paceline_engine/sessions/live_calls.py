@@ -1,0 +1,176 @@
+"""The calls that are queued or running, at most one for each session.
+
+A call is admitted by passing its session's fence. There it replaces the session's older call, or
+takes over its work if both ask for the same. It is live until its caller leaves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from paceline.errors import PacelineError, SessionError, SupersededError
+from paceline_engine.scheduling.jobs import Outlet
+from paceline_engine.sessions.session import LiveCall
+from paceline_engine.terms.items import Item
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline_engine.scheduling.accounting import HostStatistics
+    from paceline_engine.scheduling.jobs import Job
+    from paceline_engine.scheduling.worker import ModelWorker
+    from paceline_engine.sessions.session import Session
+    from paceline_engine.sessions.session_table import SessionTable
+    from paceline_engine.terms.calls import PrefixCall
+    from paceline_engine.terms.items import Decode, Draft, Judge, Outcome
+
+__all__ = ["LiveCalls"]
+
+
+class LiveCalls:
+    """Admits calls to the worker's queue, and ends them. Used on the event loop only.
+
+    Invariants:
+        Of a session's calls only the newest is answered; the others end with SupersededError.
+        Each admitted call, and the end of each answered one, starts its session's lease anew.
+    """
+
+    def __init__(
+        self,
+        worker: ModelWorker,
+        *,
+        counts: HostStatistics,
+        sessions: SessionTable,
+    ) -> None:
+        """Build it for calls of these sessions."""
+        self._worker = worker
+        self._counts = counts
+        self._sessions = sessions
+        self._all_left = asyncio.Event()
+        self._all_left.set()
+
+    def admit(
+        self,
+        session: Session,
+        call: PrefixCall,
+        task: Judge | Decode | Draft,
+        *,
+        depth: int = 0,
+        patience_ns: int | None = None,
+        goes_on: bool = False,
+    ) -> LiveCall:
+        """Make a call its session's live one.
+
+        The session keeps the call's base, and nothing else.
+
+        Raises:
+            SessionError: as `Session.fence` and `Session.rebase` say.
+            OverloadedError: the queue is full.
+            DrainingError: nothing can run any more.
+        """
+        is_first = session.is_new
+        session.fence(call.sequence)
+        older, session.live_call = session.live_call, None
+        ahead, session.ahead = session.ahead, None
+        # Now, because a call that fails below leaves nobody else to do it.
+        self._sessions.renew(session)
+        try:
+            prefix = session.rebase(call)
+        except SessionError:
+            self._supersede(older)
+            self._drop(ahead)
+            raise
+        if is_first:
+            self._sessions.begin(session, prefix)
+        item = Item(session.cache, session.spec, prefix, task, depth, patience_ns)
+        item.goes_on = goes_on
+        session.live_call = self._begin(item, sequence=call.sequence, older=older, ahead=ahead)
+        return session.live_call
+
+    def _begin(
+        self, item: Item, *, sequence: int, older: LiveCall | None, ahead: Job | None
+    ) -> LiveCall:
+        """Take over what asks the same already, or else put an item into the queue."""
+        if older is not None and older.will_answer(item):
+            return self._take_over(older, sequence=sequence, item=item)
+        if ahead is not None and _is_begun(ahead, item):
+            self._worker.ask_for(ahead, item)
+            self._counts.calls_anticipated += 1
+            return LiveCall(len(item.prefix), ahead.outlet, item, ahead, began_early=True)
+        self._supersede(older)
+        self._drop(ahead)
+        outlet: Outlet[Outcome] = Outlet()
+        job = self._worker.submit(item, outlet=outlet)
+        return LiveCall(len(item.prefix), outlet, item, job)
+
+    def answered(self, session: Session, live: LiveCall) -> None:
+        """Keep what the model goes on with after a call's answer, for the session's next one."""
+        if session.live_call is live:
+            session.ahead, live.job.successor = live.job.successor, None
+
+    @contextmanager
+    def until_left(self, session: Session, live: LiveCall) -> Iterator[None]:
+        """Account for a call while its caller is here; without its caller its work is dropped."""
+        self._counts.calls_live += 1
+        self._all_left.clear()
+        try:
+            yield
+        except SupersededError:
+            self._counts.calls_superseded += 1
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            self._counts.calls_cancelled += 1
+            raise
+        finally:
+            if session.live_call is live:
+                session.live_call = None
+                self._worker.withdraw(live.job)
+                self._sessions.renew(session)
+            self._counts.calls_live -= 1
+            if not self._counts.calls_live:
+                self._all_left.set()
+
+    async def all_left(self) -> None:
+        """Wait until no caller is here."""
+        await self._all_left.wait()
+
+    def end(self, live: LiveCall | None, error: PacelineError) -> None:
+        """Give a session's live call up, if there is one."""
+        if live is not None:
+            live.outlet.end(error)
+            self._worker.withdraw(live.job)
+
+    def leave(self, session: Session, error: PacelineError) -> None:
+        """Give up all that is under way for a session."""
+        ahead, session.ahead = session.ahead, None
+        self._drop(ahead)
+        self.end(session.live_call, error)
+
+    def _drop(self, ahead: Job | None) -> None:
+        if ahead is not None:
+            self._worker.withdraw(ahead)
+
+    def _supersede(self, older: LiveCall | None) -> None:
+        self.end(older, SupersededError("a newer call replaced this one"))
+
+    def _take_over(self, older: LiveCall, *, sequence: int, item: Item) -> LiveCall:
+        older.outlet.end(
+            SupersededError(
+                "the same call with a higher sequence replaced this one",
+                metadata={"taken_over_by": str(sequence)},
+            )
+        )
+        outlet: Outlet[Outcome] = Outlet()
+        older.job.outlet = outlet
+        self._worker.ask_for(older.job, item)
+        self._counts.calls_adopted += 1
+        return replace(older, outlet=outlet)
+
+
+def _is_begun(ahead: Job, item: Item) -> bool:
+    """Whether what the model went on with is what is asked, and can be had."""
+    assert isinstance(ahead.work, Item)
+    return ahead.work.asks_the_same(item) and not ahead.outlet.failed

@@ -1,0 +1,1 @@
+"""Several models that draft as one."""

@@ -1,0 +1,282 @@
+"""Several models on one device that draft as one: the largest first, at last Max-Gram.
+
+A draft is a cascade (deciding/cascade.py); each of its steps is one model's forward, and the
+forwards of drafts that need the same model next are one. Nothing else of a server knows of stages:
+to it this is a model that finds several tokens in a step, or none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from paceline_engine.deciding.cascade import MAX_GRAM
+from paceline_engine.deciding.review_tasks import Reviewed, ReviewTask
+from paceline_engine.stack_backend.stack_numbers import MeasuredStack
+from paceline_engine.stack_backend.stack_text import StackText
+from paceline_engine.terms.backend import Backend, ModelLoadError, TokenMemory
+from paceline_engine.terms.items import Draft, Item, Outcome
+from paceline_engine.terms.proposal import Proposal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paceline_engine.deciding.cascade import Matrix
+    from paceline_engine.terms.backend import Interrupt
+    from paceline_engine.terms.calls import ModelDescription, SessionSpec
+    from paceline_engine.terms.latencies import StageMeasures
+    from paceline_protocol.max_gram import MaxGram
+
+__all__ = ["StackBackend"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_GRAM_BYTES = 640
+"""What a token takes in Max-Gram's index (bench/LOG.md), and in its list of tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What an item needs next, as an item of one of the models."""
+
+    stage: int
+    inner: Item
+
+
+class StackBackend(Backend):
+    """A stack of models.
+
+    Cost: a session has a text in each model: so much memory a token takes in all of them.
+
+    Attributes:
+        forward_counts: By stage, forwards that ran to their end.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Backend],
+        *,
+        matrix: Matrix | None,
+        leniency: float = 1.0,
+        new_max_gram: Callable[[], MaxGram] | None = None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """Build it of loaded models.
+
+        Args:
+            models: Largest first.
+            matrix: Who drafts how much for whom; None: what the stack's own numbers say.
+            leniency: Of the stack's reviews, 1 or more.
+            new_max_gram: Makes the last stage for a text; None: the last stage is a model.
+            clock_ns: Measures forwards.
+
+        Raises:
+            ModelLoadError: the models do not go together.
+        """
+        _check_alike([model.description for model in models])
+        self.models = models
+        self.forward_counts = [0] * len(models)
+        self.proposed_count = 0
+        self._leniency = leniency
+        self._new_max_gram = new_max_gram
+        self._clock_ns = clock_ns
+        self._numbers = MeasuredStack(models, has_max_gram=new_max_gram is not None)
+        self._fixed_matrix = matrix
+        _tell_reaches([model.description for model in models])
+        self.tokenizer = models[0].tokenizer
+        self._description = _describe(
+            [model.description for model in models],
+            drafting=f"{matrix or 'auto'} {leniency} {new_max_gram is not None}",
+        )
+
+    @property
+    def description(self) -> ModelDescription:
+        """What it is; whether it can be given up between layers can change as it computes."""
+        cancels = _cancels_between_layers([model.description for model in self.models])
+        if cancels != self._description.cancels_between_layers:
+            self._description = replace(self._description, cancels_between_layers=cancels)
+        return self._description
+
+    @description.setter
+    def description(self, description: ModelDescription) -> None:
+        self._description = description
+
+    @property
+    def matrix(self) -> Matrix:
+        """Who drafts how much for whom from now on."""
+        return self._fixed_matrix or self._numbers.matrix()
+
+    @property
+    def cuts_prompts(self) -> bool:
+        """Not always: a draft that begins may need another model than was foreseen, uncut."""
+        return False
+
+    @property
+    def layers_run(self) -> int:
+        """How many decoder layers forwards of all models have gone through so far."""
+        return sum(model.layers_run for model in self.models)
+
+    @property
+    def model_forwards(self) -> tuple[tuple[str, int], ...]:
+        """How often each model ran, by name."""
+        return tuple(zip(self.description.stage_names, self.forward_counts, strict=True))
+
+    @property
+    def stage_measures(self) -> tuple[StageMeasures, ...]:
+        """What was measured of each stage while it drafted."""
+        return self._numbers.measures((*self.description.stage_names, MAX_GRAM))
+
+    def token_memory(self) -> TokenMemory | None:
+        """Measure what there is for tokens, each of which lies in all models."""
+        memories = [memory for model in self.models if (memory := model.token_memory())]
+        if not memories:
+            return None
+        # Max-Gram's index lies in the machine's memory, beside a model on a CPU.
+        shares_memory = self._new_max_gram is not None and self.description.device == "cpu"
+        bytes_per_token = sum(memory.bytes_per_token for memory in memories)
+        return replace(
+            memories[0],
+            free_bytes=min(memory.free_bytes for memory in memories),
+            bytes_per_token=bytes_per_token + _MAX_GRAM_BYTES * shares_memory,
+        )
+
+    def new_cache(self, spec: SessionSpec) -> StackText:
+        """Begin an empty text for a session."""
+        texts = [model.new_cache(spec) for model in self.models]
+        max_gram = self._new_max_gram() if self._new_max_gram else None
+        reaches = [model.description.context_length for model in self.models]
+        return StackText(texts, max_gram, matrix=lambda: self.matrix, reaches=reaches)
+
+    def measure(self, interrupt: Interrupt) -> None:
+        """Run the models warm, and learn what their forwards cost. Worker thread only."""
+        if self._fixed_matrix is None:
+            self._numbers.measure(interrupt)
+            _log.info("cascade", extra={"matrix": str(self.matrix)})
+
+    def run(
+        self, items: Sequence[Item], interrupt: Interrupt, *, row_limit: int | None = None
+    ) -> list[Outcome | Exception]:
+        """Do a step of each item: see `Backend.run`. One forward if one model is needed next."""
+        steps = {
+            place: step
+            for place, item in enumerate(items)
+            if (step := self._step(item)) is not None
+        }
+        answers: dict[int, Outcome | Exception] = {}
+        for stage in dict.fromkeys(step.stage for step in steps.values()):
+            places = [place for place, step in steps.items() if step.stage == stage]
+            # The limit cuts the last item only, and says what all of them have together.
+            limit = row_limit if places[-1] == len(items) - 1 else None
+            if limit is not None:
+                # Drafts that begin here can need more than that: then it is below 0.
+                limit -= sum(
+                    step.inner.row_count() for step in steps.values() if step.stage != stage
+                )
+            started_ns = self._clock_ns()
+            given = self.models[stage].run(
+                [steps[place].inner for place in places], interrupt, row_limit=limit
+            )
+            self._learn(stage, given, self._clock_ns() - started_ns)
+            answers.update(zip(places, given, strict=True))
+        # Only now: had a later forward been given up, this step would be done again.
+        return [
+            self._take(item, steps[place], answers[place])
+            if place in steps
+            else self._found(item, row_count=0)
+            for place, item in enumerate(items)
+        ]
+
+    def _step(self, item: Item) -> _Step | None:
+        """Return what an item needs next; None if Max-Gram alone has found all of a draft."""
+        text = item.cache
+        assert isinstance(text, StackText)
+        if not isinstance(item.task, Draft):
+            inner = Item(text.texts[0], item.spec, item.prefix, item.task)
+            return _Step(0, inner)
+        text.begin(item)
+        if text.is_done:
+            return None
+        return _Step(item.stage, text.next_item(item, leniency=self._leniency))
+
+    def _learn(self, stage: int, given: Sequence[Outcome | Exception], forward_ns: int) -> None:
+        rows = sum(each.row_count for each in given if isinstance(each, Outcome))
+        if rows:
+            self.forward_counts[stage] += 1
+            self._numbers.record(stage, rows, forward_ns)
+
+    def _take(self, item: Item, step: _Step, answer: Outcome | Exception) -> Outcome | Exception:
+        """Turn a model's answer into the item's, and go on with the draft."""
+        if isinstance(answer, Exception):
+            return answer
+        if not isinstance(answer.judgement, Reviewed):
+            return replace(answer, stage=step.stage)
+        text, task = item.cache, step.inner.task
+        assert isinstance(text, StackText)
+        assert isinstance(task, ReviewTask)
+        assert text.draft is not None
+        self._numbers.judge(task, accepted_count=len(answer.judgement.accepted_path))
+        self.proposed_count += sum(draw.stage == len(self.models) for draw in task.draws)
+        text.draft.answer(answer.judgement.draws)
+        return replace(self._found(item, row_count=answer.row_count), stage=step.stage)
+
+    def _found(self, item: Item, *, row_count: int) -> Outcome:
+        """Return what a draft has found since its last step."""
+        text = item.cache
+        assert isinstance(text, StackText)
+        assert text.draft is not None
+        found = text.draft.take_found()
+        distributions = tuple(draw.distribution for draw in found if draw.distribution)
+        tokens = tuple(draw.token_id for draw in found)
+        return Outcome(row_count, drafted=Proposal(tokens, (), distributions), is_inner=not found)
+
+
+def _check_alike(models: Sequence[ModelDescription]) -> None:
+    first = models[0]
+    for model in models[1:]:
+        if (model.tokenizer_fingerprint, model.vocabulary_size) != (
+            first.tokenizer_fingerprint,
+            first.vocabulary_size,
+        ):
+            raise ModelLoadError(
+                f"--then {model.name}: has another tokenizer than {first.name}; all models of a"
+                " stack need the same"
+            )
+
+
+def _describe(models: Sequence[ModelDescription], *, drafting: str) -> ModelDescription:
+    """Describe a stack as one model: its largest, as far as the others allow."""
+    identity = " ".join([*(model.fingerprint for model in models), drafting])
+    return replace(
+        models[0],
+        fingerprint=hashlib.sha256(f"stack {identity}".encode()).hexdigest(),
+        cancels_between_layers=_cancels_between_layers(models),
+        shares_forwards=all(model.shares_forwards for model in models),
+        takes_trees=False,
+        is_invariant=all(model.is_invariant for model in models),
+        stage_names=tuple(model.name for model in models),
+        verification_rules=tuple(
+            rule
+            for rule in models[0].verification_rules
+            if all(rule in model.verification_rules for model in models)
+        ),
+    )
+
+
+def _tell_reaches(models: Sequence[ModelDescription]) -> None:
+    """Log which of the smaller models hold less of a text than the largest does."""
+    for model in models[1:]:
+        if model.context_length < models[0].context_length:
+            _log.warning(
+                "--then %s: holds %d tokens, and %s %d: longer texts are drafted without it",
+                model.name,
+                model.context_length,
+                models[0].name,
+                models[0].context_length,
+            )
+
+
+def _cancels_between_layers(models: Sequence[ModelDescription]) -> bool:
+    return all(model.cancels_between_layers for model in models)

@@ -1,0 +1,208 @@
+"""A session's text in all models of a stack (`stack.py`), and how far a draft on it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline_engine.deciding.cascade import CascadeDraft, Draw, without_stages
+from paceline_engine.deciding.review_tasks import ReviewTask
+from paceline_engine.terms.calls import VerificationRule
+from paceline_engine.terms.items import Draft, Item
+from paceline_engine.terms.model_cache import ModelCache
+from paceline_engine.terms.proposal import Proposal, SparseDistribution
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Callable, Sequence
+
+    from paceline_engine.deciding.cascade import Matrix, Propose, Review
+    from paceline_protocol.max_gram import MaxGram
+
+__all__ = ["LastStage", "StackText"]
+
+_MOST_INDEXED = 1024
+"""Tokens of a prefix that a step may take into that index: milliseconds, which others wait for."""
+
+
+class LastStage:
+    """Max-Gram below a stack's models: an index of a session's text, and what follows in it.
+
+    It does not know the session's text in the models: so a draft, which knows it, does not either.
+    """
+
+    def __init__(self, max_gram: MaxGram, *, stage: int) -> None:
+        """Build it.
+
+        Args:
+            max_gram: An index of nothing.
+            stage: How many models there are above it.
+        """
+        self._max_gram = max_gram
+        self._stage = stage
+        self._base: array[int] | None = None
+        self._is_exact = True
+        self._is_indexed = False
+
+    def begin(self, base: array[int], *, is_exact: bool, is_asked: bool) -> None:
+        """Begin a draft on a text.
+
+        Args:
+            base: The text.
+            is_exact: Whether tokens need no distributions.
+            is_asked: Whether anybody will ask; else the index would be work for nothing.
+        """
+        self._base, self._is_exact, self._is_indexed = base, is_exact, not is_asked
+        self.index_some()
+
+    def index_some(self) -> None:
+        """Take more of a long text into the index; until all is in, nothing is found."""
+        if self._is_indexed:
+            return
+        assert self._base is not None
+        known = self._max_gram.common_length(self._base)
+        self._max_gram.truncate(known)
+        self._max_gram.extend(self._base[known : known + _MOST_INDEXED])
+        self._is_indexed = len(self._max_gram) == len(self._base)
+
+    def propose(self, text: Sequence[Draw], count: int) -> list[Draw]:
+        """Return what follows the text and these tokens, so many or fewer."""
+        assert self._base is not None
+        if not self._is_indexed:
+            return []
+        self._max_gram.follow([draw.token_id for draw in text], start=len(self._base))
+        return [
+            Draw(
+                token,
+                stage=self._stage,
+                distribution=None if self._is_exact else SparseDistribution((token,), (1.0,)),
+            )
+            for token in self._max_gram.propose(count)
+        ]
+
+
+class StackText(ModelCache):
+    """A session's text in all models of a stack, and how far a draft on it is.
+
+    Attributes:
+        texts: In each model.
+        draft: The one that has begun.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[ModelCache],
+        max_gram: MaxGram | None,
+        *,
+        matrix: Callable[[], Matrix],
+        reaches: Sequence[int],
+    ) -> None:
+        super().__init__()
+        self._reaches = reaches
+        self.texts = texts
+        self._matrix = matrix
+        self._last = None if max_gram is None else LastStage(max_gram, stage=len(texts))
+        # Of the item that it has begun, which is known by it: an item knows its text, so a text
+        # that knew its item would stay until a collector comes.
+        self._prefix: array[int] | None = None
+        self._base: array[int] | None = None
+        self.draft: CascadeDraft | None = None
+
+    def reserve(self, length: int) -> None:
+        """Learn how many tokens there is memory for from now on. Called on the event loop."""
+        for text in self.texts:
+            text.reserve(length)
+
+    @property
+    def can_be_copied(self) -> bool:
+        """Whether another text can begin with what was computed of this one."""
+        return all(text.can_be_copied for text in self.texts)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether none of the models has computed anything of it."""
+        return all(text.is_empty for text in self.texts)
+
+    def begin_like(self, source: ModelCache) -> None:
+        """Begin with what a text has in common with the first prefix, in each model."""
+        assert isinstance(source, StackText)
+        for own, other in zip(self.texts, source.texts, strict=True):
+            own.begin_like(other)
+
+    def end(self) -> None:
+        """Learn that its session is over: at most it is copied from now on."""
+        super().end()
+        for text in self.texts:
+            text.end()
+
+    def missing_length(self, prefix: array[int]) -> int:
+        """Count the rows of the next forward."""
+        wanted = self._wanted_at(prefix)
+        if wanted is None:
+            return self.texts[0].missing_length(prefix)
+        return self.texts[wanted.stage].missing_length(self._text(wanted)) + len(wanted.tail)
+
+    def stage(self, prefix: array[int], *, draft_count: int) -> int:
+        """Return which of the models computes the next forward after a prefix.
+
+        Before a draft has begun: which does if Max-Gram finds nothing. To ask it takes too long
+        here.
+        """
+        if not draft_count:
+            return 0
+        if self._prefix is prefix:
+            draft = self.draft
+        else:
+            propose = None if self._last is None else lambda *_: ()
+            draft = self._drafting(draft_count, propose, length=len(prefix))
+        return draft.wanted.stage if draft and draft.wanted else 0
+
+    def begin(self, item: Item) -> None:
+        """Begin a draft, unless it has begun."""
+        if self._prefix is item.prefix:
+            return
+        assert isinstance(item.task, Draft)
+        self._prefix, self._base = item.prefix, item.prefix[:]
+        if self._last is not None:
+            self._last.begin(
+                self._base,
+                is_exact=item.spec.rule is VerificationRule.EXACT,
+                is_asked=any(row[-1] for row in self._matrix()),
+            )
+        propose = None if self._last is None else self._last.propose
+        self.draft = self._drafting(item.task.max_tokens, propose, length=len(item.prefix))
+
+    def _drafting(self, count: int, propose: Propose | None, *, length: int) -> CascadeDraft:
+        """Begin a draft of so many tokens; models that it could be too long for take no part."""
+        ends = length + count
+        resting = [stage for stage, reach in enumerate(self._reaches) if stage and ends > reach]
+        matrix = without_stages(self._matrix(), resting) if resting else self._matrix()
+        return CascadeDraft(matrix, propose=propose, token_count=count)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its draft needs no forward more."""
+        return self.draft is not None and self.draft.wanted is None
+
+    def next_item(self, item: Item, *, leniency: float) -> Item:
+        """Return the forward that a draft needs next, as an item of its model."""
+        assert self.draft is not None
+        wanted = self.draft.wanted
+        assert wanted is not None, "then the draft is done"
+        if self._last is not None:
+            self._last.index_some()
+        distributions = tuple(draw.distribution for draw in wanted.tail if draw.distribution)
+        tail = Proposal(tuple(draw.token_id for draw in wanted.tail), (), distributions)
+        task = ReviewTask(tail, draws=wanted.tail, stage=wanted.stage, leniency=leniency)
+        return Item(self.texts[wanted.stage], item.spec, self._text(wanted), task)
+
+    def _wanted_at(self, prefix: array[int]) -> Review | None:
+        return self.draft.wanted if self._prefix is prefix and self.draft else None
+
+    def _text(self, wanted: Review) -> array[int]:
+        assert self._base is not None
+        text = self._base[:]
+        text.extend(draw.token_id for draw in wanted.text)
+        return text
+
+    def _crop(self, length: int) -> None:
+        """Its models' texts look after themselves."""

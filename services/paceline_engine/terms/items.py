@@ -1,0 +1,251 @@
+"""What a model is asked to compute, and what a step of it gives: plain data.
+
+The event loop makes an item, the worker queues it, and the backend runs it step by step until it is
+done (`Item.take`). A step is an item's part in one forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from paceline_engine.terms.calls import VerificationRule
+from paceline_engine.terms.draft_tree import DraftTree
+from paceline_engine.terms.proposal import NOTHING, Proposal
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Sequence
+
+    from paceline_engine.terms.calls import LikeliestTokens, SessionSpec
+    from paceline_engine.terms.model_cache import ModelCache
+
+__all__ = ["ANTICIPATED", "Decode", "Draft", "Item", "Judge", "Judgement", "Outcome"]
+
+ANTICIPATED = 1 << 20
+"""The depth of what nobody has asked for yet: less urgent than all that somebody has."""
+
+_SEED = DraftTree()
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Judge a proposal, and choose the token after what is accepted.
+
+    Attributes:
+        proposal: Without parents if it is a chain.
+        propose: Whether to guess what follows that token. Only of a model that drafts for itself,
+            and under EXACT.
+        top_logprobs: How many of the likeliest tokens to tell at each decided place.
+    """
+
+    proposal: Proposal
+    logprobs: bool = False
+    propose: bool = False
+    top_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Choose the tokens that follow, one in each step, up to one of the end tokens."""
+
+    max_tokens: int
+    end_token_ids: frozenset[int] = frozenset()
+    logprobs: bool = False
+    top_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Find tokens that follow.
+
+    Attributes:
+        max_tokens: Of the chain.
+        width: How many tokens to find at a place: the chain's, and the runners-up beside it.
+        branch_count: How many tokens beside the chain's a forward may follow.
+    """
+
+    max_tokens: int = 1
+    width: int = 1
+    branch_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A target's word on a proposal: see VerifyResponse in target_service.proto.
+
+    Attributes:
+        proposal: What the target guesses to follow the next token, if it was asked.
+        top_logprobs: If asked for, one for each accepted token and last the next one.
+    """
+
+    accepted_path: tuple[int, ...]
+    next_token: int
+    logprobs: tuple[float, ...] = ()
+    proposal: Proposal = NOTHING
+    top_logprobs: tuple[LikeliestTokens, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one step gave one item: with neither judgement nor draft, progress in a long prefix.
+
+    Attributes:
+        row_count: Token positions that were computed for it; 0 if it needed no forward.
+        judgement: The answer to a Judge, with its last step; the next token of a Decode.
+        drafted: Tokens that follow: none, one or several. Its parents, if it is a tree, refer to
+            all that its draft has found.
+        draft_tree: Of a tree, how it stands now.
+        is_inner: Whether it was a step within a stack that had to find none.
+        dropped_count: Positions of these that were not computed to the end: pruned guesses.
+        stage: Which of a stack's models computed it.
+    """
+
+    row_count: int
+    judgement: Judgement | None = None
+    drafted: Proposal = NOTHING
+    draft_tree: DraftTree | None = None
+    is_inner: bool = False
+    dropped_count: int = 0
+    stage: int = 0
+
+    @property
+    def chain(self) -> Sequence[int]:
+        """What was drafted of the chain."""
+        if self.draft_tree is None:
+            return self.drafted.token_ids
+        return (self.draft_tree.found.token_ids[self.draft_tree.due[0]],)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it got past its prefix."""
+        return self.judgement is not None or len(self.drafted) > 0 or self.is_inner
+
+
+@dataclass(eq=False, slots=True)
+class Item:
+    """A task at a text.
+
+    Attributes:
+        cache: The text's state in the model.
+        spec: How tokens are chosen there, and whose work it is.
+        prefix: What the task builds on, one token or more. What is decoded is appended, and a
+            draft's chain, unless its branches are followed, too: then its rows are a tree beyond
+            the prefix.
+        task: What to do.
+        depth: How urgent: the smallest first.
+        patience_ns: How long a forward of it may take before it counts as hung; None: for ever.
+        found_count: Tokens decoded, or of the chain drafted, so far.
+        goes_on: Of a Judge: whether the model goes on by itself after a correction.
+        draft_tree: How a draft's tree stands.
+    """
+
+    cache: ModelCache
+    spec: SessionSpec
+    prefix: array[int]
+    task: Judge | Decode | Draft
+    depth: int = 0
+    patience_ns: int | None = None
+    found_count: int = 0
+    goes_on: bool = False
+    draft_tree: DraftTree = _SEED
+
+    @property
+    def share(self) -> str:
+        """Whose work it is."""
+        return self.spec.share
+
+    @property
+    def block(self) -> tuple[int, ...]:
+        """The tokens after the prefix that its next forward computes, too."""
+        if isinstance(self.task, Judge):
+            return tuple(self.task.proposal.token_ids)
+        if isinstance(self.task, Draft) and self.task.branch_count:
+            return self.draft_tree.found.along(self.draft_tree.due)
+        return ()
+
+    @property
+    def parents(self) -> Sequence[int]:
+        """Those of the block's tokens, if it is a proposed tree."""
+        return self.task.proposal.parents if isinstance(self.task, Judge) else ()
+
+    @property
+    def proposes(self) -> bool:
+        """Whether the model is asked for guesses of its own."""
+        return isinstance(self.task, Judge) and self.task.propose
+
+    @property
+    def chooses_next(self) -> bool:
+        """Whether its steps only choose the next token, as EXACT does."""
+        if isinstance(self.task, Decode):
+            return not (self.task.logprobs or self.task.top_logprobs)
+        is_exact = self.spec.rule is VerificationRule.EXACT
+        return isinstance(self.task, Draft) and self.task.width == 1 and is_exact
+
+    @property
+    def scored_positions(self) -> list[int]:
+        """Of the tokens after the rows that a draft has scored."""
+        if not isinstance(self.task, Draft) or not self.block:
+            return [len(self.prefix)]
+        tree = self.draft_tree
+        return [len(self.prefix) + tree.depths[index] + 1 for index in tree.due]
+
+    @property
+    def tree(self) -> Proposal:
+        """Of a draft that follows branches, the rows that it has and wants beyond its prefix."""
+        is_tree = isinstance(self.task, Draft) and self.task.branch_count
+        return self.draft_tree.rows if is_tree else NOTHING
+
+    @property
+    def stage(self) -> int:
+        """Which of a backend's models computes its next forward. Worker thread only."""
+        draft_count = self.task.max_tokens if isinstance(self.task, Draft) else 0
+        return self.cache.stage(self.prefix, draft_count=draft_count)
+
+    def row_count(self) -> int:
+        """Count the rows that a forward needs to give it more than progress. Worker thread only."""
+        if tree := self.tree:
+            if self.cache.has_of(self.prefix, tree):
+                return len(self.block)
+            return self.cache.missing_length(self.prefix) + len(tree)
+        return self.cache.missing_length(self.prefix) + len(self.block)
+
+    def ahead(self, judgement: Judgement) -> Item | None:
+        """Return what the caller asks next, if it was corrected; it needs no more room than this.
+
+        None where nothing was rejected: then what was drafted after the proposal is judged next.
+        """
+        assert isinstance(self.task, Judge)
+        if not self.goes_on:
+            return None
+        if not self.task.proposal.goes_on_after(judgement.accepted_path):
+            return None
+        prefix = self.prefix[:]
+        prefix.extend(self.task.proposal.along(judgement.accepted_path))
+        prefix.append(judgement.next_token)
+        task = replace(self.task, proposal=NOTHING)
+        return Item(self.cache, self.spec, prefix, task, ANTICIPATED, self.patience_ns)
+
+    def asks_the_same(self, other: Item) -> bool:
+        """Whether both have one answer. Of others than a Judge it may have gone out in part."""
+        return (
+            isinstance(self.task, Judge) and self.task == other.task and self.prefix == other.prefix
+        )
+
+    def take(self, outcome: Outcome) -> bool:
+        """Take in what a step gave, and tell whether it was the last."""
+        if isinstance(self.task, Judge):
+            return outcome.judgement is not None
+        if isinstance(self.task, Decode):
+            return outcome.judgement is not None and self._append(outcome.judgement, self.task)
+        if outcome.draft_tree is not None:
+            self.draft_tree = outcome.draft_tree
+        if not self.task.branch_count:
+            self.prefix.extend(outcome.chain)
+        self.found_count += len(outcome.chain)
+        return self.found_count >= self.task.max_tokens
+
+    def _append(self, judgement: Judgement, task: Decode) -> bool:
+        self.prefix.append(judgement.next_token)
+        self.found_count += 1
+        return self.found_count >= task.max_tokens or judgement.next_token in task.end_token_ids

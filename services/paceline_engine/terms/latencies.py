@@ -1,0 +1,46 @@
+"""What forwards were measured to take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ForwardLatency", "ModelLatencies", "StageMeasures"]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardLatency:
+    """What a forward of about this many rows takes: the median of the last ones."""
+
+    rows: int
+    median_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageMeasures:
+    """What was measured of a stage of a stack; see Stage in the protos.
+
+    Attributes:
+        forwards: By rows, ascending; none of Max-Gram.
+        verdicts: On each smaller stage's tokens: how many it decided on, and accepted.
+    """
+
+    model_name: str
+    forwards: tuple[ForwardLatency, ...]
+    verdicts: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLatencies:
+    """What forwards cost; see GetModelInfoResponse.
+
+    Attributes:
+        forwards: By rows, ascending.
+        prefill_fixed_ns: A prompt's first forward, before its tokens count. 0: not measured.
+        prefill_ns_per_token: What each token of the prompt adds. 0: not measured.
+        stages: Of a stack what was measured of each stage, largest first.
+    """
+
+    forwards: tuple[ForwardLatency, ...]
+    prefill_fixed_ns: int
+    prefill_ns_per_token: int
+    stages: tuple[StageMeasures, ...] = ()

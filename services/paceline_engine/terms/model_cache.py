@@ -1,0 +1,201 @@
+"""A session's text in a model, whatever the model is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from array import array
+from typing import TYPE_CHECKING
+from weakref import ref
+
+from paceline_engine.terms.proposal import Proposal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+__all__ = ["ModelCache", "common_length"]
+
+_NO_TREE = Proposal()
+
+
+class ModelCache(ABC):
+    """A session's text in a model: the tokens computed so far and the model's state for them.
+
+    The caller never says what to roll back. It names the whole prefix that it means, and the cache
+    keeps what it has in common with that. So no sequence of faults and cancels can make it compute
+    on a wrong prefix, and whatever is still right is used again.
+
+    Beyond the text there can be a tree: tokens that may follow it, whose state is there, too. The
+    next prefix tells which of them are the text's, and the others are forgotten.
+
+    Attributes:
+        has_ended: Whether its session is over.
+
+    Invariants:
+        The state stands for exactly `token_ids` and `tree`, also after a forward that raised.
+    """
+
+    def __init__(self) -> None:
+        self._token_ids = array("I")
+        self._tree = _NO_TREE
+        self._source: Callable[[], ModelCache | None] = _nothing
+        self.has_ended = False
+
+    @property
+    def length(self) -> int:
+        """How many tokens the state stands for."""
+        return len(self._token_ids)
+
+    @property
+    def token_ids(self) -> array[int]:
+        """A copy of the tokens the state stands for."""
+        return self._token_ids[:]
+
+    @property
+    def tree(self) -> Proposal:
+        """What there is beyond the text: its tokens' rows lie there in this order."""
+        return self._tree
+
+    @property
+    def row_count(self) -> int:
+        """How many tokens there is state for: the text's, and the tree's."""
+        return self.length + len(self._tree)
+
+    def reserve(self, length: int) -> None:  # noqa: B027 - most need not know
+        """Learn how many tokens there is memory for from now on. Called on the event loop."""
+
+    @property
+    def can_be_copied(self) -> bool:
+        """Whether another text can begin with what was computed of this one."""
+        return False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing computed that another text could begin with."""
+        return not self.length
+
+    def begin_like(self, source: ModelCache) -> None:
+        """Begin with what a text that nobody changes any more has in common with the first prefix.
+
+        It is copied when that is computed, if it is still there then. Called on the event loop.
+        """
+        self._source = ref(source)
+
+    def end(self) -> None:
+        """Learn that its session is over: at most it is copied from now on. On the event loop."""
+        self.has_ended = True
+
+    def stage(self, prefix: array[int], *, draft_count: int) -> int:  # noqa: ARG002 - a stack asks
+        """Return which of several models computes the next forward after a prefix; most have one.
+
+        Args:
+            prefix: The text.
+            draft_count: The tokens that are drafted after it; 0: it is judged.
+        """
+        return 0
+
+    def missing_length(self, prefix: array[int]) -> int:
+        """Count the tokens of a prefix, the last one always included, that are to be computed."""
+        return len(prefix) - self._kept_length(prefix)
+
+    def has_of(self, prefix: array[int], tree: Proposal) -> bool:
+        """Whether there is just this text, and beyond it the first tokens of a tree, if any."""
+        own = self._tree
+        return (
+            self._token_ids == prefix
+            and own.token_ids == tree.token_ids[: len(own)]
+            and own.parents == tree.parents[: len(own)]
+        )
+
+    def keep(self, prefix: array[int]) -> int:
+        """Forget what is not the prefix's, and its last token; return how many tokens are left."""
+        self._begin(prefix)
+        self.adopt(self._path_of(prefix))
+        kept = self._kept_length(prefix)
+        self._crop(kept)
+        del self._token_ids[kept:]
+        return kept
+
+    def adopt(self, path: Sequence[int]) -> None:
+        """Make a path of the tree the text's, and forget the rest."""
+        # At first, so that a failure on the way leaves nothing wrong.
+        tree, self._tree = self._tree, _NO_TREE
+        if path:
+            self._gather(path)
+            self._token_ids.extend(tree.along(path))
+
+    def extend(self, token_ids: array[int], parents: Sequence[int] = ()) -> None:
+        """Take in tokens whose state a forward has appended.
+
+        Args:
+            parents: Of the last tokens, which are the tree's: 0 where one follows the text, i + 1
+                where it follows the tree's i-th token.
+        """
+        text_count = len(token_ids) - len(parents)
+        assert not (text_count and self._tree), "a tree lies beyond the text's end"
+        self._token_ids.extend(token_ids[:text_count])
+        if parents:
+            tree = self._tree
+            self._tree = Proposal(
+                (*tree.token_ids, *token_ids[text_count:]), (*tree.parents, *parents)
+            )
+
+    def settle(self) -> None:
+        """Forget what a forward that failed may have appended."""
+        self._crop(self.row_count)
+
+    def clear(self) -> None:
+        """Forget all, because something broke off anywhere and may have left anything."""
+        self._tree, self._source = _NO_TREE, _nothing
+        self._crop(0)
+        del self._token_ids[:]
+
+    def _begin(self, prefix: array[int]) -> None:
+        """Copy what there is of a prefix, if this text has yet to begin."""
+        source = self._source()
+        if source is not None and not self.length:
+            kept = self._kept_length(prefix)
+            self._source = _nothing
+            if kept:
+                self._copy(source, kept)
+            self._token_ids = prefix[:kept]
+
+    def _kept_length(self, prefix: array[int]) -> int:
+        common = common_length(self._token_ids, prefix) + len(self._path_of(prefix))
+        if not self.length and (source := self._source()) is not None:
+            common = common_length(source.token_ids, prefix)
+        return min(common, len(prefix) - 1)
+
+    def _path_of(self, prefix: array[int]) -> tuple[int, ...]:
+        """Return which of the tree's tokens go on with the text in a prefix."""
+        if not self._tree or prefix[: self.length] != self._token_ids:
+            return ()
+        return self._tree.path_of(prefix[self.length :])
+
+    def _gather(self, path: Sequence[int]) -> None:
+        """Move the state of these tokens of the tree to the text's end, in this order."""
+        raise AssertionError(f"{path}: here no tree was computed")
+
+    def _copy(self, source: ModelCache, length: int) -> None:
+        """Take over the state of another text's first tokens; here there is none yet."""
+        raise AssertionError(f"{source}, {length}: it cannot be copied")
+
+    @abstractmethod
+    def _crop(self, length: int) -> None:
+        """Forget the state of all rows but the first `length`, wherever a forward stopped."""
+
+
+def common_length(left: array[int], right: array[int]) -> int:
+    """Count the tokens with which both begin. Each is read about once."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _nothing() -> None:
+    """Stand for a text that is not there."""

@@ -1,0 +1,297 @@
+"""The limits of every field that reaches the engine; the protos say them, this module holds them.
+
+Field names are paths as in the protos. The functions are quick enough for the event loop, except
+`check_distributions`, which runs on the worker thread before the forward.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from paceline.errors import InvalidFieldError, UnsupportedError
+from paceline.limits import (
+    LEASE_SECONDS,
+    MOST_BRANCHES,
+    MOST_CHUNK_TOKENS,
+    MOST_DISTRIBUTION_ENTRIES,
+    MOST_END_TOKENS,
+    MOST_PROPOSAL_TOKENS,
+    MOST_TOP_LOGPROBS,
+    MOST_WIDTH,
+    SUM_TOLERANCE,
+)
+from paceline.names import NAME_RULE, is_name
+from paceline_engine.terms.calls import (
+    DecodeOptions,
+    DraftOptions,
+    ModelDescription,
+    PrefixCall,
+    SamplingParameters,
+    SessionSpec,
+    VerificationRule,
+    VerifyOptions,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_engine.terms.proposal import Proposal
+
+__all__ = [
+    "MOST_DRAFTED",
+    "MOST_ENTRIES",
+    "MOST_TOKENS",
+    "MOST_TREE_DEPTH",
+    "MOST_TREE_TOKENS",
+    "check_call",
+    "check_decoding",
+    "check_distributions",
+    "check_drafting",
+    "check_proposal",
+    "check_sampling",
+    "check_spec",
+]
+
+MOST_TOKENS = MOST_PROPOSAL_TOKENS
+"""The most tokens of a proposal, of a draft's window, and of a Decode."""
+
+MOST_TREE_TOKENS = 256
+"""The most tokens of a tree: what a forward of them costs hardly ever pays from here on."""
+
+MOST_TREE_DEPTH = 64
+"""The most tokens of a path of a tree; no longer block is ever asked for (`MOST_LOOKAHEAD`)."""
+
+MOST_DRAFTED = 8192
+"""The most tokens that a draft may find, the runners-up included: each step looks at them all."""
+
+MOST_ENTRIES = MOST_DISTRIBUTION_ENTRIES
+"""The most tokens that a distribution may name."""
+
+_SEED_LIMIT = 1 << 53
+_SEQUENCE_LIMIT = 1 << 64
+_MAX_TEMPERATURE = 100
+_DIGEST_BYTES = 16
+_MAX_DEPTH = 65535
+_LONGEST_INTERVAL_SECONDS = 1
+
+
+def check_spec(spec: SessionSpec, model: ModelDescription) -> None:
+    """Check what a session is opened for.
+
+    Raises:
+        InvalidFieldError: a field is out of its limits.
+        UnsupportedError: the model does not know the verification rule.
+    """
+    check_sampling("spec.sampling", spec.sampling, vocabulary_size=model.vocabulary_size)
+    _check("spec.seed", spec.seed, 0, _SEED_LIMIT - 1)
+    _check("spec.reserve_length", spec.reserve_length, 1, model.context_length)
+    _check("spec.limit_length", spec.longest_length, spec.reserve_length, model.context_length)
+    _check("spec.lease", spec.lease_seconds, *LEASE_SECONDS, unit=" seconds")
+    _check_name("spec.request_id", spec.request_id)
+    _check_name("spec.share", spec.share)
+    # At temperature 0 every rule is EXACT.
+    if spec.rule not in model.verification_rules and spec.sampling.temperature > 0:
+        raise UnsupportedError(f"this model has no verification rule {spec.rule.name}")
+
+
+def check_sampling(field: str, sampling: SamplingParameters, *, vocabulary_size: int) -> None:
+    """Check sampling parameters; `field` is the path of their message."""
+    _check(f"{field}.temperature", sampling.temperature, 0, _MAX_TEMPERATURE)
+    _check(f"{field}.top_k", sampling.top_k, 0, vocabulary_size)
+    _check(f"{field}.min_p", sampling.min_p, 0, 1)
+    if not 0 < sampling.top_p <= 1:
+        raise InvalidFieldError.of(f"{field}.top_p", f"{sampling.top_p} is not in (0, 1]")
+
+
+def check_call(call: PrefixCall, *, limit_length: int, vocabulary_size: int) -> None:
+    """Check the part that Decode, Draft and Verify share."""
+    _check("call.sequence", call.sequence, 1, _SEQUENCE_LIMIT - 1)
+    _check("call.base_length", call.base_length, 0, limit_length)
+    if len(call.base_digest) != _DIGEST_BYTES and (call.base_digest or call.base_length):
+        raise InvalidFieldError.of(
+            "call.base_digest", f"has {len(call.base_digest)} bytes, not {_DIGEST_BYTES}"
+        )
+    if call.prefix_length < 1:
+        raise InvalidFieldError.of("call.token_ids", "the prefix is empty")
+    # Lengths come first: looking at every token of a list that is far too long takes a while.
+    _check_fits("call.token_ids", call.prefix_length, limit_length)
+    _check_token_ids("call.token_ids", call.token_ids, vocabulary_size=vocabulary_size)
+
+
+def check_proposal(
+    call: PrefixCall,
+    proposal: Proposal,
+    *,
+    options: VerifyOptions,
+    spec: SessionSpec,
+    model: ModelDescription,
+) -> None:
+    """Check what is special to Verify, the distributions' contents excepted.
+
+    Raises:
+        InvalidFieldError: a field is out of its limits.
+        UnsupportedError: it is a tree, and the rule or the model judges chains only.
+    """
+    token_count = len(proposal)
+    if token_count > MOST_TOKENS:
+        raise InvalidFieldError.of(
+            "proposal.token_ids",
+            f"has {token_count} tokens, at most {MOST_TOKENS} are allowed",
+        )
+    _check_parents(proposal)
+    _check_fits("proposal.token_ids", call.prefix_length + proposal.depth, spec.longest_length)
+    _check_token_ids(
+        "proposal.token_ids", proposal.token_ids, vocabulary_size=model.vocabulary_size
+    )
+    _check("speculation_depth", options.depth, 0, _MAX_DEPTH)
+    _check("top_logprobs", options.top_logprobs, 0, MOST_TOP_LOGPROBS)
+    needed = token_count if spec.rule is VerificationRule.REJECTION else 0
+    if len(proposal.distributions) != needed:
+        raise InvalidFieldError.of(
+            "proposal.distributions",
+            f"has {len(proposal.distributions)} entries, {needed} are needed under"
+            f" {spec.rule.name}",
+        )
+    if not proposal.is_chain:
+        _check_tree(proposal)
+        if spec.rule is VerificationRule.REJECTION:
+            raise UnsupportedError("proposal.parents: under REJECTION only chains are judged")
+        if not model.takes_trees:
+            raise UnsupportedError("proposal.parents: this model judges chains only")
+
+
+def _check_parents(proposal: Proposal) -> None:
+    if proposal.parents and len(proposal.parents) != len(proposal):
+        raise InvalidFieldError.of(
+            "proposal.parents",
+            f"has {len(proposal.parents)} entries, as many as tokens are needed: {len(proposal)}",
+        )
+    for place, parent in enumerate(proposal.parents):
+        # The i-th token is called i + 1, so this is the one before, at most.
+        _check(f"proposal.parents[{place}]", parent, 0, place)
+
+
+def _check_tree(tree: Proposal) -> None:
+    if len(tree) > MOST_TREE_TOKENS:
+        raise InvalidFieldError.of(
+            "proposal.token_ids",
+            f"has {len(tree)} tokens, a tree may have {MOST_TREE_TOKENS}",
+        )
+    if tree.depth > MOST_TREE_DEPTH:
+        raise InvalidFieldError.of(
+            "proposal.parents",
+            f"make a path of {tree.depth} tokens, a tree's may have {MOST_TREE_DEPTH}",
+        )
+    seen: set[tuple[int, int]] = set()
+    for place, child in enumerate(zip(tree.parents, tree.token_ids, strict=True)):
+        if child in seen:
+            raise InvalidFieldError.of(
+                f"proposal.token_ids[{place}]", f"{child[1]} follows the same token twice"
+            )
+        seen.add(child)
+
+
+def check_distributions(proposal: Proposal, *, vocabulary_size: int) -> None:
+    """Check the distributions that draft tokens were drawn from, one for each.
+
+    Cost: about 0.1 ms for each 2000 entries.
+    """
+    drawn = zip(proposal.token_ids, proposal.distributions, strict=True)
+    for index, (token, drawn_from) in enumerate(drawn):
+        field = f"proposal.distributions[{index}]"
+        ids, probabilities = drawn_from.token_ids, drawn_from.probabilities
+        if not 1 <= len(ids) <= MOST_ENTRIES or len(ids) != len(probabilities):
+            raise InvalidFieldError.of(
+                field,
+                f"has {len(ids)} token_ids and {len(probabilities)} probabilities, must have as "
+                f"many of both, 1 to {MOST_ENTRIES}",
+            )
+        _check_token_ids(f"{field}.token_ids", ids, vocabulary_size=vocabulary_size)
+        if len(set(ids)) != len(ids):
+            raise InvalidFieldError.of(f"{field}.token_ids", "must be distinct")
+        total = math.fsum(probabilities) if all(map(math.isfinite, probabilities)) else math.nan
+        if not (min(probabilities) > 0 and abs(total - 1) <= SUM_TOLERANCE):
+            raise InvalidFieldError.of(
+                f"{field}.probabilities",
+                f"must be above 0 and sum to 1 within {SUM_TOLERANCE}, not to {total}",
+            )
+        if token not in ids:
+            raise InvalidFieldError.of(
+                f"{field}.token_ids", "must contain the draft token, which was drawn from it"
+            )
+
+
+def check_decoding(
+    call: PrefixCall, options: DecodeOptions, *, limit_length: int, vocabulary_size: int
+) -> None:
+    """Check what is special to Decode."""
+    _check("max_tokens", options.max_tokens, 1, MOST_TOKENS)
+    _check_fits("max_tokens", call.prefix_length + options.max_tokens, limit_length)
+    if len(options.end_token_ids) > MOST_END_TOKENS:
+        raise InvalidFieldError.of(
+            "end_token_ids",
+            f"has {len(options.end_token_ids)} tokens, at most {MOST_END_TOKENS} are allowed",
+        )
+    _check_token_ids("end_token_ids", options.end_token_ids, vocabulary_size=vocabulary_size)
+    _check("top_logprobs", options.top_logprobs, 0, MOST_TOP_LOGPROBS)
+    _check(
+        "message_interval", options.interval_seconds, 0, _LONGEST_INTERVAL_SECONDS, unit=" seconds"
+    )
+
+
+def check_drafting(
+    call: PrefixCall, options: DraftOptions, *, spec: SessionSpec, model: ModelDescription
+) -> None:
+    """Check what is special to Draft.
+
+    Raises:
+        InvalidFieldError: a field is out of its limits.
+        UnsupportedError: it is a tree, and the rule or the model drafts chains only.
+    """
+    _check("max_tokens", options.max_tokens, 1, MOST_TOKENS)
+    _check("chunk_tokens", options.chunk_tokens, 1, MOST_CHUNK_TOKENS)
+    _check_fits("max_tokens", call.prefix_length + options.max_tokens, spec.longest_length)
+    _check("width", options.width, 1, MOST_WIDTH)
+    _check("branch_count", options.branch_count, 0, MOST_BRANCHES)
+    if options.width == 1:
+        return
+    token_count = options.max_tokens * options.width * (1 + options.branch_count)
+    if token_count > MOST_DRAFTED:
+        raise InvalidFieldError.of(
+            "width", f"would make up to {token_count} tokens, a draft may find {MOST_DRAFTED}"
+        )
+    if spec.rule is VerificationRule.REJECTION:
+        raise UnsupportedError("width: under REJECTION only chains are drafted")
+    if not model.takes_trees:
+        raise UnsupportedError("width: this model drafts chains only")
+
+
+def _check(field: str, value: float, low: float, high: float, *, unit: str = "") -> None:
+    # Written so that NaN, which compares false, is refused.
+    if not low <= value <= high:
+        raise InvalidFieldError.of(field, f"{value} is not in [{low}, {high}]{unit}")
+
+
+def _check_name(field: str, name: str) -> None:
+    if not is_name(name):
+        raise InvalidFieldError.of(field, f"must be {NAME_RULE}")
+
+
+def _check_token_ids(field: str, token_ids: Sequence[int], *, vocabulary_size: int) -> None:
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocabulary_size):
+        index, token = next(
+            (index, token)
+            for index, token in enumerate(token_ids)
+            if not 0 <= token < vocabulary_size
+        )
+        raise InvalidFieldError.of(
+            f"{field}[{index}]", f"{token} is not in [0, {vocabulary_size - 1}]"
+        )
+
+
+def _check_fits(field: str, length: int, limit_length: int) -> None:
+    if length > limit_length:
+        raise InvalidFieldError.of(
+            field, f"would make {length} tokens, the session may have {limit_length}"
+        )

@@ -1,0 +1,38 @@
+"""What kinds of adapters have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+    from torch import Tensor
+
+    from paceline_engine.torch_backend.adapters.trunk import Trunk
+
+__all__ = ["Adapter"]
+
+
+class Adapter(Protocol):
+    """Weights that guess, beside a model's own forward, what will follow; all are modules of torch.
+
+    Attributes:
+        reach: How many tokens it guesses after the model's own next one (gamma).
+    """
+
+    reach: int
+
+    @property
+    def upper_layers(self) -> int:
+        """How many of the model's last layers have rows beside the main stream's."""
+
+    def start_from(self, model: Any, *, generator: torch.Generator) -> None:
+        """Set the weights that training begins with."""
+
+    def draft_logits(self, model: Any, trunk: Trunk) -> Iterator[Tensor]:
+        """Yield for each guess its logits beside every row: (B, T, V)."""
+
+    def early_logits(self, model: Any, trunk: Trunk) -> Tensor | None:
+        """Return the model's own choice as guessed before its upper layers, or None."""

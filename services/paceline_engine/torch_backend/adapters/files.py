@@ -1,0 +1,157 @@
+"""Adapters on disk: safetensors and a card. What is damaged, foreign or too new is refused."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load, save
+from torch import nn
+
+from paceline.plain_files import read_plain_file
+from paceline_engine.model_files.small_files import refuse_pointer
+from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.terms.few_names import few_names
+from paceline_engine.torch_backend.adapters.card import AdapterCard
+from paceline_engine.torch_backend.adapters.low_rank import low_rank_linears
+from paceline_engine.torch_backend.adapters.medusa import MedusaHeads
+from paceline_engine.torch_backend.adapters.streams import Streams
+from paceline_engine.torch_backend.families import can_fuse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from paceline_engine.torch_backend.adapters.card import AdapterKind
+
+__all__ = ["WEIGHTS_FILE", "LoadedAdapter", "build_adapter", "load_adapter", "pack_weights"]
+
+WEIGHTS_FILE = "adapter.safetensors"
+
+_MOST_NUMBER_BYTES = 8  # float64
+_MOST_HEADER_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedAdapter:
+    """An adapter with its model's dtype, on its model's device, and its card."""
+
+    card: AdapterCard
+    module: MedusaHeads | Streams
+
+
+def build_adapter(
+    kind: AdapterKind, model: Any, *, reach: int, layers: int, rank: int, exit_rank: int
+) -> MedusaHeads | Streams:
+    """Build an adapter of a kind for a loaded model; see `AdapterCard` for the sizes.
+
+    Raises:
+        ModelLoadError: the model is not one that can have it, or has fewer layers.
+    """
+    config = model.config
+    if not can_fuse(model):
+        raise ModelLoadError(
+            f"{type(model).__name__} is not of the families that can have adapters (Llama, Mistral"
+            " and Qwen 2 with full attention)"
+        )
+    if kind == "medusa":
+        return MedusaHeads(
+            reach=reach, width=config.hidden_size, vocabulary_size=model.lm_head.out_features
+        )
+    if not 1 <= layers <= config.num_hidden_layers:
+        raise ModelLoadError(f"{layers} upper layers of a model with {config.num_hidden_layers}")
+    return Streams(
+        reach=reach,
+        width=config.hidden_size,
+        layer_shapes=[_shapes(layer) for layer in model.model.layers[-layers:]],
+        rank=rank,
+        exit_rank=exit_rank,
+    )
+
+
+def pack_weights(adapter: nn.Module, *, dtype: torch.dtype) -> tuple[bytes, str]:
+    """Return an adapter's weights as a safetensors file in a dtype, and its SHA-256."""
+    state = {key: tensor.to("cpu", dtype) for key, tensor in adapter.state_dict().items()}
+    packed = save({key: tensor.contiguous() for key, tensor in state.items()})
+    return packed, hashlib.sha256(packed).hexdigest()
+
+
+def load_adapter(directory: Path, *, model: Any, fingerprint: str) -> LoadedAdapter:
+    """Load an adapter for a loaded model.
+
+    Args:
+        directory: With card and weights.
+        model: Of the transformers library.
+        fingerprint: The model's; see `model_fingerprint`.
+
+    Raises:
+        ModelLoadError: it is damaged, for another model, or of another version.
+    """
+    card = AdapterCard.read(directory)
+    name = f"adapter {str(directory)!r}"
+    if card.fingerprint != fingerprint:
+        raise ModelLoadError(
+            f"{name} is for a model {card.model!r} with fingerprint {card.fingerprint[:12]}, and"
+            f" this one has {fingerprint[:12]}"
+        )
+    # Without memory: a card may ask for more than there is.
+    with torch.device("meta"):
+        shapes = _build(card, model).state_dict()
+    most_bytes = _MOST_HEADER_BYTES + sum(
+        each.numel() * _MOST_NUMBER_BYTES for each in shapes.values()
+    )
+    try:
+        packed = read_plain_file(directory / WEIGHTS_FILE, most_bytes=most_bytes)
+    except OSError as error:
+        raise ModelLoadError(f"{name}: {WEIGHTS_FILE} is not readable ({error})") from error
+    refuse_pointer(directory / WEIGHTS_FILE, packed)
+    if hashlib.sha256(packed).hexdigest() != card.weights_sha256:
+        raise ModelLoadError(f"{name}: {WEIGHTS_FILE} is damaged: its card has another checksum")
+    try:
+        state = load(packed)
+    except Exception as error:  # a file is a stranger's, and may break anything
+        raise ModelLoadError(f"{name} cannot be loaded: {error}") from error
+    _refuse_foreign(name, state, shapes)
+    module = _build(card, model)
+    module.load_state_dict(state)
+    _refuse_broken(name, state)
+    # lm_head's, because that is what the model's own forward ends in.
+    like = model.lm_head.weight
+    return LoadedAdapter(card, module.to(like.device, like.dtype).requires_grad_(False).eval())
+
+
+def _build(card: AdapterCard, model: Any) -> MedusaHeads | Streams:
+    return build_adapter(
+        card.kind,
+        model,
+        reach=card.reach,
+        layers=card.layers,
+        rank=card.rank,
+        exit_rank=card.exit_rank,
+    )
+
+
+def _refuse_foreign(name: str, state: Mapping[str, Tensor], shapes: Mapping[str, Tensor]) -> None:
+    """Refuse weights of another adapter in one line, however many there are."""
+    if missing := shapes.keys() - state.keys():
+        raise ModelLoadError(f"{name} cannot be loaded: it lacks {few_names(missing)}")
+    if foreign := state.keys() - shapes.keys():
+        raise ModelLoadError(f"{name} cannot be loaded: it has foreign {few_names(foreign)}")
+    if odd := [key for key, like in shapes.items() if state[key].shape != like.shape]:
+        raise ModelLoadError(
+            f"{name} cannot be loaded: of another shape than its card says: {few_names(odd)}"
+        )
+
+
+def _shapes(layer: nn.Module) -> list[tuple[int, int]]:
+    return [(each.in_features, each.out_features) for each in low_rank_linears(layer)]
+
+
+def _refuse_broken(name: str, state: dict[str, Tensor]) -> None:
+    for key, tensor in state.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise ModelLoadError(f"{name}: {key} has weights that are no numbers")

@@ -1,0 +1,320 @@
+"""What each row of a text sees: one text's rows, or those of several in one kernel.
+
+Letters: H heads, G key and value heads, D their width. Of a text with t rows in a forward and L
+tokens, these included:
+
+    tokens   | before the forward: L - t | its rows: t |
+    row r sees the first L - t + r + 1 of them, under a sliding window only the last of these
+
+A text can end in a tree. Its rows see of it their ancestors and themselves, and are, for windows
+and rotations, where they would be if their path were the text.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from paceline_engine.terms.proposal import Proposal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_engine.torch_backend.key_values import KeyValues
+    from paceline_engine.torch_backend.kv_arena import Place
+
+__all__ = [
+    "FEW_ROWS",
+    "Attention",
+    "SideBySide",
+    "TextRows",
+    "TreeRows",
+    "attend_apart",
+    "attend_slowly",
+    "mask_of",
+]
+
+FEW_ROWS = 16
+"""Beside more rows of a text a kernel of its own costs nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """How a layer attends.
+
+    Attributes:
+        scale: Of the products of queries and keys.
+        window: How many tokens a row sees, itself included; None: all before it.
+        soft_cap: What the scaled products are squeezed to by a tanh; None: they are not.
+        sinks: (H,) a further product for each head, that takes part of the attention; or None.
+    """
+
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the kernels know it."""
+        return self.soft_cap is None and self.sinks is None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRows:
+    """What rows that end in a tree see, where it is not what is before them.
+
+    Attributes:
+        positions: Of the t rows.
+        first: The column in which the tree begins; all before it is seen as ever.
+        ages: Of the last rows, which are the tree's: how far before each is which of the columns
+            from the first on; below 0 where it is no ancestor. On the CPU.
+    """
+
+    positions: Sequence[int]
+    first: int
+    ages: Tensor
+
+
+def _tree_rows(text: KeyValues, count: int, parents: Sequence[int]) -> TreeRows:
+    """Say what rows see of which the last ones have parents in a tree."""
+    first, held = text.length + count - len(parents), len(text.tree)
+    tree = Proposal((0,) * (held + len(parents)), (*text.tree.parents, *parents))
+    positions = list(range(text.length, first))
+    seen: list[tuple[int, int, int]] = []
+    for row in range(len(parents)):
+        path = list(tree.ancestors(held + row))
+        positions.append(first + len(path) - 1)
+        seen.extend((row, ancestor, age) for age, ancestor in enumerate(path))
+    rows, columns, own = torch.tensor(seen).unbind(1)
+    ages = torch.full((len(parents), len(tree)), -1)
+    ages[rows, columns] = own
+    return TreeRows(positions, first, ages)
+
+
+class TextRows:
+    """One text's rows.
+
+    Attributes:
+        start: How many rows the text has before them.
+        count: How many they are: t.
+        tree: What is said of them if they end in a tree.
+        positions: Where they are in the text.
+    """
+
+    def __init__(self, text: KeyValues, count: int, parents: Sequence[int] = ()) -> None:
+        """Build it.
+
+        Args:
+            text: With room for them.
+            parents: Of the last rows, if they are a tree: see `ModelCache.extend`.
+        """
+        start = text.row_count
+        self._text, self.start, self.count = text, start, count
+        self.tree = _tree_rows(text, count, parents) if parents else None
+        self.positions = range(start, start + count) if self.tree is None else self.tree.positions
+        self._masks: dict[tuple[int | None, int], Tensor] = {}
+        self.place.will_hold(self.length)
+
+    @property
+    def length(self) -> int:
+        """How many rows the text has with them: L."""
+        return self.start + self.count
+
+    @property
+    def place(self) -> Place:
+        """Where the text lies."""
+        assert self._text.place is not None, "it has room"
+        return self._text.place
+
+    def goes_with(self, others: TextRows) -> bool:
+        """Whether one kernel can compute them beside other rows, which come right before them."""
+        return others.place.is_before(self.place) and others.count == self.count <= FEW_ROWS
+
+    @cached_property
+    def _new(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        return self._text.between(self.start, self.count)
+
+    @cached_property
+    def states(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """All keys, and values, of each layer: (1, G, L, D)."""
+        return self.until(self.length)
+
+    def until(self, length: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Return each layer's first keys, and values: (1, G, length, D)."""
+        return self._text.until(length)
+
+    def keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Keep a layer's new keys and values: (G, t, D)."""
+        for new, states in zip(self._new, (keys, values), strict=True):
+            new[layer].copy_(states)
+
+    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+        """Attend to what is kept of a layer: (H, t, D) from the same."""
+        keys, values = self.states
+        return self.attend_to(queries, keys[layer], values[layer], how)
+
+    def attend_to(self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
+        """Attend to keys and values, (1, G, L, D): (H, t, D) from the same."""
+        heads, count, _ = queries.shape
+        kv_heads = keys.shape[1]
+        if not how.is_plain:
+            return attend_slowly(queries, keys[0], values[0], self.mask(how.window, queries), how)
+        window_is_over = how.window is not None and self.length > how.window
+        sees_all_before = self.tree is None and not window_is_over
+        if self.start == 0 and count > 1 and sees_all_before:
+            return functional.scaled_dot_product_attention(
+                queries[None],
+                keys,
+                values,
+                is_causal=True,
+                scale=how.scale,
+                enable_gqa=heads != kv_heads,
+            )[0]
+        mask = None
+        if count > 1 or not sees_all_before:
+            mask = self.mask(how.window, queries, heads // kv_heads)
+        return attend_apart(queries[None], keys, values, mask, how)[0]
+
+    def mask(self, window: int | None, like: Tensor, group: int = 1) -> Tensor:
+        """Return what is added to the products: (group * t, L)."""
+        if (window, group) not in self._masks:
+            if self.tree is None:
+                unseen = like.new_ones(self.count, self.length, dtype=torch.bool)
+                hidden = unseen.triu(self.start + 1)
+                if window is not None:
+                    hidden |= unseen.tril(self.start - window)
+            else:
+                hidden = _hidden(self.ages(like.device), window)
+            mask = like.new_zeros(hidden.shape).masked_fill_(hidden, -math.inf)
+            self._masks[window, group] = mask.repeat(group, 1)
+        return self._masks[window, group]
+
+    def ages(self, device: torch.device) -> Tensor:
+        """Return how far before each row each token is, below 0 if it is not seen: (t, L)."""
+        rows = torch.tensor(self.positions, device=device)
+        ages = rows[:, None] - torch.arange(self.length, device=device)
+        if self.tree is not None:
+            last = ages[len(rows) - len(self.tree.ages) :, self.tree.first :]
+            last.copy_(self.tree.ages)
+        return ages
+
+
+class SideBySide:
+    """The rows of n texts that lie side by side, t of each: one kernel for all of them.
+
+    Attributes:
+        count: How many rows they are together.
+    """
+
+    def __init__(self, texts: Sequence[TextRows]) -> None:
+        """Build it of texts each of which goes with the one before."""
+        first = texts[0]
+        self.count = len(texts) * first.count
+        self._texts, self._shape = texts, (len(texts), first.count)
+        self._slab = first.place.slab
+        self._length = max(text.length for text in texts)
+        self._keys, self._values = self._slab.span(
+            first.place.index, count=len(texts), length=self._length
+        )
+        self._rows = self._slab.rows(
+            [text.place.index for text in texts for _ in range(text.count)],
+            [text.start + n for text in texts for n in range(text.count)],
+        )
+        self._masks: dict[tuple[int | None, int], Tensor | None] = {}
+
+    def keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Keep a layer's new keys and values: (G, n * t, D)."""
+        self._slab.keep(self._rows[layer], keys, values)
+
+    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+        """Attend to what is kept of a layer: (H, n * t, D) from the same."""
+        keys, values = self._keys[layer], self._values[layer]
+        group = len(queries) // keys.shape[1] if how.is_plain else 1
+        apart = queries.view(len(queries), *self._shape, -1).transpose(0, 1)
+        seen = attend_apart(apart, keys, values, self._mask(how.window, queries, group), how)
+        return seen.transpose(0, 1).flatten(1, 2)
+
+    def _mask(self, window: int | None, like: Tensor, group: int) -> Tensor | None:
+        """Return what is added to the products, (n, 1, group * t, L); None: nothing is hidden."""
+        if (window, group) not in self._masks:
+            mask = mask_of(self._ages, window, like=like, group=group)
+            self._masks[window, group] = mask if mask.any() else None
+        return self._masks[window, group]
+
+    @cached_property
+    def _ages(self) -> Tensor:
+        """How far before each row each token is, below 0 if it is not seen: (n, t, L)."""
+        device = self._rows.device
+        positions = torch.tensor([[*text.positions] for text in self._texts], device=device)
+        ages = positions[:, :, None] - torch.arange(self._length, device=device)
+        for own, text in zip(ages, self._texts, strict=True):
+            if text.tree is not None:
+                own[:, : text.length] = text.ages(device)
+        return ages
+
+
+def _hidden(ages: Tensor, window: int | None) -> Tensor:
+    """Whether a token of an age is hidden from its row."""
+    hidden = ages < 0
+    return hidden if window is None else hidden | (ages >= window)
+
+
+def mask_of(ages: Tensor, window: int | None, *, like: Tensor, group: int) -> Tensor:
+    """Return what is added to the products of several texts' rows: (n, 1, group * t, L).
+
+    Args:
+        ages: How far before each row each token is, below 0 if it is not seen: (n, t, L).
+        window: How many tokens a row sees; None: all before it.
+        like: What has the dtype and the device.
+        group: How many heads lie one below the other, as rows.
+    """
+    hidden = _hidden(ages, window)
+    mask = like.new_zeros(hidden.shape).masked_fill_(hidden, -math.inf)
+    return mask.repeat(1, group, 1)[:, None]
+
+
+def attend_apart(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, how: Attention
+) -> Tensor:
+    """Attend to several texts, each to its own: (n, H, t, D) from the same.
+
+    Args:
+        keys, values: (n, G, L, D) each.
+        mask: See `mask_of`; of a group of one where the kernels do not know how to attend.
+    """
+    if not how.is_plain:
+        return attend_slowly(queries, keys, values, mask, how)
+    # The heads of a group lie one below the other, as rows: (n, G, H / G * t, D).
+    grouped = queries.reshape(len(queries), keys.shape[1], -1, queries.shape[-1])
+    seen = functional.scaled_dot_product_attention(
+        grouped, keys, values, attn_mask=mask, scale=how.scale
+    )
+    return seen.reshape(*queries.shape[:-1], -1)
+
+
+def attend_slowly(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, how: Attention
+) -> Tensor:
+    """Attend step by step: what no kernel knows. (H, t, D) from the same, and (G, L, D) twice.
+
+    Of one text, or of several: (n, H, t, D).
+    """
+    group = queries.shape[-3] // keys.shape[-3]
+    keys, values = keys.repeat_interleave(group, -3), values.repeat_interleave(group, -3)
+    products = queries @ keys.transpose(-1, -2) * how.scale
+    if how.soft_cap is not None:
+        products = (products / how.soft_cap).tanh() * how.soft_cap
+    if mask is not None:
+        products = products + mask
+    if how.sinks is not None:
+        sinks = how.sinks.to(products).view(-1, 1, 1).expand(*products.shape[:-1], 1)
+        products = torch.cat((products, sinks), -1)
+    attention = products.softmax(-1, dtype=torch.float32).to(values.dtype)
+    return attention[..., : values.shape[-2]] @ values

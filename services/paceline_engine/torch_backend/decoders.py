@@ -1,0 +1,161 @@
+"""Which way a model is computed: the fastest that gives the library's own logits."""
+
+from __future__ import annotations
+
+import logging
+import math
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers.utils import logging as transformers_logging
+
+from paceline_engine.torch_backend.families import can_fuse
+from paceline_engine.torch_backend.key_values import KeyValues
+from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
+from paceline_engine.torch_backend.library import LibraryDecoder, LibraryText, score_alone
+from paceline_engine.torch_backend.llama import FusedLlama
+from paceline_engine.torch_backend.shared_rows import SharedRows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_engine.torch_backend.shared_rows import ForwardRows
+
+__all__ = ["Decoder", "Sample", "agree", "choose_decoder", "take_sample"]
+
+_log = logging.getLogger(__name__)
+
+# Two texts, and how many rows each has in some forwards; in two of these as many.
+_PIECES = ([8, 4, 1, 2, 1], [5, 1, 1, 2, 7])
+
+
+class Decoder(Protocol):
+    """From rows of texts to logits."""
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        """The decoder layers, called as modules; none if they cannot be told."""
+
+    def __call__(self, rows: ForwardRows) -> Tensor:
+        """Do a forward, and return the logits of the scored rows: (rows, V)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the library computes of two texts by itself.
+
+    Attributes:
+        token_ids: The texts, of 16 tokens each.
+        logits: (32, V), one text's after the other's.
+        shape: What a token's keys and values are; None if layers differ.
+        bytes_per_token: What a token takes in the library's cache.
+    """
+
+    token_ids: Tensor
+    logits: Tensor
+    shape: KeyValueShape | None
+    bytes_per_token: int
+
+
+def choose_decoder(name: str, model: Any, sample: Sample, *, together: bool) -> Decoder | None:
+    """Choose how to compute a model; None if the library has to, one text at a time.
+
+    Each way has to prove that rows of two texts in one forward get the library's logits.
+
+    Args:
+        name: Of the model, for the log.
+        sample: The proof.
+        together: How its forwards attend; see `SharedRows`.
+    """
+    if sample.shape is None:
+        return None
+    if can_fuse(model):
+        fused = FusedLlama(model)
+        if _agrees(fused, sample, together=together):
+            fused.lend_head(model)
+            return fused
+        _log.warning("model %s: its layers are not fused: their logits are off", name)
+    own_attention = model.config._attn_implementation  # noqa: SLF001 - there is no public word
+    reasons: list[str] = []
+    for makes_keys in (False, True):
+        try:
+            with _quiet_library():
+                decoder = LibraryDecoder(model, makes_keys=makes_keys)
+            if _agrees(decoder, sample, together=together):
+                return decoder
+            reasons.append("its logits are off")
+        except Exception as error:  # noqa: BLE001 - models that are not made for it break anywhere
+            reasons.append(f"{type(error).__name__}: {error}")
+    reason = reasons[0]
+    with _quiet_library():
+        model.set_attn_implementation(own_attention)
+    _log.warning("model %s: one text for each forward, in the library's own way (%s)", name, reason)
+    return None
+
+
+@torch.inference_mode()
+def take_sample(model: Any) -> Sample:
+    """Compute two texts as the library does, in forwards of several rows, and of one."""
+    texts = [LibraryText() for _ in _PIECES]
+    count = sum(_PIECES[0])
+    tokens = torch.arange(2 * count, device=model.device) * 7919 % model.config.vocab_size
+    logits = torch.cat(
+        [
+            score_alone(model, text, part, rows=len(part))
+            for text, own, pieces in zip(texts, torch.split(tokens, count), _PIECES, strict=True)
+            for part in torch.split(own, pieces)
+        ]
+    )
+    layers: list[tuple[Tensor, Tensor]] = [
+        (layer.keys, layer.values)  # type: ignore[union-attr, misc]
+        for layer in texts[0].state.layers
+    ]
+    shapes = {(keys.shape[1], keys.shape[3], values.shape[3]) for keys, values in layers}
+    shape = None
+    if len(shapes) == 1:
+        shape = KeyValueShape(len(layers), *shapes.pop(), logits.dtype, logits.device)
+    byte_count = sum(keys.nbytes + values.nbytes for keys, values in layers)
+    return Sample(tokens, logits, shape, byte_count // count)
+
+
+def agree(expected: Tensor, actual: Tensor) -> bool:
+    """Tell a difference of rounding from an error; NaN agrees with nothing."""
+    difference = float((actual - expected).abs().max() / expected.abs().max())
+    return difference <= math.sqrt(torch.finfo(expected.dtype).eps)
+
+
+@torch.inference_mode()
+def _agrees(decoder: Decoder, sample: Sample, *, together: bool) -> bool:
+    assert sample.shape is not None
+    own = torch.split(sample.token_ids, sum(_PIECES[0]))
+    slabs = Slabs(sample.shape)
+    texts = [KeyValues(slabs, reserve_length=len(each)) for each in own]
+    logits: list[list[Tensor]] = [[] for _ in own]
+    for counts in zip(*_PIECES, strict=True):
+        parts = [
+            array("I", each[text.length : text.length + count].tolist())
+            for text, each, count in zip(texts, own, counts, strict=True)
+        ]
+        for text, count in zip(texts, counts, strict=True):
+            text.make_room(count)
+        computed = decoder(SharedRows(texts, parts, counts, together=together))
+        for text, part, mine, rows in zip(
+            texts, parts, logits, torch.split(computed, [*counts]), strict=True
+        ):
+            text.extend(part)
+            mine.append(rows)
+    return agree(sample.logits, torch.cat([rows for mine in logits for rows in mine]))
+
+
+class _quiet_library:  # noqa: N801 - a context manager
+    """Keep the library from warning of what is found out here anyway."""
+
+    def __enter__(self) -> None:
+        self._verbosity = transformers_logging.get_verbosity()
+        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *_: object) -> None:
+        transformers_logging.set_verbosity(self._verbosity)

@@ -1,0 +1,123 @@
+"""The proof at load that a model's forwards are invariant: see `invariant.py`."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.torch_backend.families import has_experts
+from paceline_engine.torch_backend.invariant import TILE, InvariantRows
+from paceline_engine.torch_backend.key_values import KeyValues
+from paceline_engine.torch_backend.kv_arena import Slabs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_engine.terms.calls import ModelDescription
+    from paceline_engine.torch_backend.decoders import Decoder
+    from paceline_engine.torch_backend.kv_arena import KeyValueShape
+
+__all__ = ["check_invariance", "is_invariant"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fed:
+    """Two texts of so many rows in each of some forwards; 0: none of the second."""
+
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+
+
+# Across the edge of a tile, in forwards of 4 to 72 rows.
+_LENGTH = 72
+_WAYS = (
+    _Fed((1, 30, 4, 35, 1, 1), (61, 1, 2, 6, 1, 1)),
+    _Fed((16, 1, 47, 3, 5), (1, 8, 1, 60, 2)),
+)
+
+
+def check_invariance(
+    model: Any,
+    decoder: Decoder | None,
+    shape: KeyValueShape | None,
+    *,
+    description: ModelDescription,
+) -> None:
+    """Check that what a model computes for a text follows from the text alone.
+
+    Args:
+        decoder: Computes it, if it is not computed in the library's own way.
+        shape: Of its keys and values, if they are alike in all layers.
+
+    Raises:
+        ModelLoadError: it does not, or that cannot be told.
+    """
+    most_tokens = min(description.vocabulary_size, description.context_length)
+    holds = (
+        decoder is not None
+        and shape is not None
+        and description.shares_forwards
+        # With bfloat16 a small sample would not always show it.
+        and not has_experts(model)
+        and is_invariant(decoder, shape, most_tokens=most_tokens)
+    )
+    if not holds:
+        raise ModelLoadError(
+            f"model {description.name!r} cannot be served with --invariant: what it computes for a"
+            " text depends on how the text comes, or on what else comes with it"
+        )
+
+
+@torch.inference_mode()
+def is_invariant(decoder: Decoder, shape: KeyValueShape, *, most_tokens: int) -> bool:
+    """Tell whether two texts get the same bits whole and alone, and in pieces side by side.
+
+    Args:
+        most_tokens: The smaller of the vocabulary and the context.
+    """
+    length = min(_LENGTH, most_tokens)
+    texts = [
+        [(7919 * place + 31 * (place // 5) + n) % most_tokens for place in range(length)]
+        for n in (1, 2)
+    ]
+    alone = [_scored(decoder, shape, [text], [(length,)])[0] for text in texts]
+    for way in _WAYS:
+        together = _scored(decoder, shape, texts, [way.first, way.second])
+        for expected, actual in zip(alone, together, strict=True):
+            if not torch.equal(expected, actual):
+                return False
+    return True
+
+
+def _scored(
+    decoder: Decoder,
+    shape: KeyValueShape,
+    texts: Sequence[Sequence[int]],
+    pieces: Sequence[Sequence[int]],
+) -> list[Tensor]:
+    """Feed texts in pieces, and return the logits of all their rows: (L, V) each."""
+    slabs = Slabs(shape, tile=TILE)
+    caches = [KeyValues(slabs, reserve_length=len(text)) for text in texts]
+    logits: list[list[Tensor]] = [[] for _ in texts]
+    for counts in zip(*pieces, strict=True):
+        fed = [
+            (cache, array("I", text[cache.length : cache.length + count]), mine)
+            for cache, text, count, mine in zip(caches, texts, counts, logits, strict=True)
+            if cache.length < len(text)
+        ]
+        if not fed:
+            break
+        for cache, part, _ in fed:
+            cache.make_room(len(part))
+        sizes = [len(part) for _, part, _ in fed]
+        rows = InvariantRows([cache for cache, _, _ in fed], [part for _, part, _ in fed], sizes)
+        scored = torch.split(decoder(rows)[: sum(sizes)], sizes)
+        for (cache, part, mine), own in zip(fed, scored, strict=True):
+            cache.extend(part)
+            mine.append(own)
+    return [torch.cat(own) for own in logits]

@@ -1,0 +1,221 @@
+"""Models as the transformers library computes them: rows of many texts, or one text at a time.
+
+Most models attend through the library's attention interface. There a function of ours keeps each
+text's keys and values, and attends text by text, so that one forward has rows of many. What does
+not go through that interface, or gives other logits there, is computed one text at a time, with
+the library's own cache.
+
+Some layers keep less than what they attend to, and make keys and values of that in each forward
+(multi-head latent attention, DeepSeek-AI 2024, arXiv 2405.04434). To them what we keep is the
+library's cache, which they update before they attend; what they make of all texts of a forward is
+there at once, for one layer at a time.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, DynamicCache
+from transformers.masking_utils import AttentionMaskInterface
+
+from paceline_engine.terms.model_cache import ModelCache
+from paceline_engine.torch_backend.attention import Attention
+from paceline_engine.torch_backend.packed_linear import pack_linear_modules
+from paceline_engine.torch_backend.shared_rows import SharedRows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from paceline_engine.torch_backend.shared_rows import ForwardRows
+
+__all__ = [
+    "LibraryDecoder",
+    "LibraryText",
+    "decoder_layers",
+    "score_alone",
+]
+
+_NAME = "paceline"
+_NAME_FOR_MADE = "paceline-made"
+
+_rows: ContextVar[SharedRows] = ContextVar("rows")
+"""Those of the running forward: the library passes nothing of ours down to its layers."""
+
+
+class LibraryDecoder:
+    """A model whose layers attend through the library's interface.
+
+    Attributes:
+        layers: The decoder layers, as modules; none if they cannot be told.
+    """
+
+    def __init__(self, model: Any, *, makes_keys: bool = False) -> None:
+        """Have a loaded model attend by us from now on.
+
+        Args:
+            makes_keys: Its layers make keys and values of what they keep.
+
+        Raises:
+            ValueError: it does not go through the interface.
+        """
+        self.layers = decoder_layers(model)
+        self._model = model
+        self._makes_keys = makes_keys
+        self._scores_some_rows = _scores_some_rows(type(model).forward)
+        name = _NAME_FOR_MADE if makes_keys else _NAME
+        model.set_attn_implementation(name)
+        if model.config._attn_implementation != name:  # noqa: SLF001 - there is no public word
+            raise ValueError("it does not attend through the library's interface")
+        pack_linear_modules(model)
+
+    def __call__(self, rows: ForwardRows) -> Tensor:
+        """Do a forward, and return the logits of the scored rows: (rows, V)."""
+        assert isinstance(rows, SharedRows)
+        scored = rows.scored
+        if isinstance(scored, slice):
+            scored = torch.arange(scored.start, scored.stop, device=rows.token_ids.device)
+        options: dict[str, Any] = {"logits_to_keep": scored} if self._scores_some_rows else {}
+        kept = _KeptRows(rows) if self._makes_keys else None
+        token = _rows.set(rows)
+        try:
+            with self._reading(rows):
+                output = self._model(
+                    rows.token_ids[None],
+                    position_ids=rows.positions[None],
+                    attention_mask=torch.ones_like(rows.token_ids)[None],
+                    past_key_values=kept,
+                    use_cache=kept is not None,
+                    **options,
+                )
+        finally:
+            _rows.reset(token)
+        logits: Tensor = output.logits[0]
+        return logits if options else logits[rows.scored]
+
+    @contextmanager
+    def _reading(self, rows: SharedRows) -> Iterator[None]:
+        """Keep what is to be read of a forward's scored rows."""
+        if rows.read_at is None:
+            yield
+            return
+        is_last = rows.read_at == len(self.layers)
+        module = self._model.lm_head if is_last else self.layers[rows.read_at]
+        # The head is given the scored rows alone, where the model can be told them.
+        has_all = not (is_last and self._scores_some_rows)
+
+        def read(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            rows.read = inputs[0][0][rows.scored] if has_all else inputs[0][0]
+
+        handle = module.register_forward_pre_hook(read)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+class _KeptRows(DynamicCache):
+    """What we keep, as the cache of a library's forward."""
+
+    def __init__(self, rows: SharedRows) -> None:
+        super().__init__()
+        self._rows = rows
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Keep a layer's new rows, (1, G, T, D) each, and return all texts' side by side."""
+        keys, values = self._rows.keep(layer_idx, key_states[0], value_states[0])
+        return keys[None], values[None]
+
+
+class LibraryText(ModelCache):
+    """A session's text in a model that the library computes with a cache of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Without the configuration: so every token is kept, and any suffix can be forgotten.
+        self.state = DynamicCache()
+
+    def _crop(self, length: int) -> None:
+        if not length:
+            # What failed may have left anything, and cropped layers keep their memory.
+            self.state = DynamicCache()
+        layers: list[Any] = self.state.layers
+        for layer in layers:
+            # A forward that was given up leaves its first layers longer than the others.
+            if (surplus := layer.get_seq_length() - length) > 0:
+                layer.crop(-surplus)
+
+
+def score_alone(model: Any, text: LibraryText, token_ids: Tensor, *, rows: int) -> Tensor:
+    """Append tokens, (T,), to a text, and return the logits of the last rows: (rows, V)."""
+    # None cannot be asked for: 0 stands for all of them.
+    options = {"logits_to_keep": max(1, rows)} if _scores_some_rows(type(model).forward) else {}
+    output = model(token_ids[None], past_key_values=text.state, use_cache=True, **options)
+    logits: Tensor = output.logits[0, len(output.logits[0]) - rows :]
+    return logits
+
+
+def decoder_layers(model: Any) -> Sequence[nn.Module]:
+    """Find the decoder layers."""
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return list(module)
+    return ()
+
+
+@cache
+def _scores_some_rows(forward: Callable[..., Any]) -> bool:
+    """Whether a class's forward can be told which rows to score; asked with each of them."""
+    return "logits_to_keep" in inspect.signature(forward).parameters
+
+
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend for a layer, (1, heads, T, D) each, in the shape that the library wants."""
+    how = _how(query, scaling, options)
+    seen = _rows.get().attend(module.layer_idx, query[0], key[0], value[0], how)
+    return seen.transpose(0, 1)[None].contiguous(), None
+
+
+def _attend_to_made(
+    _module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend to keys and values of all texts, (1, heads, sum of L, D) each."""
+    seen = _rows.get().attend_to_made(query[0], key[0], value[0], _how(query, scaling, options))
+    return seen.transpose(0, 1)[None].contiguous(), None
+
+
+def _how(query: Tensor, scaling: float | None, options: dict[str, Any]) -> Attention:
+    return Attention(
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=options.get("sliding_window"),
+        soft_cap=options.get("softcap"),
+        sinks=options.get("s_aux"),
+    )
+
+
+for _name, _function in ((_NAME, _attend), (_NAME_FOR_MADE, _attend_to_made)):
+    AttentionInterface.register(_name, _function)
+    # What each row sees is said by `SharedRows`, so the library need make no mask.
+    AttentionMaskInterface.register(_name, lambda *_, **__: None)

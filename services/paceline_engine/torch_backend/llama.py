@@ -1,0 +1,231 @@
+"""Llama and what is built like it, in fewer and larger steps than the library takes.
+
+A forward over a few rows computes little, so what lies around the matrix products counts: the
+library spends more than half of a small forward there (bench/LOG.md). Same weights, same
+arithmetic: logits differ by rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline_engine.torch_backend.attention import Attention
+from paceline_engine.torch_backend.packed_linear import Product, can_pack, warm_up
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_engine.torch_backend.shared_rows import ForwardRows
+
+__all__ = ["FusedLlama", "Rotation"]
+
+_FIRST_ROTATIONS = 1024
+# A layer's products, as `StreamWeights` has what is added to them.
+_INTO_HEADS, _OUT_OF_HEADS, _GATE_AND_UP, _DOWN = range(4)
+
+Rotation: TypeAlias = tuple[Tensor, Tensor]
+"""Cosines, and sines with the signs of the swapped halves: (T, D) each."""
+
+
+class FusedLlama:
+    """The decoder of a loaded model, with its weights.
+
+    The model given stays usable: its weights become views of the fused ones. What is computed does
+    not follow when they are changed.
+
+    Letters: T rows, H heads, G key and value heads, D their width, E the model's width, V the rows
+    of the head.
+
+    Attributes:
+        layers: The decoder layers, as modules, so that hooks can be put on them.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Fuse the projections of a model that `can_fuse`.
+
+        Cost: copies most weights once, one layer's at a time; and where they are packed, keeps a
+        second copy of them.
+        """
+        body = model.model
+        packs = can_pack(model.parameters())
+        layers = [
+            _Layer(layer, index=index, packs=packs) for index, layer in enumerate(body.layers)
+        ]
+        self.layers: Sequence[nn.Module] = layers
+        self._embedding = body.embed_tokens
+        is_tied = self._embedding.weight is model.lm_head.weight
+        self._head = _fuse(model.lm_head, packs=packs)
+        warm_up([self._head, *(each for layer in layers for each in layer.products)])
+        if is_tied:
+            self._embedding.weight = model.lm_head.weight
+        self._norm = _norm(body.norm)
+        self._rotary = body.rotary_emb
+        self._rotations: Rotation = (torch.empty(0), torch.empty(0))
+
+    def __call__(self, rows: ForwardRows) -> Tensor:
+        """Do a forward, and return the logits of the scored rows: (rows, V)."""
+        rotation = self._rotation(rows)
+        hidden = functional.embedding(rows.token_ids, self._embedding.weight)
+        for index, layer in enumerate(self.layers):
+            if index == rows.read_at:
+                others = rows.change(hidden) if rows.change is not None else None
+                if others is not None:
+                    rows, hidden = others.rows, others.hidden
+                    rotation = self._rotation(rows)
+                rows.read = hidden[rows.scored]
+            hidden = layer(hidden, rotation, rows)
+        last = self._norm(hidden[rows.scored])
+        if rows.read_at == len(self.layers):
+            rows.read = last
+        if rows.streams is not None:
+            rows.streams.take(hidden)
+        return self._head(last)
+
+    def lend_head(self, model: Any) -> None:
+        """Let the model given score with the head here, as adapters do, where it is packed."""
+        model.lm_head.forward = self._head.of_any_rows
+
+    def _rotation(self, rows: ForwardRows) -> Rotation:
+        cosines, sines = self.rotations(rows.longest)
+        return cosines.index_select(0, rows.positions), sines.index_select(0, rows.positions)
+
+    def rotations(self, length: int) -> Rotation:
+        """Return the rotations of the first positions: (length, D) each.
+
+        Cost: computed once for each position.
+        """
+        cosines, sines = self._rotations
+        if length > len(cosines):
+            # Whole tables: what is computed of the last few numbers differs in the last bit.
+            wanted = -(-2 * length // _FIRST_ROTATIONS) * _FIRST_ROTATIONS
+            weight = self._embedding.weight
+            positions = torch.arange(wanted, device=weight.device)[None]
+            cosines, sines = (table[0] for table in self._rotary(weight, positions))
+            # The first half of the rotated vector is minus the second half of the vector.
+            sines[:, : sines.shape[-1] // 2].neg_()
+            self._rotations = cosines, sines
+        return cosines[:length], sines[:length]
+
+
+class _Layer(nn.Module):
+    """One decoder layer: attention and MLP, each with its norm before it.
+
+    Its parts are no modules: calling one takes longer than some of the kernels.
+
+    Attributes:
+        products: Those with its weights, in the order of the names above.
+    """
+
+    def __init__(self, layer: Any, *, index: int, packs: bool) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self._index = index
+        self._attention_norm = _norm(layer.input_layernorm)
+        self._mlp_norm = _norm(layer.post_attention_layernorm)
+        self.products = (
+            _fuse(attention.q_proj, attention.k_proj, attention.v_proj, packs=packs),
+            _fuse(attention.o_proj, packs=packs),
+            _fuse(mlp.gate_proj, mlp.up_proj, packs=packs),
+            _fuse(mlp.down_proj, packs=packs),
+        )
+        self._activation = mlp.act_fn.forward
+        self._width = attention.head_dim
+        self._heads = attention.q_proj.out_features // self._width
+        self._kv_heads = attention.k_proj.out_features // self._width
+        self._attention = Attention(scale=attention.scaling)
+
+    def forward(self, hidden: Tensor, rotation: Rotation, rows: ForwardRows) -> Tensor:
+        """Compute (T, E) from (T, E)."""
+        hidden = hidden + self._attend(self._attention_norm(hidden), rotation, rows)
+        gate, up = self._product(_GATE_AND_UP, self._mlp_norm(hidden), rows).chunk(2, dim=-1)
+        return hidden + self._product(_DOWN, self._activation(gate) * up, rows)
+
+    def _product(self, which: int, hidden: Tensor, rows: ForwardRows) -> Tensor:
+        product = self.products[which](hidden)
+        if rows.streams is not None:
+            rows.streams.add(self._index, which, hidden, product)
+        return product
+
+    def _attend(self, hidden: Tensor, rotation: Rotation, rows: ForwardRows) -> Tensor:
+        count, heads, kv_heads = len(hidden), self._heads, self._kv_heads
+        # (H + 2 G, T, D): query heads, key heads, value heads.
+        states = self._product(_INTO_HEADS, hidden, rows)
+        states = states.view(count, -1, self._width).transpose(0, 1)
+        rotated = _rotate(states[: heads + kv_heads], rotation)
+        seen = rows.attend(
+            self._index,
+            rotated[:heads],
+            rotated[heads:],
+            states[heads + kv_heads :],
+            self._attention,
+        )
+        return self._product(_OUT_OF_HEADS, seen.transpose(0, 1).reshape(count, -1), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    weight: Tensor
+    epsilon: float
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return functional.rms_norm(hidden, self.weight.shape, self.weight, self.epsilon)
+
+
+class _SmallNorm:
+    """The same on a CPU in float32, where a small `rms_norm` is seven kernels instead of four.
+
+    With E values x in a row, x / sqrt(mean(x^2) + epsilon) is sqrt(E) x / hypot(|x|, sqrt(E
+    epsilon)).
+    """
+
+    def __init__(self, weight: Tensor, epsilon: float) -> None:
+        width = len(weight)
+        self._weight = weight * math.sqrt(width)
+        self._least = torch.tensor(math.sqrt(width * epsilon))
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        lengths: Tensor = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
+        return (hidden / lengths.hypot_(self._least)).mul_(self._weight)
+
+
+def _rotate(states: Tensor, rotation: Rotation) -> Tensor:
+    """Return (heads, T, D), contiguous, from the same."""
+    cosines, sines = rotation
+    half = states.shape[-1] // 2
+    swapped = torch.cat((states[..., half:], states[..., :half]), dim=-1)
+    return torch.addcmul(swapped * sines, states, cosines)
+
+
+def _norm(norm: Any) -> _Norm | _SmallNorm:
+    weight = norm.weight.detach()
+    is_small = weight.device.type == "cpu" and weight.dtype == torch.float32
+    return (_SmallNorm if is_small else _Norm)(weight, norm.variance_epsilon)
+
+
+def _fuse(*projections: nn.Linear, packs: bool) -> Product:
+    """Put projections of one input side by side; they become views of the fused one."""
+    weights = [each.weight.detach() for each in projections]
+    weight = _laid_out(torch.cat(weights) if len(weights) > 1 else weights[0])
+    parts = torch.split(weight, [each.out_features for each in projections])
+    for each, part in zip(projections, parts, strict=True):
+        each.weight = nn.Parameter(part, requires_grad=False)
+    biases = [each.bias.detach() for each in projections if each.bias is not None]
+    return Product.of(weight, torch.cat(biases) if biases else None, packs=packs)
+
+
+def _laid_out(weight: Tensor) -> Tensor:
+    """Store a weight, (outputs, inputs), in the order in which small products read it fastest.
+
+    On a CPU in float32 that is input by input where there are more outputs than inputs: MKL then
+    needs 0.5 to 1 times as long for a row (bench/LOG.md).
+    """
+    outputs, inputs = weight.shape
+    if weight.device.type == "cpu" and weight.dtype == torch.float32 and outputs > inputs:
+        return weight.t().contiguous().t()
+    return weight

@@ -1,0 +1,251 @@
+"""From files to a model of the transformers library: what is refused, and what it is."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tokenizers import Tokenizer
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+)
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.utils import logging as transformers_logging
+
+from paceline.panics import taking_panics
+from paceline_engine.model_files.report import known_ends, report
+from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.terms.calls import ModelDescription, VerificationRule
+from paceline_engine.terms.few_names import few_names
+from paceline_engine.torch_backend.device import hardware_of
+from paceline_engine.torch_backend.library import decoder_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from paceline_engine.model_files.files import ModelFiles
+
+__all__ = ["count_tokens", "describe", "load_model"]
+
+_log = logging.getLogger(__name__)
+
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+# Several times what the largest models have: beyond, a number is a slip or an attack.
+_MOST_TOKENS = 1 << 26
+_MOST_LAYERS = 4096
+# What families of models call the most tokens of a text, the usual name first.
+_CONTEXT_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+
+
+def count_tokens(files: ModelFiles) -> int:
+    """Count the tokens that a model's tokenizer knows.
+
+    Raises:
+        ModelLoadError: its tokenizer.json is broken.
+    """
+    try:
+        with taking_panics():
+            tokenizer = Tokenizer.from_str(files.tokenizer.decode())
+    except Exception as error:  # the library says it with no class of its own
+        raise ModelLoadError(
+            f"model {files.name!r}: tokenizer.json cannot be used ({error})"
+        ) from error
+    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+
+def load_model(files: ModelFiles, *, dtype: str) -> Any:
+    """Load a checked model's weights.
+
+    Args:
+        dtype: What to compute in; one of bfloat16, float16, float32, float64.
+
+    Raises:
+        ModelLoadError: it is none of these; or the model is broken, or its cache cannot be rolled
+            back.
+    """
+    if dtype not in _DTYPES:
+        raise ModelLoadError(f"dtype {dtype!r} is none of {', '.join(sorted(_DTYPES))}")
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        with files.laid_out() as directory, _quiet_library():
+            loaded = _load(files.name, directory, dtype=_DTYPES[dtype])
+    except ModelLoadError:
+        raise
+    except Exception as error:  # a configuration is a stranger's, and may break anything
+        raise ModelLoadError(f"model {files.name!r} cannot be loaded: {error}") from error
+    model, found = loaded
+    _refuse_missing_weights(files.name, found)
+    _refuse_broken_weights(files.name, model)
+    _refuse_uncroppable(files.name, model)
+    return model.eval()
+
+
+def _load(name: str, directory: Path, *, dtype: torch.dtype) -> Any:
+    config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+    _refuse_nonsense(name, config)
+    _refuse_other_kinds(name, config)
+    return AutoModelForCausalLM.from_pretrained(
+        directory,
+        config=config,
+        dtype=dtype,
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # refused below, by name
+    )
+
+
+@contextmanager
+def _quiet_library() -> Iterator[None]:
+    """Keep the library from a line for each weight that is not the model's: ours has a count."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def _refuse_nonsense(name: str, config: Any) -> None:
+    """Refuse what would take all memory, or all day, before a weight is read."""
+    text = config.get_text_config(decoder=True)
+    layer_count = getattr(text, "num_hidden_layers", 1)
+    if not (isinstance(layer_count, int) and 0 < layer_count <= _MOST_LAYERS):
+        raise ModelLoadError(
+            f"model {name!r}: config.json says num_hidden_layers {layer_count!r}, which is not in"
+            f" [1, {_MOST_LAYERS}]"
+        )
+    for key in _CONTEXT_LENGTHS:
+        length = getattr(text, key, None)
+        if length is not None and not (isinstance(length, int) and length <= _MOST_TOKENS):
+            raise ModelLoadError(
+                f"model {name!r}: config.json says {key} {length!r}, which is not in"
+                f" [1, {_MOST_TOKENS}]"
+            )
+
+
+def _refuse_other_kinds(name: str, config: Any) -> None:
+    """Refuse in few words what the library would refuse with a list of all that it knows."""
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelLoadError(
+            f"model {name!r}: config.json says model_type {config.model_type!r}, which is not a"
+            " decoder of text"
+        )
+
+
+def _refuse_missing_weights(name: str, found: Any) -> None:
+    """Refuse a model of which weights are missing: the library would make up random ones.
+
+    Args:
+        found: What the library says of the files that it has read.
+    """
+    if missing := found["missing_keys"]:
+        raise ModelLoadError(f"model {name!r}: its files lack {few_names(missing)}")
+    if mismatched := [weights for weights, *_ in found["mismatched_keys"]]:
+        raise ModelLoadError(
+            f"model {name!r}: {few_names(mismatched)}: of another shape than config.json says"
+        )
+    if unexpected := found["unexpected_keys"]:
+        _log.warning(
+            "model %r: %d weights in its files are none of the model's, and left out: %s",
+            name,
+            len(unexpected),
+            few_names(unexpected),
+        )
+
+
+def _refuse_broken_weights(name: str, model: Any) -> None:
+    """Refuse NaN and infinity, which would end every call: a damaged file, or training gone wrong.
+
+    Cost: reads every weight once.
+    """
+    for weights, tensor in model.named_parameters():
+        if not bool(torch.isfinite(tensor).all()):
+            raise ModelLoadError(f"model {name!r}: {weights} has weights that are no numbers")
+
+
+def _refuse_uncroppable(name: str, model: Any) -> None:
+    config = model.config
+    is_stateful = model._is_stateful  # noqa: SLF001 - there is no public word for it
+    natural_layers = DynamicCache(config=config).layers
+    croppable = all(type(x) in {DynamicLayer, DynamicSlidingWindowLayer} for x in natural_layers)
+    if config.is_encoder_decoder or is_stateful or not croppable:
+        raise ModelLoadError(
+            f"model {name!r}: not a decoder whose whole state is keys and values of attention, so "
+            "rejected tokens could not be taken back"
+        )
+
+
+def describe(
+    files: ModelFiles,
+    model: Any,
+    *,
+    token_count: int,
+    dtype: str,
+    device: torch.device,
+    threads: int,
+    cancels_between_layers: bool,
+    shares_forwards: bool,
+    is_invariant: bool,
+) -> ModelDescription:
+    """Say what a loaded model is.
+
+    Args:
+        token_count: What its tokenizer knows.
+        threads: CPU threads of one forward.
+
+    Raises:
+        ModelLoadError: its configuration does not say.
+    """
+    config = model.config.get_text_config(decoder=True)
+    fingerprint = files.fingerprint(dtype)
+    vocabulary_size = min(token_count, config.vocab_size)
+    end_ids = known_ends(files, vocabulary_size=vocabulary_size)
+    fim = files.tokens.fim
+    fim_ids = () if fim is None else (fim.prefix, fim.suffix, fim.middle)
+    report(files, end_ids=end_ids)
+    return ModelDescription(
+        name=files.name,
+        revision=files.revision or fingerprint[:16],
+        fingerprint=fingerprint,
+        tokenizer_fingerprint=hashlib.sha256(files.tokenizer).hexdigest(),
+        vocabulary_size=vocabulary_size,
+        eos_token_ids=end_ids,
+        context_length=_context_length(files.name, config),
+        backend="transformers",
+        dtype=dtype,
+        device=str(device),
+        layer_count=len(decoder_layers(model)),
+        cancels_between_layers=cancels_between_layers,
+        shares_forwards=shares_forwards,
+        # Elsewhere a tree would take a forward for each of its chains.
+        takes_trees=shares_forwards,
+        is_invariant=is_invariant,
+        verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
+        hardware=hardware_of(device, threads=threads),
+        fim_token_ids=fim_ids if max(fim_ids, default=0) < vocabulary_size else (),
+    )
+
+
+def _context_length(name: str, config: Any) -> int:
+    for key in _CONTEXT_LENGTHS:
+        length = getattr(config, key, None)
+        if isinstance(length, int) and length > 0:
+            return length
+    raise ModelLoadError(
+        f"model {name!r}: config.json does not say how many tokens a text can have; add"
+        f" {_CONTEXT_LENGTHS[0]} to it"
+    )

@@ -1,0 +1,122 @@
+"""What a target with an adapter keeps of its guesses, from a forward to the next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
+
+from paceline.errors import PacelineError
+from paceline_engine.terms.items import Outcome
+from paceline_engine.terms.proposal import NOTHING, Proposal
+from paceline_engine.torch_backend.device import on_device
+from paceline_engine.torch_backend.self_drafting import DecidedRow
+from paceline_engine.torch_backend.upper_rows import UpperRows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from paceline_engine.model_backend import Feed
+    from paceline_engine.terms.items import Item, Judge, Judgement
+    from paceline_engine.terms.model_cache import ModelCache
+    from paceline_engine.torch_backend.decoders import Decoder
+    from paceline_engine.torch_backend.key_values import KeyValues
+    from paceline_engine.torch_backend.self_drafting import SelfDrafter
+    from paceline_engine.torch_backend.shared_rows import SharedRows
+
+__all__ = ["OwnGuesses"]
+
+
+class OwnGuesses:
+    """A model's guesses beside the rows that decide. Worker thread only.
+
+    A forward keeps what the adapter reads of its scored rows (`compute`). When these have decided,
+    what is guessed goes with the verdicts (`add_to`), and a text's next tree is compared with it
+    (`mark_tree`).
+
+    Attributes:
+        drafter: What guesses.
+    """
+
+    def __init__(self, drafter: SelfDrafter, *, vocabulary_size: int) -> None:
+        """Build it.
+
+        Args:
+            vocabulary_size: The tokens that can be chosen: the head may have more rows.
+        """
+        self.drafter = drafter
+        self._vocabulary_size = vocabulary_size
+        self._read: dict[ModelCache, Tensor] = {}
+        self._proposed: WeakKeyDictionary[ModelCache, Proposal] = WeakKeyDictionary()
+
+    def mark_tree(self, feed: Feed, item: Item) -> None:
+        """Mark a tree that the model itself proposed, or a part of it: only that is pruned."""
+        if feed.proposes is None or not self.drafter.prunes or not item.block:
+            return
+        feed.is_own = _proposal_of(item).is_part_of(self._proposed.get(item.cache, NOTHING))
+        if feed.is_own:
+            feed.parents = feed.parents or range(len(item.block))  # a chain is a tree, too
+
+    def most_streams(self, feed: Feed) -> int:
+        """Return how many streams may go along with an item's rows."""
+        if feed.proposes is None:
+            return 0
+        return self.drafter.most_streams(scored_count=feed.scored_count)
+
+    def compute(
+        self, decoder: Decoder, feeds: Sequence[Feed], rows: SharedRows, *, together: bool
+    ) -> Tensor:
+        """Compute rows as the adapter changes them, and keep what it reads of those scored."""
+        size = self._vocabulary_size
+        upper = UpperRows(self.drafter, feeds, rows, vocabulary_size=size, together=together)
+        rows.read_at = self.drafter.read_at
+        rows.change = upper if self.drafter.changes_rows else None
+        try:
+            logits = decoder(rows)
+            self._read.update(zip([feed.cache for feed in feeds], upper.read(), strict=True))
+            return logits
+        finally:
+            rows.change = None  # they know each other, and with them all keys and values
+
+    def add_to(self, answers: list[Outcome | Exception], items: Sequence[Item]) -> None:
+        """Add what is guessed to the judgements that were asked for it."""
+        asked = {
+            place: answer.judgement
+            for place, (item, answer) in enumerate(zip(items, answers, strict=True))
+            if item.proposes and isinstance(answer, Outcome) and answer.judgement is not None
+        }
+        if not asked:
+            return
+        try:
+            proposals = self._propose([(items[place], each) for place, each in asked.items()])
+        except PacelineError:
+            # The verdicts are there, and a guess is worth no failed call.
+            return
+        for (place, judgement), proposal in zip(asked.items(), proposals, strict=True):
+            self._proposed[items[place].cache] = proposal
+            with_proposal = replace(judgement, proposal=proposal)
+            answers[place] = replace(cast("Outcome", answers[place]), judgement=with_proposal)
+
+    def end_forward(self) -> None:
+        """Forget what was read of the last forward."""
+        self._read.clear()
+
+    @on_device()
+    def _propose(self, decided: Sequence[tuple[Item, Judgement]]) -> list[Proposal]:
+        rows = []
+        for item, judgement in decided:
+            path, text = judgement.accepted_path, cast("KeyValues", item.cache)
+            if text.tree:
+                # By its places among the tokens that were not pruned.
+                path = text.tree.path_of(_proposal_of(item).along(path))
+                # So that what the row sees lies in one piece; the next call would do it anyway.
+                text.adopt(path)
+            read = self._read[text][path[-1] + 1 if path else 0]
+            rows.append(DecidedRow(text, len(item.prefix) + len(path), read, item.spec))
+        return self.drafter.propose(rows, vocabulary_size=self._vocabulary_size)
+
+
+def _proposal_of(item: Item) -> Proposal:
+    return cast("Judge", item.task).proposal

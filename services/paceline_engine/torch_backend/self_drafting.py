@@ -1,0 +1,266 @@
+"""What a target guesses by itself, with an adapter, beside the rows that decided.
+
+Which row decides is known with the verdict. So heads guess then, beside that row alone, for all
+texts of a forward at once. Streams go along in the forward, beside each row that may decide
+(`upper_rows.py`). Where these are too many, or layers are the library's, they wait, too, and go
+through the upper layers by themselves: that reads those layers' weights a second time.
+
+Letters: R texts, J guesses of each (the reach, gamma), E the model's width, V the vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from paceline_engine.deciding.decisions import rank_from
+from paceline_engine.deciding.sampling import perturbed_rows
+from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.terms.rank_paths import (
+    check_tree,
+    likeliest_tree,
+    propose,
+    prune_by_threshold,
+    rank_counts,
+)
+from paceline_engine.terms.validation import MOST_TREE_TOKENS
+from paceline_engine.torch_backend.adapters.card import model_fingerprint
+from paceline_engine.torch_backend.adapters.files import load_adapter
+from paceline_engine.torch_backend.adapters.medusa import MedusaHeads
+from paceline_engine.torch_backend.adapters.streams import SeenTokens, Streams
+from paceline_engine.torch_backend.stream_rows import StreamWeights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from paceline_engine.model_files.files import ModelFiles
+    from paceline_engine.terms.calls import SessionSpec
+    from paceline_engine.terms.proposal import Proposal
+    from paceline_engine.torch_backend.adapters.files import LoadedAdapter
+    from paceline_engine.torch_backend.key_values import KeyValues
+
+__all__ = ["DecidedRow", "FedTree", "SelfDrafter", "load_for"]
+
+MOST_BESIDE = 16
+"""Guesses of a forward up to which streams beside all of them cost less than a way of their own."""
+
+
+def load_for(files: ModelFiles, model: Any, directory: Path, *, guesses: int = 0) -> LoadedAdapter:
+    """Load an adapter for a model that was loaded from files.
+
+    Cost: reads the model's weights, about a second per gigabyte; its fingerprint needs that, too.
+
+    Args:
+        guesses: How many to make after a verdict: the likeliest, by the hit rates on the card; 0:
+            the card's tree.
+
+    Raises:
+        ModelLoadError: it is damaged, for another model, or of another version; or its card has no
+            hit rates, where they are needed.
+    """
+    loaded = load_adapter(directory, model=model, fingerprint=model_fingerprint(files))
+    if not guesses:
+        return loaded
+    try:
+        tree = likeliest_tree(loaded.card.training["hit_rates"], node_count=guesses)
+        check_tree(tree, reach=loaded.card.reach, most_ranks=MOST_TREE_TOKENS)
+    except (KeyError, TypeError, ValueError):
+        tree = ()
+    if not tree:
+        raise ModelLoadError(
+            f"adapter {str(directory)!r} cannot choose {guesses} guesses: its card has no hit rates"
+            f" of {loaded.card.reach} places"
+        )
+    return replace(loaded, card=replace(loaded.card, tree=tree))
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedRow:
+    """The row that decided a text's next token.
+
+    Attributes:
+        text: What it sees is its first tokens.
+        length: So many, itself included.
+        read: (E,) what the adapter reads of it; or (J, E) what became of the streams beside it.
+        spec: How tokens are chosen there.
+    """
+
+    text: KeyValues
+    length: int
+    read: Tensor
+    spec: SessionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class FedTree:
+    """A tree in a forward whose upper layers are still to be computed.
+
+    Attributes:
+        tree: Its tokens.
+        position: Of the token after the text.
+        entering: (T + 1, E) what enters the upper layers, in the text's last row and the tree's.
+        spec: How tokens are chosen there.
+    """
+
+    tree: Proposal
+    position: int
+    entering: Tensor
+    spec: SessionSpec
+
+
+class SelfDrafter:
+    """An adapter beside a loaded model.
+
+    Attributes:
+        depth: The most tokens of a path that it proposes.
+        kind: What guesses.
+        read_at: Which layer's input it reads; the number of layers: what the head gets.
+        prunes: Whether it prunes trees.
+        stream_weights: Of streams that go along in the model's own forward; None: there are none.
+        most_beside: For so many guesses of a forward, not for more.
+    """
+
+    def __init__(
+        self,
+        adapter: LoadedAdapter,
+        model: Any,
+        *,
+        takes_trees: bool,
+        prune_below: float,
+        goes_along: bool,
+    ) -> None:
+        """Build it.
+
+        Args:
+            model: The one that the adapter was loaded for.
+            takes_trees: Whether the model judges trees. Else only the best guesses are proposed.
+            prune_below: How likely a guess has to be after its parent, by the early exit if there
+                is one; 0: however unlikely.
+            goes_along: Whether the model is computed by `FusedLlama`, in any shapes: then streams
+                can be rows of its forwards.
+
+        Raises:
+            ModelLoadError: its tree is none that can be judged.
+        """
+        self.kind = adapter.card.kind
+        self._adapter = adapter.module
+        self._model = model
+        tree = adapter.card.tree
+        self._paths = tree if takes_trees else tuple(path for path in tree if not any(path))
+        if not 0 < len(self._paths) <= MOST_TREE_TOKENS:
+            raise ModelLoadError(
+                f"the adapter's card has a tree of {len(self._paths)} guesses, which is not in"
+                f" [1, {MOST_TREE_TOKENS}]"
+            )
+        self._widths = rank_counts(self._paths)
+        self.depth = len(self._widths)
+        self.read_at = model.config.num_hidden_layers - adapter.module.upper_layers
+        self._prune_below = prune_below
+        self.prunes = takes_trees and prune_below > 0 and adapter.card.exit_rank > 0
+        self.most_beside = MOST_BESIDE
+        self.stream_weights: StreamWeights | None = None
+        if goes_along and isinstance(adapter.module, Streams):
+            self.stream_weights = StreamWeights(adapter.module, first_layer=self.read_at)
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether a forward has other rows in its upper layers."""
+        return self.prunes or self.stream_weights is not None
+
+    def most_streams(self, *, scored_count: int) -> int:
+        """Return how many streams may go along beside a text's scored rows."""
+        if self.stream_weights is None:
+            return 0
+        return self.depth * min(scored_count, 1 + self.most_beside)
+
+    def begin_streams(self, entering: Tensor) -> Tensor:
+        """Return the streams beside some rows before the upper layers: (S * J, E) from (S, E)."""
+        assert isinstance(self._adapter, Streams), "others have none"
+        return self._adapter.begin(entering)[:, : self.depth].flatten(0, 1)
+
+    def propose(self, rows: Sequence[DecidedRow], *, vocabulary_size: int) -> list[Proposal]:
+        """Guess what follows each row's next token: the tree of guesses, filled with tokens.
+
+        Guesses are ordered as a drafter's alternatives are: with the noise that the target has at
+        their positions (`rank_from`).
+
+        Args:
+            vocabulary_size: The tokens that can be chosen: the head may have more rows.
+        """
+        logits = torch.stack([*self._guess(rows)], 1)[..., :vocabulary_size]
+        return [
+            self._into_tree(own, spec=row.spec, position=row.length)
+            for row, own in zip(rows, logits, strict=True)
+        ]
+
+    def prune(self, trees: Sequence[FedTree], *, vocabulary_size: int) -> list[tuple[int, ...]]:
+        """Say which tokens of trees to go on with; only if it prunes.
+
+        How likely one is, is what the early exit thinks, with the target's own noise at its
+        position, as guesses are ordered by.
+        """
+        if not trees:
+            return []
+        assert isinstance(self._adapter, Streams), "others have no early exit"
+        parents = [sorted({*each.tree.parents}) for each in trees]
+        entering = torch.cat(
+            [each.entering[rows] for each, rows in zip(trees, parents, strict=True)]
+        )
+        logits = self._adapter.exit_early(self._model, entering)[:, :vocabulary_size]
+        own = torch.split(logits, [len(rows) for rows in parents])
+        return [
+            prune_by_threshold(
+                each.tree.parents, _likelihoods(each, rows, said), threshold=self._prune_below
+            )
+            for each, rows, said in zip(trees, parents, own, strict=True)
+        ]
+
+    def _into_tree(self, logits: Tensor, *, spec: SessionSpec, position: int) -> Proposal:
+        """Choose guesses by (J, V); the row's next token is at the position."""
+        ranked = rank_from(
+            logits[: self.depth],
+            spec=spec,
+            positions=range(position + 1, position + 1 + self.depth),
+            count=max(self._widths),
+        )
+        return propose(self._paths, [[token for token, _ in own] for own in ranked])
+
+    def _guess(self, rows: Sequence[DecidedRow]) -> Iterator[Tensor]:
+        """Yield for each guess its logits: (R, V)."""
+        read = torch.stack([row.read for row in rows])
+        if read.ndim == 3:  # streams that went along: (R, J, E)
+            logits: Tensor = self._model.lm_head(self._model.model.norm(read))
+            return iter(logits.unbind(1))
+        if isinstance(self._adapter, MedusaHeads):
+            return self._adapter.guess(read)
+        positions = torch.tensor([row.length - 1 for row in rows]).to(read.device)
+        seen = [self._seen(row) for row in rows]
+        return self._adapter.guess(self._model, read, positions=positions, seen=seen)
+
+    def _seen(self, row: DecidedRow) -> SeenTokens:
+        keys, values = row.text.until(row.length)
+        return SeenTokens(keys[self.read_at :], values[self.read_at :])
+
+
+def _likelihoods(fed: FedTree, rows: Sequence[int], logits: Tensor) -> list[float]:
+    """Return how likely each of a tree's tokens is after its parent.
+
+    Args:
+        rows: Which have tokens after them: 0 the text's last, i + 1 the i-th token's.
+        logits: Of these.
+    """
+    depths = [-1, *fed.tree.depths()]
+    scores = perturbed_rows(
+        logits,
+        positions=[fed.position + depths[row] + 1 for row in rows],
+        parameters=fed.spec.sampling,
+        seed=fed.spec.seed,
+    )
+    places = torch.tensor([rows.index(parent) for parent in fed.tree.parents])
+    token_ids = torch.tensor(fed.tree.token_ids)
+    shares: list[float] = scores.softmax(-1)[places, token_ids].tolist()
+    return shares

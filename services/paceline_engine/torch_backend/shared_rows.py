@@ -1,0 +1,214 @@
+"""The rows of several texts in one forward: where they go.
+
+Letters: T rows in all, H heads, G key and value heads, D their width. All texts' rows lie side by
+side; what each of them sees is said in `attention.py`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from paceline_engine.torch_backend.attention import SideBySide, TextRows
+from paceline_engine.torch_backend.padded_texts import TextsTogether
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paceline_engine.torch_backend.attention import Attention
+    from paceline_engine.torch_backend.key_values import KeyValues
+    from paceline_engine.torch_backend.stream_rows import StreamRows
+
+__all__ = ["ForwardRows", "OtherRows", "SharedRows", "joined_states", "runs"]
+
+_Part = TypeVar("_Part", bound="_Neighbour")
+
+
+class _Neighbour(Protocol):
+    def goes_with(self, others: Self, /) -> bool:
+        """Whether one kernel can compute it beside another one, which comes right before it."""
+
+
+class ForwardRows(ABC):
+    """What a decoder computes in one forward.
+
+    Attributes:
+        token_ids, positions: (T,) int64.
+        longest: More than the largest position.
+        scored: Which rows to score.
+        read_at: Which layer's input to keep of them, for an adapter; the number of layers: what the
+            head gets; None: nothing.
+        read: That: (scored, E).
+        change: Told what enters that layer, (T, E), it says with which rows to go on; None: with
+            the same. The rest of the forward, what is read included, is then theirs.
+        streams: Which rows are streams beside others, and what is added to their products; or None.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    longest: int
+    scored: Tensor | slice
+    read_at: int | None = None
+    read: Tensor | None = None
+    change: Callable[[Tensor], OtherRows | None] | None = None
+    streams: StreamRows | None = None
+
+    @abstractmethod
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
+    ) -> Tensor:
+        """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherRows:
+    """What a forward goes on with.
+
+    Attributes:
+        rows: As if there had never been others.
+        hidden: What enters the next layer in these: (T, E).
+    """
+
+    rows: ForwardRows
+    hidden: Tensor
+
+
+class SharedRows(ForwardRows):
+    """Rows of several texts, (T,) in all, that see nothing of each other's.
+
+    Attributes: see `ForwardRows`.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[KeyValues],
+        token_ids: Sequence[Sequence[int]],
+        scored_counts: Sequence[int],
+        *,
+        parents: Sequence[Sequence[int]] | None = None,
+        stream_counts: Sequence[int] | None = None,
+        together: bool = False,
+    ) -> None:
+        """Build it.
+
+        Args:
+            texts: With room for their rows.
+            token_ids: Of each text's rows, one or more.
+            scored_counts: How many of each text's last rows to score, before those of streams.
+            parents: Of each text's last rows, if they are a tree: see `ModelCache.extend`.
+            stream_counts: How many of each text's last rows are streams; none of them is scored.
+            together: Attend to texts of about a length in one kernel, over padded copies, rather
+                than text by text. Pays where launching kernels is what takes the time.
+        """
+        device = texts[0].keys.device
+        self._counts = [len(each) for each in token_ids]
+        self._texts = [
+            TextRows(text, count, own)
+            for text, count, own in zip(
+                texts, self._counts, parents or [()] * len(texts), strict=True
+            )
+        ]
+        self._together = together and len(texts) > 1
+        self.token_ids = torch.tensor([id_ for each in token_ids for id_ in each]).to(
+            device, non_blocking=True
+        )
+        positions = [position for text in self._texts for position in text.positions]
+        self.positions = torch.tensor(positions).to(device, non_blocking=True)
+        self.longest = max(positions) + 1
+        ends = [*accumulate(self._counts)]
+        self.stream_places: Tensor | slice = slice(0, 0)
+        if stream_counts is not None:
+            self.stream_places = self._last(stream_counts, ends)
+            ends = [end - own for end, own in zip(ends, stream_counts, strict=True)]
+        self.scored = self._last(scored_counts, ends)
+
+    def _last(self, counts: Sequence[int], ends: Sequence[int]) -> Tensor | slice:
+        """Return so many rows before each of these ends."""
+        spans = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        if len(spans) == 1:
+            return slice(spans[0].start, spans[0].stop)
+        rows = [*chain.from_iterable(spans)]
+        if len(rows) == len(self.token_ids):
+            return slice(0, len(rows))
+        return torch.tensor(rows, dtype=torch.int64).to(self.token_ids.device, non_blocking=True)
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
+    ) -> Tensor:
+        """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
+        self._keep(layer, keys, values)
+        if self._together and how.is_plain:
+            return self._all_together.attend(layer, queries, how)
+        own_rows = self._own_rows(queries)
+        return _joined(
+            [part.attend(layer, own, how) for part, own in zip(self._parts, own_rows, strict=True)]
+        )
+
+    def keep(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep a layer's new keys and values; return all texts' side by side, (G, sum of L, D)."""
+        self._keep(layer, keys, values)
+        return joined_states([text.states for text in self._texts], layer)
+
+    def attend_to_made(
+        self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
+    ) -> Tensor:
+        """Attend to what a layer made of what `keep` returned, (H, sum of L, D): (H, T, D)."""
+        lengths = [text.length for text in self._texts]
+        parts = (torch.split(each[None], lengths, 2) for each in (keys, values))
+        own_rows = torch.split(queries, self._counts, 1)
+        return _joined(
+            [
+                text.attend_to(own, *made, how)
+                for text, own, *made in zip(self._texts, own_rows, *parts, strict=True)
+            ]
+        )
+
+    def _keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        own_states = map(self._own_rows, (keys, values))
+        for part, *own in zip(self._parts, *own_states, strict=True):
+            part.keep(layer, *own)
+
+    def _own_rows(self, states: Tensor) -> Sequence[Tensor]:
+        """Take each part's rows out of all: (heads, T, D)."""
+        if len(self._parts) == 1:
+            return (states,)
+        return torch.split(states, [part.count for part in self._parts], 1)
+
+    @cached_property
+    def _parts(self) -> Sequence[TextRows | SideBySide]:
+        return [run[0] if len(run) == 1 else SideBySide(run) for run in runs(self._texts)]
+
+    @cached_property
+    def _all_together(self) -> TextsTogether:
+        return TextsTogether(self._texts)
+
+
+def runs(texts: Sequence[_Part]) -> list[list[_Part]]:
+    """Part texts, in the order of their rows, into those that go with one another."""
+    found: list[list[_Part]] = []
+    for text in texts:
+        if found and text.goes_with(found[-1][-1]):
+            found[-1].append(text)
+        else:
+            found.append([text])
+    return found
+
+
+def joined_states(
+    states: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]], layer: int
+) -> tuple[Tensor, Tensor]:
+    """Put a layer's keys, and values, of texts that have (1, G, L, D) behind one another."""
+    keys, values = (
+        torch.cat([own[layer][0] for own in each], 1) for each in zip(*states, strict=True)
+    )
+    return keys, values
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)

@@ -1,0 +1,359 @@
+"""Any decoder-only Hugging Face model, with rows of many texts in one forward."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from dataclasses import replace
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from paceline_engine.deciding.decisions import choose_next, draft_from, judge_by, rank_from
+from paceline_engine.model_backend import Feed, ModelBackend
+from paceline_engine.model_files.files import find_model_files
+from paceline_engine.terms.backend import ForwardInterrupted, Interrupt, ModelLoadError, TokenMemory
+from paceline_engine.terms.items import Draft, Judgement, Outcome
+from paceline_engine.terms.proposal import Proposal
+from paceline_engine.torch_backend.cuda_graphs import CapturedSteps
+from paceline_engine.torch_backend.decoders import choose_decoder, take_sample
+from paceline_engine.torch_backend.device import on_device, usable_device, wait_for
+from paceline_engine.torch_backend.families import rotations_change
+from paceline_engine.torch_backend.invariance import check_invariance
+from paceline_engine.torch_backend.invariant import TILE, InvariantRows
+from paceline_engine.torch_backend.key_values import KeyValues
+from paceline_engine.torch_backend.kv_arena import Slabs
+from paceline_engine.torch_backend.library import LibraryText, decoder_layers, score_alone
+from paceline_engine.torch_backend.llama import FusedLlama
+from paceline_engine.torch_backend.memory import free_memory
+from paceline_engine.torch_backend.model_loading import count_tokens, describe, load_model
+from paceline_engine.torch_backend.own_guesses import OwnGuesses
+from paceline_engine.torch_backend.self_drafting import SelfDrafter, load_for
+from paceline_engine.torch_backend.shared_rows import SharedRows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from paceline_engine.terms.calls import SessionSpec
+    from paceline_engine.terms.draft_tree import Ranked
+    from paceline_engine.terms.items import Item, Judge
+    from paceline_engine.torch_backend.adapters.files import LoadedAdapter
+
+__all__ = ["TransformersBackend"]
+
+_log = logging.getLogger(__name__)
+
+_Text: TypeAlias = KeyValues | LibraryText
+
+
+class TransformersBackend(ModelBackend):
+    """A model of the transformers library; its scores are logits, (rows, V).
+
+    Attributes:
+        model: The library's.
+        decoder: What computes rows of texts; None: the library does, one text at a time.
+        steps: Records forwards of one row, to be replayed; None: they are computed.
+        own_guesses: What it guesses beside the rows that decide; None: nothing.
+
+    Cancellation:
+        A hook before each decoder layer looks at the running forward's interrupt. On CUDA that is
+        the moment of launching: what has been launched already still runs. A captured forward
+        always runs to its end.
+    """
+
+    own_guesses: OwnGuesses | None
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        revision: str | None = None,
+        dtype: str = "float32",
+        device: str = "cpu",
+        threads: int = 1,
+        capture: bool = False,
+        invariant: bool = False,
+        adapter: str = "",
+        guesses: int = 0,
+        prune_below: float = 0.0,
+    ) -> None:
+        """Load a model.
+
+        Args:
+            model: A directory, or a hub id where there is a network.
+            revision: For a hub id, its branch, tag or commit.
+            dtype: What to compute in; one of bfloat16, float16, float32, float64.
+            device: As torch names it: "cpu", "cuda", "cuda:1".
+            threads: CPU threads of one forward. More than one only helps on a quiet machine.
+            capture: On CUDA, record forwards of one row and replay them. They cannot be given up
+                half way.
+            invariant: Let a row's logits follow from its text alone, bit by bit: see
+                `invariant.py`.
+            adapter: Directory with an adapter for it; empty: it does not draft for itself.
+            guesses: How many it makes after a verdict; 0: as the adapter's card says.
+            prune_below: See `SelfDrafter`.
+
+        Raises:
+            ModelLoadError: it is not there, not plain data, its cache cannot be rolled back, it
+                cannot be invariant, or the adapter is not one for it.
+        """
+        self.device = usable_device(device, dtype=dtype)
+        if invariant and (self.device.type != "cpu" or threads != 1):
+            raise ModelLoadError(
+                "with --invariant forwards are computed by one thread of a CPU: leave --device and"
+                " --threads alone"
+            )
+        torch.set_num_threads(threads)
+        files = find_model_files(model, revision=revision)
+        token_count = count_tokens(files)
+        self.tokenizer = files.tokenizer
+        self.chat_template = files.chat_template
+        loaded = load_model(files, dtype=dtype).to(self.device)
+        loaded_adapter = (
+            load_for(files, loaded, Path(adapter), guesses=guesses) if adapter else None
+        )
+        self._adopt(files.name, loaded, capture=capture, invariant=invariant)
+        self.description = describe(
+            files,
+            self.model,
+            token_count=token_count,
+            dtype=dtype,
+            device=self.device,
+            threads=threads,
+            cancels_between_layers=bool(self._layers) and not self.captures,
+            shares_forwards=self.decoder is not None and not rotations_change(self.model.config),
+            is_invariant=invariant,
+        )
+        if invariant:
+            shape = None if self._slabs is None else self._slabs.shape
+            with on_device():
+                check_invariance(self.model, self.decoder, shape, description=self.description)
+        if loaded_adapter is not None:
+            self._draft_for_itself(loaded_adapter, prune_below=prune_below)
+
+    def _draft_for_itself(self, adapter: LoadedAdapter, *, prune_below: float) -> None:
+        if self.decoder is None:
+            raise ModelLoadError(
+                f"model {self.description.name!r} is computed in the library's own way, where no"
+                " adapter can read what it needs"
+            )
+        drafter = SelfDrafter(
+            adapter,
+            self.model,
+            takes_trees=self.description.takes_trees,
+            # What a forward goes on with after pruning is no longer invariant.
+            prune_below=0 if self._invariant else prune_below,
+            goes_along=isinstance(self.decoder, FusedLlama) and not self._invariant,
+        )
+        size = self.description.vocabulary_size
+        self.own_guesses = OwnGuesses(drafter, vocabulary_size=size)
+        self.description = replace(
+            self.description, self_draft_depth=drafter.depth, self_draft_kind=drafter.kind
+        )
+
+    def _adopt(self, name: str, model: Any, *, capture: bool, invariant: bool = False) -> None:
+        self.model = model
+        self._invariant = invariant
+        # Where launching kernels is what takes the time, there is one for all texts.
+        self._together = self.device.type != "cpu"
+        with on_device():
+            sample = take_sample(model)
+            self.decoder = choose_decoder(name, model, sample, together=self._together)
+        self._bytes_per_token = sample.bytes_per_token
+        tile = TILE if invariant else 1
+        self._slabs = None if sample.shape is None else Slabs(sample.shape, tile=tile)
+        self._layers = self.decoder.layers if self.decoder else decoder_layers(model)
+        for layer in self._layers:
+            layer.register_forward_pre_hook(self._before_layer)
+        self.interrupt = Interrupt()
+        self._layers_run = 0
+        self.own_guesses = None
+        self._chosen: dict[Item, int] = {}
+        self.steps: CapturedSteps | None = None
+        if capture and self.device.type == "cuda" and isinstance(self.decoder, FusedLlama):
+            self.steps = CapturedSteps(self.decoder, self.device)
+        elif capture:
+            _log.warning("model %s: its forwards cannot be captured on %s", name, self.device)
+
+    @property
+    def captures(self) -> bool:
+        """Whether forwards of one row are recorded and replayed."""
+        return self.steps is not None and self.steps.work
+
+    @property
+    def layers_run(self) -> int:
+        """How many decoder layers forwards have gone through so far."""
+        return self._layers_run
+
+    @property
+    def cuts_prompts(self) -> bool:
+        """Whether a part of a long prompt is computed as in the whole: rotations stay the same."""
+        return not rotations_change(self.model.config)
+
+    def run(
+        self, items: Sequence[Item], interrupt: Interrupt, *, row_limit: int | None = None
+    ) -> list[Outcome | Exception]:
+        """Do a step of each item: see `Backend.run`."""
+        limit = row_limit if self.cuts_prompts else None
+        try:
+            answers = super().run(items, interrupt, row_limit=limit)
+            if self.own_guesses is not None:
+                self.own_guesses.add_to(answers, items)
+            return answers
+        finally:
+            self._chosen.clear()
+            if self.own_guesses is not None:
+                self.own_guesses.end_forward()
+
+    @on_device()
+    def token_memory(self) -> TokenMemory:
+        """Measure what there is for tokens: free memory, and what one token takes."""
+        free = free_memory(self.device)
+        return TokenMemory(
+            free_bytes=free.byte_count,
+            usable_share=free.usable_share,
+            bytes_per_token=self._bytes_per_token,
+            kept_share=free.kept_share,
+        )
+
+    def new_cache(self, spec: SessionSpec) -> _Text:
+        """Begin an empty text for a session."""
+        if self.decoder is None or self._slabs is None:
+            return LibraryText()
+        return KeyValues(
+            self._slabs,
+            reserve_length=spec.reserve_length,
+            is_fixed=self.captures,
+            can_be_copied=not rotations_change(self.model.config),
+        )
+
+    @on_device()
+    def _feed(self, item: Item, row_limit: int | None) -> Feed:
+        # Here a tree's accepted path is moved to the text's end.
+        feed = super()._feed(item, row_limit)
+        if self.own_guesses is not None:
+            self.own_guesses.mark_tree(feed, item)
+        return feed
+
+    def _decide_all(self, asked: Sequence[tuple[Item, Feed, Any]]) -> Sequence[Outcome | Exception]:
+        rows = [
+            (item, scores)
+            for item, feed, scores in asked
+            if item.chooses_next and feed.scored_count and isinstance(scores, Tensor)
+        ]
+        with on_device():
+            self._chosen = choose_next(rows) if len(rows) > 1 else {}
+        return super()._decide_all(asked)
+
+    @on_device()
+    def _judge(self, scores: Tensor, task: Judge, item: Item) -> Judgement:
+        if item in self._chosen:
+            return Judgement((), self._chosen[item])
+        return judge_by(scores, task, spec=item.spec, position=len(item.prefix))
+
+    @on_device()
+    def _draft(self, scores: Tensor, item: Item) -> Proposal:
+        if item in self._chosen:
+            return Proposal((self._chosen[item],))
+        return draft_from(scores, spec=item.spec, position=len(item.prefix))
+
+    @on_device()
+    def _rank(self, scores: Tensor, item: Item) -> list[Ranked]:
+        assert isinstance(item.task, Draft)
+        return rank_from(
+            scores, spec=item.spec, positions=item.scored_positions, count=item.task.width
+        )
+
+    @on_device()
+    def _make_room(self, feed: Feed) -> None:
+        if isinstance(feed.cache, KeyValues):
+            beside = self.own_guesses.most_streams(feed) if self.own_guesses else 0
+            feed.cache.make_room(len(feed.token_ids), beside=beside)
+
+    @on_device()
+    def _forward(self, feeds: Sequence[Feed], interrupt: Interrupt) -> list[Tensor]:
+        self.interrupt = interrupt
+        if self.description.shares_forwards:
+            logits = self._score(feeds)
+        else:
+            logits = [each for feed in feeds for each in self._score([feed])]
+        if not any(feed.scored_count for feed in feeds):
+            wait_for(self.device)
+        return [rows[:, : self.description.vocabulary_size] for rows in logits]
+
+    def _score(self, feeds: Sequence[Feed]) -> Sequence[Tensor]:
+        """Return the logits of each feed's scored rows; they are valid until the next forward."""
+        if self.decoder is None:
+            (feed,) = feeds
+            ids = torch.tensor(feed.token_ids.tolist()).to(self.device, non_blocking=True)
+            text = cast("LibraryText", feed.cache)
+            return [score_alone(self.model, text, ids, rows=feed.scored_count)]
+        sizes = [(len(feed.token_ids), len(feed.parents)) for feed in feeds]
+        if self.steps and self.steps.work and sizes == [(1, 0)] and not feeds[0].proposes:
+            return [self._step(feeds[0], self.steps)]
+        # As their texts lie, so that those side by side are together.
+        order = sorted(range(len(feeds)), key=lambda index: _address(feeds[index]))
+        logits = self._compute_rows([feeds[index] for index in order])
+        return [each for _, each in sorted(zip(order, logits, strict=True), key=itemgetter(0))]
+
+    def _compute_rows(self, feeds: Sequence[Feed]) -> Sequence[Tensor]:
+        assert self.decoder is not None
+        texts = [_text_of(feed) for feed in feeds]
+        token_ids = [feed.token_ids for feed in feeds]
+        counts = [feed.scored_count for feed in feeds]
+        parents = [feed.parents for feed in feeds]
+        if self._invariant:
+            rows: SharedRows = InvariantRows(texts, token_ids, counts, parents=parents)
+        else:
+            rows = SharedRows(texts, token_ids, counts, parents=parents, together=self._together)
+        if self.own_guesses is not None and any(feed.proposes for feed in feeds):
+            logits = self.own_guesses.compute(self.decoder, feeds, rows, together=self._together)
+            counts = [feed.scored_count for feed in feeds]  # trees may have been pruned
+        else:
+            logits = self.decoder(rows)
+        return torch.split(logits[: sum(counts)], counts)
+
+    def _step(self, feed: Feed, steps: CapturedSteps) -> Tensor:
+        """Replay a forward of one row; the first of a text is computed, and recorded."""
+        text, token_id = _text_of(feed), feed.token_ids[0]
+        recorded = text.step  # once, because a session's end takes it away
+        if recorded is not None:
+            assert text.place is not None, "it has room"
+            text.place.will_hold(text.length + 1)
+            with self._counting(len(self._layers)):
+                return recorded(token_id, position=text.length)
+        (expected,) = self._compute_rows([feed])
+        with self._counting(0):  # what is computed once more, to be recorded
+            name = self.description.name
+            is_there = steps.record(text, token_id, expected=expected, name=name)
+        if not steps.work:  # from now on every forward goes from layer to layer
+            self.description = replace(self.description, cancels_between_layers=True)
+        # What is written in vain is written over.
+        return expected if is_there else self._compute_rows([feed])[0]
+
+    @contextmanager
+    def _counting(self, layer_count: int) -> Iterator[None]:
+        """Count so many layers, whatever goes through them meanwhile."""
+        before = self._layers_run
+        try:
+            yield
+        finally:
+            self._layers_run = before + layer_count
+
+    def _before_layer(self, *_: object) -> None:
+        if self.interrupt.is_set():
+            raise ForwardInterrupted
+        self._layers_run += 1
+
+
+def _text_of(feed: Feed) -> KeyValues:
+    return cast("KeyValues", feed.cache)
+
+
+def _address(feed: Feed) -> tuple[int, int]:
+    place = _text_of(feed).place
+    assert place is not None, "it has room"
+    return place.address
