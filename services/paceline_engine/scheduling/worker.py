@@ -1,10 +1,48 @@
 """The one thread that owns a model, and the queue in front of it.
 
-The event loop submits items and receives what their steps give; both of its ends live on the loop,
-the forwards on the thread. Each forward computes a batch of them (`Batching`). An item that is not
-done goes back to the queue after each step, and to its end if that found tokens: so drafts take
-turns forward by forward, and so do shares. What is no item, such as loading the model, is an
-errand.
+Theory of operation
+-------------------
+
+Two threads touch this file. The event loop owns sessions, callers and outlets. The model's thread
+owns the model and every cache. They share the queue, the running batch and the shares' places, all
+under `_changed`, a condition.
+
+    event loop                                    model's thread
+    ----------                                    --------------
+    submit(item) --> queue ----- _take() -------> batch of jobs
+                       ^                            | backend.run(items, interrupt)
+                       |                            v
+                       +---- not done yet ------- _finish(batch, answers)
+    outlet <------------- _tell(_deliver, ...) ------+
+
+A *job* is an item (or an errand, such as loading the model) with its outlet. `Batching.choose`
+picks the jobs of the next forward. After the forward each job is in one of three states:
+
+- It is done. Its last step and its end go to the outlet.
+- It has more steps, as a draft of several tokens has. Its step goes to the outlet, and the job goes
+  back into the queue: to the end if the step found tokens, so that drafts take turns; to its old
+  place if it computed a part of a prompt or was interrupted.
+- It failed. Its error goes to the outlet.
+
+Three rules keep this fast and right; a change has to keep them.
+
+1. The thread never waits for the loop. It hands results over with `call_soon_threadsafe`, once for
+   all jobs of a forward, because to wake the loop costs more than the rest of `_finish`.
+2. A withdrawn job is never delivered to. `withdraw` takes it out of the queue. If its forward runs
+   already, the forward is interrupted only when *every* job in it is withdrawn: other callers'
+   rows are in it, too. An interrupted job that nobody withdrew is put back into the queue.
+3. What nobody has asked for gives way. After a verdict `_anticipate` queues the forward that the
+   caller asks for next if it goes on from this answer. Such a job comes after all others, and its
+   forward is interrupted when a real one arrives. `ask_for` makes it a real one; `waste` counts
+   what was computed in vain.
+
+Fairness: forwards are charged to the shares of their jobs, by rows (`Turns`), so a client with many
+jobs has no more of the model's time than one with few. Places in the queue are limited and divided
+in the same way (`FairShares`).
+
+The end: a lost device, or a bug on the thread, gives up all jobs with DrainingError and refuses
+later ones; the process then ends. `stop` waits `_STOP_SECONDS` for the running forward, and leaves
+a forward that never returns behind: the thread is a daemon.
 """
 
 from __future__ import annotations

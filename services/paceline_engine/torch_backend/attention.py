@@ -1,13 +1,44 @@
 """What each row of a text sees: one text's rows, or those of several in one kernel.
 
-Letters: H heads, G key and value heads, D their width. Of a text with t rows in a forward and L
-tokens, these included:
+Theory of operation
+-------------------
 
-    tokens   | before the forward: L - t | its rows: t |
-    row r sees the first L - t + r + 1 of them, under a sliding window only the last of these
+Letters: H heads, G key and value heads, D their width; t rows of a text in a forward, L its length
+with them.
 
-A text can end in a tree. Its rows see of it their ancestors and themselves, and are, for windows
-and rotations, where they would be if their path were the text.
+Keys and values lie in the arena (`kv_arena.py`): each text has a *place* in a *slab*, and one
+tensor holds its keys of all layers. A layer does two things with the t new rows: `keep` writes
+their keys and values behind the text's, `attend` lets their queries look at all that they may see.
+
+    keys of a place   | k0 k1 ...      k(L-t-1) | k(L-t) ... k(L-1) | zeros or garbage |
+                      |  before the forward     |  the new rows     |  beyond the text |
+    row r of t sees   |<------------------------------------>|         L - t + r + 1 keys
+
+Under a sliding window of w a row sees the last w of these only.
+
+A text can end in a tree. Then a row sees the text, its ancestors in the tree, and itself. Its
+*position* (for rotations and windows) is its depth, not its place: two siblings lie one behind the
+other, and both are at the position after their parent.
+
+    tree      a is followed by b, or by c
+    places     | text | a | b | c |
+    positions  | text | L | L+1 | L+1 |
+    c sees     | text | a |   | c |
+
+Four ways to attend, from few texts to many, and who takes them:
+
+- `TextRows.attend`: one kernel for one text. The first part of a prompt is `is_causal`; one row
+  needs no mask; everything else gets a mask that is added to the products, (group * t, L). The
+  heads of a group lie one below the other as rows, so that keys are read once for all of them.
+- `SideBySide`: texts whose places follow one another in a slab, with the same few rows: one kernel
+  over a span of the slab, without a copy. It reads each place as far as the longest text goes.
+  Therefore what lies beyond a text must be zeros there: a hidden key has a weight of zero, and zero
+  times NaN is NaN (`Place.blank`).
+- `TextsTogether` (`padded_texts.py`): on an accelerator, where launching kernels takes the time,
+  over copies that are padded to one length.
+- `attend_slowly`: step by step, for what no kernel knows (soft caps, sinks).
+
+All of them give the same numbers apart from rounding; `invariant.py` gives the same bits.
 """
 
 from __future__ import annotations

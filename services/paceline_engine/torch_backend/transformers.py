@@ -1,4 +1,45 @@
-"""Any decoder-only Hugging Face model, with rows of many texts in one forward."""
+"""Any decoder-only Hugging Face model, with rows of many texts in one forward.
+
+Theory of operation
+-------------------
+
+The worker calls `run(items)`; `ModelBackend.run` does the same for every model and calls back here:
+
+    run(items)
+      _feed(item)       which rows a text needs: the prefix's missing tokens, and the proposal
+      _make_room(feed)  buffers for these rows; it raises OverloadedError and harms no other text
+      _forward(feeds)   one forward for all rows of all feeds --> logits of the scored rows
+      _decide_all       tokens, verdicts or drafts from these logits (deciding/decisions.py)
+
+A *row* is one token position that is computed. A text with n missing tokens and a proposal of k has
+n + k rows, of which the last k + 1 are *scored*: they decide what follows the prefix and each
+proposed token. A forward computes the rows of all feeds side by side,
+
+    rows     | text A: a7 a8 p1 p2 | text B: b3 | text C: c5 p1 |
+    scored   |            ^  ^  ^  |        ^   |          ^ ^  |
+
+and only attention looks at whose they are (`shared_rows.py`, `attention.py`).
+
+Who computes a forward is chosen once, at load (`decoders.choose_decoder`), by comparing each
+candidate's logits with the library's:
+
+1. `FusedLlama`: Llama, Mistral and Qwen 2 in few, large steps.
+2. `LibraryDecoder`: the library's own layers, with our rows and attention put into its interface.
+3. None: the library computes one text at a time, with its own cache (`score_alone`). So it is for
+   models whose attention cannot be replaced.
+
+On CUDA with `capture` a forward of one row of one text is recorded at its first run and replayed
+(`cuda_graphs.py`); every other forward is computed anew.
+
+What must hold, and is easy to break:
+
+- A text's cache stands for exactly the tokens that it names, also after a forward that raised or
+  was interrupted: `ModelCache.extend` comes after the forward, and `settle` cuts what one left.
+- Logits are valid until the next forward only, because a replayed forward writes over them.
+- An interrupt is looked at before each layer. Rows that a broken-off forward wrote are never read:
+  they lie beyond the text's length, and the next forward writes over them.
+- Nothing on a CUDA device is waited for before the logits are read, so the host runs ahead.
+"""
 
 from __future__ import annotations
 
