@@ -20,12 +20,12 @@ if TYPE_CHECKING:
         DecodeOptions,
         Drafted,
         Judged,
+        LikeliestTokens,
         PrefixCall,
         SessionSpec,
         VerifyOptions,
     )
-    from paceline_orchestrator.calls.likeliest import LikeliestTokens
-    from paceline_orchestrator.calls.window import Window
+    from paceline_orchestrator.calls.session_tokens import Window
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_protocol.proposal import Proposal
 

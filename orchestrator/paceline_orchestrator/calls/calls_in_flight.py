@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.calls.call import CallUnderWay
     from paceline_orchestrator.calls.exchange import Decoded, Drafted, Judged
-    from paceline_orchestrator.calls.ledger import Ledger
-    from paceline_orchestrator.calls.likeliest import LikeliestKept
+    from paceline_orchestrator.calls.ledger import Ledger, LikeliestKept
     from paceline_orchestrator.calls.recorder import CallRecord, Recorder
     from paceline_orchestrator.calls.session import RemoteSession
     from paceline_orchestrator.fleet.pool import ServerPool

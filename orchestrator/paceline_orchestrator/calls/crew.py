@@ -4,7 +4,7 @@ A decoding method names servers by index. Behind an index is a seat; in a seat i
 some server, and after that server is lost, at another one, or at none. Who is to take a seat opens
 a session first: until then it is empty, or its former occupant works on.
 
-At one of its targets the request is at home, and at the others a guest: see `home`.
+At one of its targets the request is at home, and at the others a guest: see `Home`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from paceline_orchestrator.calls.candidates import Candidates
-from paceline_orchestrator.calls.home import Home
-from paceline_orchestrator.calls.seats import Seats
+from paceline_orchestrator.calls.seats import Home, Seats
 from paceline_orchestrator.calls.session import RemoteSession
 from paceline_orchestrator.calls.statistics import Fallback
 from paceline_orchestrator.fleet.discovery import Role
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.deadline import Deadline
     from paceline_orchestrator.calls.exchange import SessionSpec
     from paceline_orchestrator.calls.keeper import SessionKeeper
-    from paceline_orchestrator.calls.staff import Staff
+    from paceline_orchestrator.calls.seats import Staff
     from paceline_orchestrator.fleet.familiarity import FamiliarText
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer

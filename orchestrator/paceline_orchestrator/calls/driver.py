@@ -20,8 +20,7 @@ from paceline.errors import (
     SessionError,
 )
 from paceline_orchestrator.calls.calls_in_flight import COURTESY_SECONDS, CallsInFlight
-from paceline_orchestrator.calls.ledger import Ledger
-from paceline_orchestrator.calls.likeliest import LikeliestKept
+from paceline_orchestrator.calls.ledger import Ledger, LikeliestKept
 from paceline_orchestrator.calls.statistics import TextStatistics
 from paceline_orchestrator.calls.text_drafter import TEXT_DRAFTER
 from paceline_orchestrator.calls.workforce import Workforce
@@ -54,10 +53,10 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.calls_in_flight import StartCall
     from paceline_orchestrator.calls.crew import Crew
     from paceline_orchestrator.calls.deadline import Deadline
-    from paceline_orchestrator.calls.likeliest import LikeliestTokens
+    from paceline_orchestrator.calls.exchange import LikeliestTokens
     from paceline_orchestrator.calls.recorder import Recorder
+    from paceline_orchestrator.calls.seats import Staff
     from paceline_orchestrator.calls.session import RemoteSession
-    from paceline_orchestrator.calls.staff import Staff
     from paceline_orchestrator.calls.text_drafter import TextDrafter
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_protocol.messages import CapacityChanged, Command, FinishReason

@@ -1,4 +1,4 @@
-"""The last check before a token leaves: that a target has decided it."""
+"""What targets have said of tokens, kept until they are final: decided ones, and likely ones."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from paceline.errors import InvariantViolatedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Ledger"]
+    from paceline_orchestrator.calls.exchange import LikeliestTokens
+
+__all__ = ["Ledger", "LikeliestKept"]
 
 
 class Ledger:
-    """Which tokens targets have decided, by position, beyond those that are final.
+    """The last check before a token leaves: which tokens targets have decided, by position.
 
     A verdict speaks under the assumption of its prefix, so there may be several for a position. It
     is a net under the decoding methods, not a second proof of them.
@@ -42,3 +44,50 @@ class Ledger:
             if token_id not in self._decided.pop(self.final_length, ()):
                 raise InvariantViolatedError("a token was about to be sent that no target decided")
             self.final_length += 1
+
+
+class LikeliestKept:
+    """What targets held likely at each place: what was said of the very text that became final.
+
+    A verdict speaks under the assumption of its prefix, so there may be several for a place. Each
+    is kept with the text that it assumes, beyond what was final from the start.
+
+    Args:
+        prompt_length: How many tokens are final from the start.
+    """
+
+    def __init__(self, prompt_length: int) -> None:
+        self._prompt_length = prompt_length
+        self._text: tuple[int, ...] = ()
+        self._said: dict[int, dict[tuple[int, ...], LikeliestTokens]] = {}
+
+    def note(
+        self,
+        prefix: Sequence[int],
+        token_ids: Sequence[int],
+        *,
+        likeliest: Sequence[LikeliestTokens],
+    ) -> None:
+        """Note what a target said of the places of the tokens that it decided after a prefix."""
+        assumed = tuple(prefix[self._prompt_length :])
+        for token_id, tokens in zip(token_ids, likeliest, strict=True):
+            if len(assumed) >= len(self._text):
+                self._said.setdefault(len(assumed), {}).setdefault(assumed, tokens)
+            assumed = (*assumed, token_id)
+
+    def settle(self, token_ids: Sequence[int]) -> tuple[LikeliestTokens, ...]:
+        """Let tokens become final, and return what was likely at the place of each.
+
+        Raises:
+            InvariantViolatedError: No target has said it.
+        """
+        found = []
+        for token_id in token_ids:
+            said = self._said.pop(len(self._text), {}).get(self._text)
+            if said is None:
+                raise InvariantViolatedError(
+                    "no target has said what was likely at a token's place"
+                )
+            found.append(said)
+            self._text = (*self._text, token_id)
+        return tuple(found)

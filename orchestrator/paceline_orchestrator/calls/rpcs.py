@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.exchange import (
         DecodeOptions,
         DraftOptions,
+        LikeliestTokens,
         PrefixCall,
         SessionSpec,
         VerifyOptions,
     )
-    from paceline_orchestrator.calls.likeliest import LikeliestTokens
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import StreamCall
 

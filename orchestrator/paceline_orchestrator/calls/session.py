@@ -18,9 +18,8 @@ from paceline.errors import (
 )
 from paceline_orchestrator.calls.answers import AnswerChecks
 from paceline_orchestrator.calls.call import CallUnderWay
+from paceline_orchestrator.calls.deadline import Patience
 from paceline_orchestrator.calls.exchange import PrefixCall, VerifyOptions
-from paceline_orchestrator.calls.held_tokens import HeldTokens
-from paceline_orchestrator.calls.patience import Patience
 from paceline_orchestrator.calls.rpcs import (
     read_decoded,
     read_drafts,
@@ -30,8 +29,8 @@ from paceline_orchestrator.calls.rpcs import (
     send_draft,
     send_verify,
 )
+from paceline_orchestrator.calls.session_tokens import HeldTokens, Window
 from paceline_orchestrator.calls.statistics import Fallback
-from paceline_orchestrator.calls.window import Window
 from paceline_orchestrator.fleet.bad_answers import demand
 
 if TYPE_CHECKING:

@@ -10,25 +10,34 @@ import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from paceline.errors import CacheExhaustedError, OverloadedError, UnsupportedError
-from paceline_orchestrator.calls.assembly import Assembly
+from paceline.errors import (
+    CacheExhaustedError,
+    NoTargetError,
+    OverloadedError,
+    PacelineError,
+    UnsupportedError,
+)
 from paceline_orchestrator.calls.candidates import is_refusal
-from paceline_orchestrator.calls.endurance import Endurance
-from paceline_orchestrator.calls.renewals import renew_sessions
+from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.discovery import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from paceline.errors import PacelineError
     from paceline_orchestrator.calls.crew import Crew
+    from paceline_orchestrator.calls.seats import Staff
     from paceline_orchestrator.calls.session import RemoteSession
-    from paceline_orchestrator.calls.staff import Staff
     from paceline_orchestrator.calls.text_drafter import TextDrafter
     from paceline_orchestrator.fleet.pool import ServerPool
+    from paceline_orchestrator.fleet.server import ModelServer
     from paceline_protocol.messages import CapacityChanged
 
-__all__ = ["Workforce"]
+__all__ = ["Assembly", "Endurance", "Workforce", "renew_sessions"]
+
+# Who opens its session so much later than the first target joins a method that has begun.
+_ASSEMBLY_SECONDS = 0.05
+# A session's lease is 15 s; it is renewed when nothing was asked of it for so long.
+_RENEW_SECONDS = 5.0
 
 
 class Workforce:
@@ -179,3 +188,110 @@ class Workforce:
     async def _read_prompt(self, text: TextDrafter) -> None:
         await text.read_prompt()
         self._tell()
+
+
+class Assembly:
+    """Ends when everyone is there, or a little after the first target."""
+
+    def __init__(self) -> None:
+        self._has_ended = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def note(self, *, has_target: bool, is_whole: bool) -> None:
+        """Take notice of who is there by now."""
+        if is_whole:
+            self.end()
+        elif has_target and self._timer is None and not self._has_ended.is_set():
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_ASSEMBLY_SECONDS, self._has_ended.set)
+
+    async def ended(self) -> None:
+        """Wait until there is no reason to wait for more."""
+        await self._has_ended.wait()
+
+    def end(self) -> None:
+        """Wait for nobody any more."""
+        self._has_ended.set()
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class Endurance:
+    """Gives a request up when targets, or room at them, have been missing for too long.
+
+    A session may open, and its first call be refused, again and again: a verdict alone shows that
+    there is room. A target that has not refused yet may be at work on a long prompt.
+
+    Args:
+        give_up: Told why, once or more often.
+    """
+
+    def __init__(self, give_up: Callable[[PacelineError], None]) -> None:
+        self._tell = give_up
+        self._timer: asyncio.TimerHandle | None = None
+        self._refusal: PacelineError | None = None
+        self._refused_at: float | None = None  # the first time since the last verdict
+        self._refusing: set[ModelServer] = set()  # since then
+
+    def note_targets(self, *, has_targets: bool) -> None:
+        """Give up in a while if there are none, unless some come."""
+        if has_targets:
+            self.close()
+        elif self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(shortage.WAIT_SECONDS, self._give_up)
+
+    def note_verdict(self) -> None:
+        """Take notice that a target has room."""
+        self._refused_at = None
+        self._refusing.clear()
+
+    def note_refusal(
+        self, server: ModelServer, error: PacelineError, *, targets: Collection[ModelServer]
+    ) -> None:
+        """Take notice that a target has no room, while the request's targets are these."""
+        self._refusing.add(server)
+        now = asyncio.get_running_loop().time()
+        self._refusal = error
+        if self._refused_at is None:
+            self._refused_at = now
+        elif now - self._refused_at >= shortage.WAIT_SECONDS and self._refusing.issuperset(targets):
+            self._give_up()
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        if self._refusal is not None and self._refused_at is not None:
+            self._tell(
+                OverloadedError(
+                    f"no target has room for this request: {self._refusal.message}",
+                    retry_after_seconds=self._refusal.retry_after_seconds or shortage.RETRY_SECONDS,
+                )
+            )
+        else:
+            self._tell(
+                NoTargetError(
+                    "no target is left for this request", retry_after_seconds=shortage.RETRY_SECONDS
+                )
+            )
+
+
+async def renew_sessions(sessions: Callable[[], Iterable[RemoteSession]]) -> None:
+    """Renew the leases of idle sessions, until cancelled.
+
+    Args:
+        sessions: Says which there are now.
+    """
+    while True:
+        await asyncio.sleep(_RENEW_SECONDS)
+        # All at once, so that a server that hangs takes no other's time. It is asked again when
+        # it has answered, or was given up: a session has one renewal at a time from here.
+        async with asyncio.TaskGroup() as renewals:
+            for session in sessions():
+                renewals.create_task(
+                    session.renew(idle_seconds=_RENEW_SECONDS), name="renew a session"
+                )

@@ -27,8 +27,8 @@ from paceline_protocol.task import VerificationRule
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from paceline_orchestrator.calls.exchange import LikeliestTokens
     from paceline_orchestrator.calls.keeper import SessionKeeper
-    from paceline_orchestrator.calls.likeliest import LikeliestTokens
     from paceline_orchestrator.calls.metrics import RequestMetrics
     from paceline_orchestrator.calls.statistics import (
         Statistics,

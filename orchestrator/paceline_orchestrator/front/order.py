@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.limits import MOST_TARGETS
 from paceline_orchestrator.calls.exchange import SessionSpec
-from paceline_orchestrator.calls.staff import Staff
+from paceline_orchestrator.calls.seats import Staff
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.planning.growth import Growth
 from paceline_orchestrator.planning.measurements import MOST_TREE_TOKENS

@@ -25,7 +25,7 @@ from paceline_protocol.tree_shapes import Shape
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from paceline_orchestrator.calls.likeliest import LikeliestTokens
+    from paceline_orchestrator.calls.exchange import LikeliestTokens
     from paceline_orchestrator.calls.statistics import Statistics, TimelineEvent
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.words import Standing

@@ -17,7 +17,7 @@ from paceline_orchestrator.calls.crew import Crew
 from paceline_orchestrator.calls.deadline import Deadline
 from paceline_orchestrator.calls.exchange import SessionSpec
 from paceline_orchestrator.calls.keeper import Opening
-from paceline_orchestrator.calls.staff import Staff
+from paceline_orchestrator.calls.seats import Staff
 from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.pool import ServerPool
