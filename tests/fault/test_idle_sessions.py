@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from paceline_orchestrator.calls import workforce
+from paceline_orchestrator.decoding import workforce
 from support.clock import Clock
 from support.gated import Gate, gated_host
 from support.in_process import in_process_system

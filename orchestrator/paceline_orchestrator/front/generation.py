@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidFieldError
-from paceline_orchestrator.calls.crew import Crew
-from paceline_orchestrator.calls.driver import Driver
-from paceline_orchestrator.calls.recorder import Recorder
-from paceline_orchestrator.calls.rpcs import one_hot
-from paceline_orchestrator.calls.statistics import Fallback
-from paceline_orchestrator.calls.text_drafter import TextDrafter
+from paceline_orchestrator.decoding.crew import Crew
+from paceline_orchestrator.decoding.driver import Driver
+from paceline_orchestrator.decoding.recorder import Recorder
+from paceline_orchestrator.decoding.rpcs import one_hot
+from paceline_orchestrator.decoding.statistics import Fallback
+from paceline_orchestrator.decoding.text_drafter import TextDrafter
 from paceline_orchestrator.front.text import FinalToken
 from paceline_orchestrator.front.translation import (
     chunk_message,
@@ -27,10 +27,10 @@ from paceline_protocol.task import VerificationRule
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from paceline_orchestrator.calls.exchange import LikeliestTokens
-    from paceline_orchestrator.calls.keeper import SessionKeeper
-    from paceline_orchestrator.calls.metrics import RequestMetrics
-    from paceline_orchestrator.calls.statistics import (
+    from paceline_orchestrator.decoding.exchange import LikeliestTokens
+    from paceline_orchestrator.decoding.keeper import SessionKeeper
+    from paceline_orchestrator.decoding.metrics import RequestMetrics
+    from paceline_orchestrator.decoding.statistics import (
         Statistics,
         TextStatistics,
         TimelineEvent,

@@ -15,8 +15,8 @@ import pytest
 import paceline_orchestrator
 from paceline.errors import InvalidFieldError, InvariantViolatedError
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_orchestrator.calls.deadline import Deadline
-from paceline_orchestrator.calls.ledger import Ledger
+from paceline_orchestrator.decoding.deadline import Deadline
+from paceline_orchestrator.decoding.ledger import Ledger
 from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery, parse_endpoints
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.row_prices import RowPrices

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from paceline_orchestrator.calls import workforce
+from paceline_orchestrator.decoding import workforce
 
 ROUNDS = 20
 

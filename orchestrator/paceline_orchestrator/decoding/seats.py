@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline_orchestrator.calls.session import RemoteSession
+    from paceline_orchestrator.decoding.session import RemoteSession
     from paceline_orchestrator.fleet.discovery import Role
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer

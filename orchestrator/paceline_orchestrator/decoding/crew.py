@@ -12,10 +12,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from paceline_orchestrator.calls.candidates import Candidates
-from paceline_orchestrator.calls.seats import Home, Seats
-from paceline_orchestrator.calls.session import RemoteSession
-from paceline_orchestrator.calls.statistics import Fallback
+from paceline_orchestrator.decoding.candidates import Candidates
+from paceline_orchestrator.decoding.seats import Home, Seats
+from paceline_orchestrator.decoding.session import RemoteSession
+from paceline_orchestrator.decoding.statistics import Fallback
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.task import VerificationRule
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.errors import PacelineError
-    from paceline_orchestrator.calls.deadline import Deadline
-    from paceline_orchestrator.calls.exchange import SessionSpec
-    from paceline_orchestrator.calls.keeper import SessionKeeper
-    from paceline_orchestrator.calls.seats import Staff
+    from paceline_orchestrator.decoding.deadline import Deadline
+    from paceline_orchestrator.decoding.exchange import SessionSpec
+    from paceline_orchestrator.decoding.keeper import SessionKeeper
+    from paceline_orchestrator.decoding.seats import Staff
     from paceline_orchestrator.fleet.familiarity import FamiliarText
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer

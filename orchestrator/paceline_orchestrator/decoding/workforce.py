@@ -17,17 +17,17 @@ from paceline.errors import (
     PacelineError,
     UnsupportedError,
 )
-from paceline_orchestrator.calls.candidates import is_refusal
+from paceline_orchestrator.decoding.candidates import is_refusal
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.discovery import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from paceline_orchestrator.calls.crew import Crew
-    from paceline_orchestrator.calls.seats import Staff
-    from paceline_orchestrator.calls.session import RemoteSession
-    from paceline_orchestrator.calls.text_drafter import TextDrafter
+    from paceline_orchestrator.decoding.crew import Crew
+    from paceline_orchestrator.decoding.seats import Staff
+    from paceline_orchestrator.decoding.session import RemoteSession
+    from paceline_orchestrator.decoding.text_drafter import TextDrafter
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_protocol.messages import CapacityChanged

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Self
 from weakref import WeakValueDictionary
 
 from paceline.errors import DeadlineError, InternalError, PacelineError
-from paceline_orchestrator.calls.rpcs import close_session, open_session
+from paceline_orchestrator.decoding.rpcs import close_session, open_session
 from paceline_orchestrator.fleet.bad_answers import demand
 from paceline_orchestrator.fleet.silence import SilenceError
 
 if TYPE_CHECKING:
-    from paceline_orchestrator.calls.exchange import SessionSpec
+    from paceline_orchestrator.decoding.exchange import SessionSpec
     from paceline_orchestrator.fleet.server import ModelServer
 
 __all__ = ["LongTextGate", "Opening", "SessionKeeper"]

@@ -15,7 +15,7 @@ from paceline_protocol.task import VerificationRule
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from paceline_orchestrator.calls.exchange import (
+    from paceline_orchestrator.decoding.exchange import (
         Decoded,
         DecodeOptions,
         Drafted,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         SessionSpec,
         VerifyOptions,
     )
-    from paceline_orchestrator.calls.session_tokens import Window
+    from paceline_orchestrator.decoding.session_tokens import Window
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_protocol.proposal import Proposal
 

@@ -19,11 +19,11 @@ from paceline.errors import (
     PacelineError,
     SessionError,
 )
-from paceline_orchestrator.calls.calls_in_flight import COURTESY_SECONDS, CallsInFlight
-from paceline_orchestrator.calls.ledger import Ledger, LikeliestKept
-from paceline_orchestrator.calls.statistics import TextStatistics
-from paceline_orchestrator.calls.text_drafter import TEXT_DRAFTER
-from paceline_orchestrator.calls.workforce import Workforce
+from paceline_orchestrator.decoding.calls_in_flight import COURTESY_SECONDS, CallsInFlight
+from paceline_orchestrator.decoding.ledger import Ledger, LikeliestKept
+from paceline_orchestrator.decoding.statistics import TextStatistics
+from paceline_orchestrator.decoding.text_drafter import TEXT_DRAFTER
+from paceline_orchestrator.decoding.workforce import Workforce
 from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.messages import (
     AbandonVerify,
@@ -50,14 +50,14 @@ from paceline_protocol.succession import SuccessiveDecoding
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline_orchestrator.calls.calls_in_flight import StartCall
-    from paceline_orchestrator.calls.crew import Crew
-    from paceline_orchestrator.calls.deadline import Deadline
-    from paceline_orchestrator.calls.exchange import LikeliestTokens
-    from paceline_orchestrator.calls.recorder import Recorder
-    from paceline_orchestrator.calls.seats import Staff
-    from paceline_orchestrator.calls.session import RemoteSession
-    from paceline_orchestrator.calls.text_drafter import TextDrafter
+    from paceline_orchestrator.decoding.calls_in_flight import StartCall
+    from paceline_orchestrator.decoding.crew import Crew
+    from paceline_orchestrator.decoding.deadline import Deadline
+    from paceline_orchestrator.decoding.exchange import LikeliestTokens
+    from paceline_orchestrator.decoding.recorder import Recorder
+    from paceline_orchestrator.decoding.seats import Staff
+    from paceline_orchestrator.decoding.session import RemoteSession
+    from paceline_orchestrator.decoding.text_drafter import TextDrafter
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_protocol.messages import CapacityChanged, Command, FinishReason
     from paceline_protocol.methods import DecodingMethod

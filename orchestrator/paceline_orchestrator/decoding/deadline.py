@@ -8,12 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError
-from paceline_orchestrator.calls.call import Sent
-from paceline_orchestrator.calls.rpcs import renew_session
+from paceline_orchestrator.decoding.call import Sent
+from paceline_orchestrator.decoding.rpcs import renew_session
 from paceline_orchestrator.fleet.silence import Work
 
 if TYPE_CHECKING:
-    from paceline_orchestrator.calls.exchange import PrefixCall
+    from paceline_orchestrator.decoding.exchange import PrefixCall
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.silence import Waiting
 
