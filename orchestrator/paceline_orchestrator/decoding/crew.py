@@ -46,8 +46,6 @@ class Crew:
         staff: Whom there is work for: so many seats there are at first.
         keeper: Opens and closes sessions.
         note_fallback: Told of everything that did not go as planned, by its kind.
-        arrived: Told, in a later turn of the loop, of each session that has opened and taken its
-            seat; or that could not be opened, and why: it is the caller's to `vacate`.
         rule: How draft tokens are judged; see Candidates.
         self_drafting: Whether targets that draft for themselves are taken first.
         text: Who has had it is taken first among equals.
@@ -67,7 +65,6 @@ class Crew:
         keeper: SessionKeeper,
         deadline: Deadline,
         note_fallback: Callable[[Fallback], None],
-        arrived: Callable[[RemoteSession, PacelineError | None], None],
         rule: VerificationRule = VerificationRule.EXACT,
         self_drafting: bool = False,
         text: FamiliarText | None = None,
@@ -80,7 +77,7 @@ class Crew:
         self._keeper = keeper
         self._deadline = deadline
         self._note_fallback = note_fallback
-        self._arrived = arrived
+        self._arrived: Callable[[RemoteSession, PacelineError | None], None] = lambda *_: None
         self._growth = staff.growth
         self._since = time.monotonic()
         self._given_up: set[int] = set()  # targets' seats whose last call may still be answered
@@ -146,6 +143,13 @@ class Crew:
     def is_idle(self) -> bool:
         """Whether this orchestrator uses the targets for nothing else."""
         return all(it.server.session_count == 1 for it in self._targets.everyone)
+
+    def when_arrived(self, arrived: Callable[[RemoteSession, PacelineError | None], None]) -> None:
+        """Have it called for each session that has taken its seat, or could not be opened, and why.
+
+        That happens in a later turn of the loop. One that could not be opened is to be vacated.
+        """
+        self._arrived = arrived
 
     def target(self, index: int) -> RemoteSession | None:
         """Return the open session in a target's seat."""

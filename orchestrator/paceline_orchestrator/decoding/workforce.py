@@ -41,14 +41,12 @@ _RENEW_SECONDS = 5.0
 
 
 class Workforce:
-    """Keeps a request's seats filled, and tells who there is.
+    """Owns a request's crew and its text: keeps seats filled, and tells who there is.
 
     Args:
-        crew: The servers; its sessions are closed in the end.
+        crew: The servers: nobody else uses them from here on.
         pool: Says when servers are back.
         text: The request's text as a drafter, if it is one.
-        changed: Told who can be given work, at least whenever that has changed.
-        give_up: Told why, once or more often, when targets have been missing for too long.
     """
 
     def __init__(
@@ -57,19 +55,64 @@ class Workforce:
         *,
         pool: ServerPool,
         text: TextDrafter | None,
-        changed: Callable[[CapacityChanged], None],
-        give_up: Callable[[PacelineError], None],
     ) -> None:
         self._crew = crew
         self._pool = pool
         self._text = text
-        self._changed = changed
+        self._changed: Callable[[CapacityChanged], None] = lambda _: None
+        self._given_up: Callable[[PacelineError], None] = lambda _: None
         self._assembly = Assembly()
-        self._give_up = give_up
-        self._endurance = Endurance(give_up)
+        self._endurance = Endurance(self._give_up)
         self._timers: list[asyncio.TimerHandle] = []
         self._tasks: asyncio.TaskGroup | None = None  # while at work
         self._reading: asyncio.Task[None] | None = None
+        crew.when_arrived(self._take_arrival)
+
+    def when_changed(self, changed: Callable[[CapacityChanged], None]) -> None:
+        """Have it called with who can be given work, at least whenever that has changed."""
+        self._changed = changed
+
+    def when_given_up(self, given_up: Callable[[PacelineError], None]) -> None:
+        """Have it called, once or more often, when targets have been missing for too long."""
+        self._given_up = given_up
+
+    @property
+    def text(self) -> TextDrafter | None:
+        """The request's text as a drafter, if it is one."""
+        return self._text
+
+    @property
+    def seat_count(self) -> int:
+        """How many targets could work on the request: 0 if there is nothing to do."""
+        return self._crew.seat_count
+
+    @property
+    def target_count(self) -> int:
+        """How many targets work on it, or are about to."""
+        return self._crew.target_count
+
+    @property
+    def lookahead(self) -> int | None:
+        """Draft tokens in a verification since targets came; None as long as planned."""
+        return self._crew.lookahead
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether this orchestrator uses the targets for nothing else."""
+        return self._crew.is_idle
+
+    @property
+    def has_outgrown_drafters(self) -> bool:
+        """Whether the text is too long for those that drafted, and no other drafter is there."""
+        return self._crew.has_outgrown_drafters
+
+    def target(self, index: int) -> RemoteSession | None:
+        """Return the open session in a target's seat."""
+        return self._crew.target(index)
+
+    def drafter(self, index: int) -> RemoteSession | None:
+        """Return the open session in a drafter's seat."""
+        return self._crew.drafter(index)
 
     @contextmanager
     def at_work(self, tasks: asyncio.TaskGroup) -> Iterator[None]:
@@ -98,20 +141,14 @@ class Workforce:
         self._assembly.end()
 
     def close(self) -> None:
-        """End all sessions, behind the caller's back."""
+        """End all sessions, behind the caller's back, and leave the text's room to others."""
         for timer in self._timers:
             timer.cancel()
         self._assembly.end()
         self._endurance.close()
         self._crew.close()
-
-    def take_arrival(self, session: RemoteSession, error: PacelineError | None) -> None:
-        """Take notice of a session of the crew that has opened, or could not be opened."""
-        if error is not None:
-            self.lose(session, error)
-            return
-        self._crew.fill()  # who has just come may have to leave already
-        self._tell()
+        if self._text is not None:
+            self._text.close()
 
     def note_verdict(self) -> None:
         """Take notice that a target has room."""
@@ -138,12 +175,6 @@ class Workforce:
             self._crew.fill()
             self._tell()
 
-    def _note_refusal(self, error: PacelineError) -> None:
-        """Give up at once what no target can do; else the others do it."""
-        if self._crew.is_refused:
-            words = f"every target refuses this request: {error.message}"
-            self._give_up(UnsupportedError(words))
-
     def widen(self, staff: Staff) -> None:
         """Look for the further servers that another method has work for."""
         self._crew.widen(staff)
@@ -155,6 +186,23 @@ class Workforce:
             self._text.drafts = staff.drafts
         self._crew.resize(staff)
         self._tell()
+
+    def _take_arrival(self, session: RemoteSession, error: PacelineError | None) -> None:
+        """Take notice of a session of the crew that has opened, or could not be opened."""
+        if error is not None:
+            self.lose(session, error)
+            return
+        self._crew.fill()  # who has just come may have to leave already
+        self._tell()
+
+    def _note_refusal(self, error: PacelineError) -> None:
+        """Give up at once what no target can do; else the others do it."""
+        if self._crew.is_refused:
+            words = f"every target refuses this request: {error.message}"
+            self._give_up(UnsupportedError(words))
+
+    def _give_up(self, error: PacelineError) -> None:
+        self._given_up(error)
 
     @property
     def _capacity(self) -> CapacityChanged:

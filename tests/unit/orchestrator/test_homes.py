@@ -82,7 +82,6 @@ def a_crew_to_be(pool, target_count=1, *, drafter_count=0, growth=None, text=())
         keeper=SimpleNamespace(open=opened_at_once, close=lambda *_: None),
         deadline=Deadline.after(60),
         note_fallback=lambda _: None,
-        arrived=lambda *_: None,
         text=pool.familiarity.text(text, share=""),
     )
 
