@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import NoTargetError, PacelineError
 from paceline.limits import most_request_bytes
 from paceline.v1.orchestrator_service_pb2_grpc import add_OrchestratorServiceServicer_to_server
-from paceline_orchestrator.calls import probe
-from paceline_orchestrator.calls.keeper import SessionKeeper
-from paceline_orchestrator.calls.metrics import RequestMetrics
+from paceline_orchestrator.decoding import probe
+from paceline_orchestrator.decoding.keeper import SessionKeeper
+from paceline_orchestrator.decoding.metrics import RequestMetrics
 from paceline_orchestrator.fleet.discovery import StaticDiscovery
 from paceline_orchestrator.fleet.discovery.dns import DnsDiscovery
 from paceline_orchestrator.fleet.discovery.metrics import DiscoveryMetrics, WatchMetrics

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.errors import ConnectionLostError, PermissionDeniedError, SessionNotFoundError
-from paceline_orchestrator.calls import probe
+from paceline_orchestrator.decoding import probe
 from paceline_orchestrator.fleet import health_watch
 from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.fleet.pool import ServerPool

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from paceline_orchestrator.calls import renewals
+from paceline_orchestrator.decoding import workforce
 from support.clock import Clock
 from support.gated import Gate, gated_host
 from support.in_process import in_process_system
@@ -20,7 +20,7 @@ OPTIONS = {"strategy": "speculative", "lookahead": 2, "max_tokens": TOKENS}
 @pytest.fixture
 def _hasty(monkeypatch):
     """Renewals come soon: the clock of the leases moves only after them."""
-    monkeypatch.setattr(renewals, "_RENEW_SECONDS", 0.02)
+    monkeypatch.setattr(workforce, "_RENEW_SECONDS", 0.02)
 
 
 def has_whole_leases(host, clock):

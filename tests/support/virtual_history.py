@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_orchestrator.calls.window import Window
+from paceline_orchestrator.decoding.session_tokens import Window
 from paceline_protocol.proposal import Proposal
 from support.orchestrating import PROMPT
 from support.virtual_system import now

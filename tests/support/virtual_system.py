@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry
 
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_orchestrator.calls import probe
-from paceline_orchestrator.calls.keeper import SessionKeeper
-from paceline_orchestrator.calls.metrics import RequestMetrics
+from paceline_orchestrator.decoding import probe
+from paceline_orchestrator.decoding.keeper import SessionKeeper
+from paceline_orchestrator.decoding.metrics import RequestMetrics
 from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.front.servicer import OrchestratorServicer

@@ -22,7 +22,7 @@ from paceline_engine.terms import validation
 from paceline_gateway.metrics import GatewayMetrics
 from paceline_model_server.records import CallRecorder, HostCollector
 from paceline_model_server.settings import ModelServerSettings
-from paceline_orchestrator.calls.metrics import RequestMetrics
+from paceline_orchestrator.decoding.metrics import RequestMetrics
 from paceline_orchestrator.planning import measurements
 from paceline_protocol import ranks, task
 from paceline_serving.server_settings import ProcessSettings

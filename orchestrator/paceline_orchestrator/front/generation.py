@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidFieldError
-from paceline_orchestrator.calls.crew import Crew
-from paceline_orchestrator.calls.driver import Driver
-from paceline_orchestrator.calls.recorder import Recorder
-from paceline_orchestrator.calls.rpcs import one_hot
-from paceline_orchestrator.calls.statistics import Fallback
-from paceline_orchestrator.calls.text_drafter import TextDrafter
+from paceline_orchestrator.decoding.crew import Crew
+from paceline_orchestrator.decoding.driver import Driver
+from paceline_orchestrator.decoding.recorder import Recorder
+from paceline_orchestrator.decoding.rpcs import one_hot
+from paceline_orchestrator.decoding.statistics import Fallback
+from paceline_orchestrator.decoding.text_drafter import TextDrafter
+from paceline_orchestrator.decoding.workforce import Workforce
 from paceline_orchestrator.front.text import FinalToken
 from paceline_orchestrator.front.translation import (
     chunk_message,
@@ -27,10 +28,10 @@ from paceline_protocol.task import VerificationRule
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from paceline_orchestrator.calls.keeper import SessionKeeper
-    from paceline_orchestrator.calls.likeliest import LikeliestTokens
-    from paceline_orchestrator.calls.metrics import RequestMetrics
-    from paceline_orchestrator.calls.statistics import (
+    from paceline_orchestrator.decoding.exchange import LikeliestTokens
+    from paceline_orchestrator.decoding.keeper import SessionKeeper
+    from paceline_orchestrator.decoding.metrics import RequestMetrics
+    from paceline_orchestrator.decoding.statistics import (
         Statistics,
         TextStatistics,
         TimelineEvent,
@@ -98,7 +99,7 @@ class Generation:
             show=self._show if order.options.stream_timeline else None,
         )
         pool.orders.begin(order.plan.note)
-        self._crew = Crew(
+        crew = Crew(
             pool,
             order.model,
             make_spec=lambda it: order.session_spec(it, length=self._position),
@@ -107,15 +108,14 @@ class Generation:
             keeper=keeper,
             deadline=order.deadline,
             note_fallback=self._recorder.fallback,
-            arrived=lambda session, error: self._driver.take_arrival(session, error),
             rule=order.options.rule,
             self_drafting=order.plan.method.self_drafts or order.own_guesses,
             text=pool.familiarity.text(order.prefix, share=order.share),
         )
-        self._text_drafter = _text_drafter(order, text_rules)
+        self._workforce = Workforce(crew, pool=pool, text=_text_drafter(order, text_rules))
         self._driver = Driver(
             self._create_method,
-            crew=self._crew,
+            workforce=self._workforce,
             pool=pool,
             recorder=self._recorder,
             deadline=order.deadline,
@@ -125,14 +125,13 @@ class Generation:
             deliver=self._deliver,
             conclude=self._conclude,
             reconsider=lambda: self._reconsider(),
-            text=self._text_drafter,
         )
 
     async def run(self) -> None:
         """Decode to the end. Never fails: a failure goes into the stream, after the tokens."""
         self._charge(len(self._order.prefix))
         try:
-            self._send(started_message(self._order, target_count=self._crew.target_count))
+            self._send(started_message(self._order, target_count=self._workforce.target_count))
             await self._driver.run()
         except Exception as error:  # noqa: BLE001 - whatever it is, the stream's reader gets it
             self.fail(error)
@@ -156,9 +155,7 @@ class Generation:
 
     def close(self) -> None:
         """Free what `run` did not come to free."""
-        self._crew.close()
-        if self._text_drafter is not None:
-            self._text_drafter.close()
+        self._workforce.close()
 
     @property
     def targets_used(self) -> int:
@@ -189,7 +186,7 @@ class Generation:
     @property
     def has_outgrown_drafters(self) -> bool:
         """Whether its text is too long for the drafters that it had, and it has no other."""
-        return self._crew.has_outgrown_drafters
+        return self._workforce.has_outgrown_drafters
 
     @property
     def verdicts(self) -> DraftStatistics:
@@ -284,7 +281,7 @@ class Generation:
 
     def _create_method(self, capacity: CapacityChanged) -> DecodingMethod:
         order = self._order
-        task = order.task(is_alone=self._crew.is_idle)
+        task = order.task(is_alone=self._workforce.is_idle)
         return create_method(order.plan.strategy, task, capacity=capacity)
 
     def _deliver(self, emission: EmitTokens, likeliest: tuple[LikeliestTokens, ...]) -> bool:
@@ -332,7 +329,7 @@ class Generation:
             order,
             reason=FinishReason.EOS if order.was_resumed_to_eos else reason,
             stop_string=self._text.stop_string,
-            lookahead=self._crew.lookahead or self._plans[-1].lookahead,
+            lookahead=self._workforce.lookahead or self._plans[-1].lookahead,
             targets_used=self._recorder.targets_used,
             token_count=self._text.token_count,
             statistics=self.statistics(),

@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from paceline.limits import MOST_TARGETS
-from paceline_orchestrator.calls.exchange import SessionSpec
-from paceline_orchestrator.calls.staff import Staff
+from paceline_orchestrator.decoding.exchange import SessionSpec
+from paceline_orchestrator.decoding.seats import Staff
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.planning.growth import Growth
 from paceline_orchestrator.planning.measurements import MOST_TREE_TOKENS
@@ -17,7 +17,7 @@ from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRul
 from paceline_protocol.tree_shapes import CHAIN
 
 if TYPE_CHECKING:
-    from paceline_orchestrator.calls.deadline import Deadline
+    from paceline_orchestrator.decoding.deadline import Deadline
     from paceline_orchestrator.fleet.wire import ModelFacts
     from paceline_orchestrator.front.text import StreamedText
     from paceline_orchestrator.planning.planner import Plan, Wish

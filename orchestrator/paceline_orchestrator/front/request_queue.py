@@ -41,8 +41,8 @@ from paceline_orchestrator.fleet import shortage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline_orchestrator.calls.deadline import Deadline
-    from paceline_orchestrator.calls.metrics import RequestMetrics
+    from paceline_orchestrator.decoding.deadline import Deadline
+    from paceline_orchestrator.decoding.metrics import RequestMetrics
     from paceline_orchestrator.settings import RequestSettings
 
 __all__ = ["RequestQueue"]

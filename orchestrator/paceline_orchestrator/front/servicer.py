@@ -18,7 +18,7 @@ from paceline.errors import (
 from paceline.limits import LEAST_MESSAGE_BYTES, most_request_bytes
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceServicer
-from paceline_orchestrator.calls.deadline import Deadline
+from paceline_orchestrator.decoding.deadline import Deadline
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.wire import fetch_chat_template
@@ -45,8 +45,8 @@ from paceline_serving.version import VERSION
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from paceline_orchestrator.calls.keeper import SessionKeeper
-    from paceline_orchestrator.calls.metrics import RequestMetrics
+    from paceline_orchestrator.decoding.keeper import SessionKeeper
+    from paceline_orchestrator.decoding.metrics import RequestMetrics
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.wire import ModelFacts
     from paceline_orchestrator.front.tokenizer import Codec, Codecs

@@ -15,7 +15,7 @@ from paceline_orchestrator.front.detokenizer import make_detokenizer
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline_orchestrator.calls.likeliest import LikeliestTokens
+    from paceline_orchestrator.decoding.exchange import LikeliestTokens
     from paceline_orchestrator.front.tokenizer import Codec
 
 __all__ = ["FinalToken", "Piece", "StreamedText"]

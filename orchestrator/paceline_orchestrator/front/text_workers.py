@@ -14,9 +14,9 @@ import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
 from paceline.errors import InvalidFieldError, OverloadedError
-from paceline_orchestrator.calls.share_locks import ShareLocks
 from paceline_orchestrator.fleet import shortage
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ class TextWorkers:
     def __init__(self, *, most_seconds: float = _MOST_SECONDS) -> None:
         self._most_seconds = most_seconds
         self._turns = asyncio.Semaphore(_THREADS)
-        self._locks = ShareLocks()
+        # A share's lock, for as long as somebody has it or waits for it.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._lost_shares: set[str] = set()
         self._is_wary = False
 
@@ -73,7 +74,7 @@ class TextWorkers:
         if size <= _SHORT and not self._is_wary:
             return self._do_here(work)
         self._refuse_if_lost(share)
-        lock = self._locks.of(share)
+        lock = self._locks.setdefault(share, asyncio.Lock())
         await lock.acquire()
         try:
             self._refuse_if_lost(share)

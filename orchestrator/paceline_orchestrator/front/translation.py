@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from paceline.v1 import model_service_pb2 as model_pb
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
-from paceline_orchestrator.calls.statistics import EventKind, Fallback
+from paceline_orchestrator.decoding.statistics import EventKind, Fallback
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.words import Word
 from paceline_orchestrator.front.admission import is_greedy
@@ -25,8 +25,8 @@ from paceline_protocol.tree_shapes import Shape
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from paceline_orchestrator.calls.likeliest import LikeliestTokens
-    from paceline_orchestrator.calls.statistics import Statistics, TimelineEvent
+    from paceline_orchestrator.decoding.exchange import LikeliestTokens
+    from paceline_orchestrator.decoding.statistics import Statistics, TimelineEvent
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.words import Standing
     from paceline_orchestrator.front.order import Order

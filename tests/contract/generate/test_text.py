@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_orchestrator.calls.gate import LongTextGate
+from paceline_orchestrator.decoding.keeper import LongTextGate
 from support.fake_text import EOS, byte_tokenizer, continuation, next_token
 from support.orchestrating import PROMPT, STRATEGIES, a_drafter, orchestrating, targets
 

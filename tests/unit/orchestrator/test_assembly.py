@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from paceline_orchestrator.calls.assembly import Assembly
+from paceline_orchestrator.decoding.workforce import Assembly
 from support.virtual_system import now
 from support.virtual_time import virtually
 

@@ -10,7 +10,7 @@ import pytest
 from paceline.v1 import model_service_pb2 as model_pb
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
-from paceline_orchestrator.calls.statistics import (
+from paceline_orchestrator.decoding.statistics import (
     EventKind,
     Fallback,
     ModelForwards,

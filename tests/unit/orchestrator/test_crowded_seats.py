@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline_orchestrator.calls.home import Home
+from paceline_orchestrator.decoding.seats import Home
 
 
 def at_home(*, others):

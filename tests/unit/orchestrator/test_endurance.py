@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 
 from paceline.errors import CacheExhaustedError, OverloadedError
-from paceline_orchestrator.calls.endurance import Endurance
+from paceline_orchestrator.decoding.workforce import Endurance
 from paceline_orchestrator.fleet import shortage
 from support.virtual_time import virtually
 

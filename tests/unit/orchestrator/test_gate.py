@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from paceline_orchestrator.calls.gate import LongTextGate
+from paceline_orchestrator.decoding.keeper import LongTextGate
 from support.virtual_time import run_virtually
 
 LONG = 100_000

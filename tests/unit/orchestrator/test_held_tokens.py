@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_orchestrator.calls.held_tokens import HeldTokens
+from paceline_orchestrator.decoding.session_tokens import HeldTokens
 from support.prefix_digest import prefix_digest
 
 FINAL = tuple(range(100, 130))

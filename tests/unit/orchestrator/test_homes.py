@@ -12,12 +12,12 @@ import grpc
 import pytest
 
 from paceline import errors
-from paceline_orchestrator.calls import probe
-from paceline_orchestrator.calls.crew import Crew
-from paceline_orchestrator.calls.deadline import Deadline
-from paceline_orchestrator.calls.exchange import SessionSpec
-from paceline_orchestrator.calls.keeper import Opening
-from paceline_orchestrator.calls.staff import Staff
+from paceline_orchestrator.decoding import probe
+from paceline_orchestrator.decoding.crew import Crew
+from paceline_orchestrator.decoding.deadline import Deadline
+from paceline_orchestrator.decoding.exchange import SessionSpec
+from paceline_orchestrator.decoding.keeper import Opening
+from paceline_orchestrator.decoding.seats import Staff
 from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.pool import ServerPool
@@ -82,7 +82,6 @@ def a_crew_to_be(pool, target_count=1, *, drafter_count=0, growth=None, text=())
         keeper=SimpleNamespace(open=opened_at_once, close=lambda *_: None),
         deadline=Deadline.after(60),
         note_fallback=lambda _: None,
-        arrived=lambda *_: None,
         text=pool.familiarity.text(text, share=""),
     )
 

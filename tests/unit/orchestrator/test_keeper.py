@@ -6,9 +6,9 @@ import asyncio
 from types import SimpleNamespace
 
 from paceline import errors
-from paceline_orchestrator.calls import keeper as module
-from paceline_orchestrator.calls.exchange import SessionSpec
-from paceline_orchestrator.calls.keeper import SessionKeeper
+from paceline_orchestrator.decoding import keeper as module
+from paceline_orchestrator.decoding.exchange import SessionSpec
+from paceline_orchestrator.decoding.keeper import SessionKeeper
 from support.virtual_time import virtually
 
 SPEC = SessionSpec(fingerprint="it", reserve_length=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import InvariantViolatedError
-from paceline_orchestrator.calls.likeliest import LikeliestKept
+from paceline_orchestrator.decoding.ledger import LikeliestKept
 
 PROMPT = (1, 2)
 A, B, C, D = (((token, -0.5),) for token in (10, 11, 12, 13))

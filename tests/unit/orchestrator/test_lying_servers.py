@@ -12,7 +12,7 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_orchestrator.calls.answers import AnswerChecks
+from paceline_orchestrator.decoding.answers import AnswerChecks
 from paceline_orchestrator.fleet import health_watch
 from support.fake_text import continuation
 from support.orchestrating import PROMPT

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_orchestrator.calls.seats import Seats
-from paceline_orchestrator.calls.statistics import Fallback, TextStatistics
-from paceline_orchestrator.calls.text_drafter import TextDrafter
+from paceline_orchestrator.decoding.seats import Seats
+from paceline_orchestrator.decoding.statistics import Fallback, TextStatistics
+from paceline_orchestrator.decoding.text_drafter import TextDrafter
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.front.pacing import Pacing
 from paceline_orchestrator.planning.planner import Planner, Wish

@@ -13,7 +13,7 @@ import pytest
 from paceline import errors
 from paceline.v1.model_service_pb2 import GetTokenizerResponse
 from paceline.v1.model_service_pb2_grpc import ModelServiceStub
-from paceline_orchestrator.calls import probe
+from paceline_orchestrator.decoding import probe
 from paceline_orchestrator.fleet import pauses
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role, StaticDiscovery
@@ -147,7 +147,7 @@ async def test_a_server_whose_calls_fail_pauses_though_it_says_that_it_is_well(m
 async def test_a_server_that_was_silent_gets_no_work_before_it_has_computed_a_token(
     role, monkeypatch
 ):
-    monkeypatch.setattr("paceline_orchestrator.calls.probe._PROBE_SECONDS", 0.3)
+    monkeypatch.setattr("paceline_orchestrator.decoding.probe._PROBE_SECONDS", 0.3)
     monkeypatch.setattr("paceline_orchestrator.fleet.pauses._PROBE_PAUSES_SECONDS", (0.01, 0.01))
     fake = FakeModelServer(role)
     async with a_pool(fake, *([FakeModelServer("target")] if role == "drafter" else [])) as pool:

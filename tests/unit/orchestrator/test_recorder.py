@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from paceline_orchestrator.calls.exchange import Decoded, Drafted, Judged
-from paceline_orchestrator.calls.metrics import RequestMetrics
-from paceline_orchestrator.calls.recorder import Recorder
-from paceline_orchestrator.calls.statistics import (
+from paceline_orchestrator.decoding.exchange import Decoded, Drafted, Judged
+from paceline_orchestrator.decoding.metrics import RequestMetrics
+from paceline_orchestrator.decoding.recorder import Recorder
+from paceline_orchestrator.decoding.statistics import (
     EventKind,
     Fallback,
     ModelForwards,

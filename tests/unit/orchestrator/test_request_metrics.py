@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from paceline import errors
-from paceline_orchestrator.calls.metrics import RequestMetrics
-from paceline_orchestrator.calls.statistics import Fallback, ModelForwards, Statistics
+from paceline_orchestrator.decoding.metrics import RequestMetrics
+from paceline_orchestrator.decoding.statistics import Fallback, ModelForwards, Statistics
 from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.methods import Strategy
 from support.virtual_servers import targets

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_orchestrator.calls.deadline import Deadline
-from paceline_orchestrator.calls.metrics import RequestMetrics
+from paceline_orchestrator.decoding.deadline import Deadline
+from paceline_orchestrator.decoding.metrics import RequestMetrics
 from paceline_orchestrator.front.request_queue import RequestQueue
 from paceline_orchestrator.settings import OrchestratorSettings
 from support.fake_text import continuation

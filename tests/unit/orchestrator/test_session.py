@@ -10,15 +10,15 @@ from types import SimpleNamespace
 import pytest
 
 from paceline import errors
-from paceline_orchestrator.calls.deadline import Deadline
-from paceline_orchestrator.calls.exchange import (
+from paceline_orchestrator.decoding.deadline import Deadline
+from paceline_orchestrator.decoding.exchange import (
     DraftOptions,
     PrefixCall,
     SessionSpec,
     VerifyOptions,
 )
-from paceline_orchestrator.calls.keeper import Opening, SessionKeeper
-from paceline_orchestrator.calls.session import RemoteSession
+from paceline_orchestrator.decoding.keeper import Opening, SessionKeeper
+from paceline_orchestrator.decoding.session import RemoteSession
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.fleet.discovery import Endpoint, Role
 from paceline_orchestrator.fleet.server import ModelServer

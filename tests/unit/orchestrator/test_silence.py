@@ -9,10 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline_orchestrator.calls import patience as patience_module
-from paceline_orchestrator.calls.deadline import patience_seconds
-from paceline_orchestrator.calls.exchange import PrefixCall
-from paceline_orchestrator.calls.patience import Patience
+from paceline_orchestrator.decoding import deadline as deadline_module
+from paceline_orchestrator.decoding.deadline import Patience, patience_seconds
+from paceline_orchestrator.decoding.exchange import PrefixCall
 from paceline_orchestrator.fleet import silence
 from paceline_orchestrator.fleet.silence import SilenceWatch, Work
 
@@ -265,7 +264,7 @@ async def test_a_call_is_in_sight_while_its_server_has_it_or_a_newer_one_of_its_
         call = PrefixCall("a session", sequence, 0, b"", (1,), "it")
         return patience.begin(call, Rpc(), seconds=1.0).waiting.is_in_sight
 
-    monkeypatch.setattr(patience_module, "renew_session", renew)
+    monkeypatch.setattr(deadline_module, "renew_session", renew)
     watched = SimpleNamespace(begin=lambda _, **watch: SimpleNamespace(**watch))
     patience = Patience(SimpleNamespace(silence=watched))
     older, newer = looked_after(3), looked_after(4)

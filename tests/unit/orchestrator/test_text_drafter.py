@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_orchestrator.calls import text_drafter
-from paceline_orchestrator.calls.text_drafter import TextDrafter
+from paceline_orchestrator.decoding import text_drafter
+from paceline_orchestrator.decoding.text_drafter import TextDrafter
 from paceline_protocol.max_gram import IndexRoom, MaxGram, MaxGramRules
 from paceline_protocol.messages import CapacityChanged, StartDraft
 from paceline_protocol.suffix_index import Tie

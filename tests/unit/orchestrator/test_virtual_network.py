@@ -11,8 +11,8 @@ import pytest
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_orchestrator.calls import rpcs
-from paceline_orchestrator.calls.exchange import (
+from paceline_orchestrator.decoding import rpcs
+from paceline_orchestrator.decoding.exchange import (
     DraftOptions,
     PrefixCall,
     SessionSpec,

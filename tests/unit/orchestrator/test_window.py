@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline_orchestrator.calls.window import Window
+from paceline_orchestrator.decoding.session_tokens import Window
 from paceline_protocol.proposal import Proposal
 
 PREFIX = (7, 8)

@@ -10,7 +10,7 @@ import pytest
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_orchestrator.calls.calls_in_flight import CallsInFlight
+from paceline_orchestrator.decoding.calls_in_flight import CallsInFlight
 from paceline_protocol.messages import StartDraft
 from support.fake_text import EOS, continuation, next_token
 from support.orchestrating import PROMPT

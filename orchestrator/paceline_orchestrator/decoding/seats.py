@@ -1,4 +1,4 @@
-"""The seats of a request's servers, those of one role: who sits where, and who is on the way."""
+"""The seats of a request's servers: how many there are, who sits where, and where it is at home."""
 
 from __future__ import annotations
 
@@ -6,10 +6,30 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline_orchestrator.calls.session import RemoteSession
+    from paceline_orchestrator.decoding.session import RemoteSession
     from paceline_orchestrator.fleet.discovery import Role
+    from paceline_orchestrator.fleet.pool import ServerPool
+    from paceline_orchestrator.fleet.server import ModelServer
+    from paceline_orchestrator.planning.growth import Growth
 
-__all__ = ["Seats"]
+__all__ = ["Home", "Seats", "Staff"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staff:
+    """Servers that a method has work for, if there are as many.
+
+    Attributes:
+        target_count: Targets at most.
+        drafter_count: Drafters at most.
+        growth: How many more targets it takes if they come while it runs; None takes no more.
+        drafts: Whether it has work for a drafter, be it the text itself.
+    """
+
+    target_count: int
+    drafter_count: int
+    growth: Growth | None
+    drafts: bool
 
 
 @dataclass(eq=False, slots=True)
@@ -96,3 +116,46 @@ class Seats:
         """Take everyone out."""
         self.sessions = [None] * len(self.sessions)
         self.arriving.clear()
+
+
+class Home:
+    """A request's home: the target in the first of its seats that is taken.
+
+    At its other targets it is a guest: where another request is at home it begins nothing. So
+    speculation that runs ahead uses targets that would idle, and every request has the target that
+    plain decoding would have. As requests come and go, DSI shrinks and grows with the targets that
+    are nobody's home.
+
+    Args:
+        pool: Told of each move; it knows how many are at home at a server.
+        targets: The request's seats at targets.
+    """
+
+    def __init__(self, pool: ServerPool, targets: Seats) -> None:
+        self._pool = pool
+        self._targets = targets
+        self._server: ModelServer | None = None
+
+    def settle(self) -> None:
+        """Move to the target that has the first seat taken, or is about to have it."""
+        home = next((it.server for it in self._targets.everyone), None)
+        if home is not self._server:
+            origin, self._server = self._server, home
+            self._pool.move_home(origin, home)
+
+    def lets_work(self, index: int) -> bool:
+        """Whether the target in a seat is home, or is to be replaced by it, or is nobody's."""
+        session = self._targets.sessions[index]
+        assert session is not None
+        is_home = session.server is self._server or index in self._targets.arriving
+        return is_home or not session.server.home_count
+
+    def crowded_seat(self, other: ModelServer) -> int | None:
+        """Return the seat that is home, if by far fewer are at home at another server."""
+        seat = next(iter(self._targets.taken), None)
+        if seat is None or seat in self._targets.arriving:
+            return None
+        session = self._targets.sessions[seat]
+        if session is None or session.server is not self._server:
+            return None
+        return seat if session.server.home_count - other.home_count > 1 else None

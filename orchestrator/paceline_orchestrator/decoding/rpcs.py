@@ -25,7 +25,7 @@ from paceline.v1.session_service_pb2 import (
 )
 from paceline.v1.session_service_pb2 import SessionSpec as SpecMessage
 from paceline.v1.target_service_pb2 import DecodeRequest, VerifyRequest
-from paceline_orchestrator.calls.exchange import Decoded, Drafted, Judged
+from paceline_orchestrator.decoding.exchange import Decoded, Drafted, Judged
 from paceline_orchestrator.fleet.bad_answers import (
     at_most,
     check_grant,
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from paceline.v1.sampling_pb2 import LikeliestTokens as LikeliestMessage
     from paceline.v1.sampling_pb2 import SamplingParameters
     from paceline.v1.target_service_pb2 import DecodeResponse, VerifyResponse
-    from paceline_orchestrator.calls.exchange import (
+    from paceline_orchestrator.decoding.exchange import (
         DecodeOptions,
         DraftOptions,
+        LikeliestTokens,
         PrefixCall,
         SessionSpec,
         VerifyOptions,
     )
-    from paceline_orchestrator.calls.likeliest import LikeliestTokens
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import StreamCall
 

@@ -16,12 +16,11 @@ from paceline.errors import (
     StaleCallError,
     SupersededError,
 )
-from paceline_orchestrator.calls.answers import AnswerChecks
-from paceline_orchestrator.calls.call import CallUnderWay
-from paceline_orchestrator.calls.exchange import PrefixCall, VerifyOptions
-from paceline_orchestrator.calls.held_tokens import HeldTokens
-from paceline_orchestrator.calls.patience import Patience
-from paceline_orchestrator.calls.rpcs import (
+from paceline_orchestrator.decoding.answers import AnswerChecks
+from paceline_orchestrator.decoding.call import CallUnderWay
+from paceline_orchestrator.decoding.deadline import Patience
+from paceline_orchestrator.decoding.exchange import PrefixCall, VerifyOptions
+from paceline_orchestrator.decoding.rpcs import (
     read_decoded,
     read_drafts,
     read_verdict,
@@ -30,17 +29,17 @@ from paceline_orchestrator.calls.rpcs import (
     send_draft,
     send_verify,
 )
-from paceline_orchestrator.calls.statistics import Fallback
-from paceline_orchestrator.calls.window import Window
+from paceline_orchestrator.decoding.session_tokens import HeldTokens, Window
+from paceline_orchestrator.decoding.statistics import Fallback
 from paceline_orchestrator.fleet.bad_answers import demand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.errors import SessionError
-    from paceline_orchestrator.calls.call import Sent
-    from paceline_orchestrator.calls.deadline import Deadline
-    from paceline_orchestrator.calls.exchange import (
+    from paceline_orchestrator.decoding.call import Sent
+    from paceline_orchestrator.decoding.deadline import Deadline
+    from paceline_orchestrator.decoding.exchange import (
         Decoded,
         DecodeOptions,
         Drafted,
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
         Judged,
         SessionSpec,
     )
-    from paceline_orchestrator.calls.keeper import Opening, SessionKeeper
+    from paceline_orchestrator.decoding.keeper import Opening, SessionKeeper
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_protocol.proposal import Proposal
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-    from paceline_orchestrator.calls.statistics import Statistics
+    from paceline_orchestrator.decoding.statistics import Statistics
     from paceline_protocol.methods import Strategy
 
 

@@ -19,12 +19,10 @@ from paceline.errors import (
     PacelineError,
     SessionError,
 )
-from paceline_orchestrator.calls.calls_in_flight import COURTESY_SECONDS, CallsInFlight
-from paceline_orchestrator.calls.ledger import Ledger
-from paceline_orchestrator.calls.likeliest import LikeliestKept
-from paceline_orchestrator.calls.statistics import TextStatistics
-from paceline_orchestrator.calls.text_drafter import TEXT_DRAFTER
-from paceline_orchestrator.calls.workforce import Workforce
+from paceline_orchestrator.decoding.calls_in_flight import COURTESY_SECONDS, CallsInFlight
+from paceline_orchestrator.decoding.ledger import Ledger, LikeliestKept
+from paceline_orchestrator.decoding.statistics import TextStatistics
+from paceline_orchestrator.decoding.text_drafter import TEXT_DRAFTER
 from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.messages import (
     AbandonVerify,
@@ -51,14 +49,14 @@ from paceline_protocol.succession import SuccessiveDecoding
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline_orchestrator.calls.calls_in_flight import StartCall
-    from paceline_orchestrator.calls.crew import Crew
-    from paceline_orchestrator.calls.deadline import Deadline
-    from paceline_orchestrator.calls.likeliest import LikeliestTokens
-    from paceline_orchestrator.calls.recorder import Recorder
-    from paceline_orchestrator.calls.session import RemoteSession
-    from paceline_orchestrator.calls.staff import Staff
-    from paceline_orchestrator.calls.text_drafter import TextDrafter
+    from paceline_orchestrator.decoding.calls_in_flight import StartCall
+    from paceline_orchestrator.decoding.deadline import Deadline
+    from paceline_orchestrator.decoding.exchange import LikeliestTokens
+    from paceline_orchestrator.decoding.recorder import Recorder
+    from paceline_orchestrator.decoding.seats import Staff
+    from paceline_orchestrator.decoding.session import RemoteSession
+    from paceline_orchestrator.decoding.text_drafter import TextDrafter
+    from paceline_orchestrator.decoding.workforce import Workforce
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_protocol.messages import CapacityChanged, Command, FinishReason
     from paceline_protocol.methods import DecodingMethod
@@ -72,8 +70,8 @@ class Driver:
 
     Args:
         create_method: Makes what decides at first, for those who are there at the start.
-        crew: Who works; its sessions are closed in the end.
-        pool: Says when servers are back.
+        workforce: Who works; closed in the end.
+        pool: Told which servers are well.
         recorder: Told of everything.
         prompt_length: Tokens that are final from the start.
         logprobs: Whether verdicts shall carry them.
@@ -84,7 +82,6 @@ class Driver:
         conclude: Told once how the method ended, before what still runs is called off.
         reconsider: Called when tokens have become final and the text goes on, before the calls that
             follow from them are made: the time for `change` and `lengthen`.
-        text: The request's text as a drafter, if it is one.
 
     Cancellation:
         Cancelling `run` withdraws every call; sessions are closed behind its back.
@@ -94,7 +91,7 @@ class Driver:
         self,
         create_method: Callable[[CapacityChanged], DecodingMethod],
         *,
-        crew: Crew,
+        workforce: Workforce,
         pool: ServerPool,
         recorder: Recorder,
         deadline: Deadline,
@@ -104,14 +101,11 @@ class Driver:
         deliver: Callable[[EmitTokens, tuple[LikeliestTokens, ...]], bool],
         conclude: Callable[[FinishReason], None],
         reconsider: Callable[[], None] = lambda: None,
-        text: TextDrafter | None = None,
     ) -> None:
         self._create_method = self._create_first = create_method
         self._method: SuccessiveDecoding | None = None
-        self._crew = crew
-        self._workforce = Workforce(
-            crew, pool=pool, text=text, changed=self._post, give_up=self._fail
-        )
+        self._workforce = workforce
+        self._text = workforce.text
         self._recorder = recorder
         self._deadline = deadline
         self._ledger = Ledger(prompt_length)
@@ -119,7 +113,6 @@ class Driver:
         self._deliver = deliver
         self._conclude = conclude
         self._reconsider = reconsider
-        self._text = text
         self._staff: Staff | None = None  # to be seen to
         self._outgrown: list[RemoteSession] = []  # likewise
         self._tasks = asyncio.TaskGroup()
@@ -141,6 +134,8 @@ class Driver:
         self._finish: Finish | None = None
         self._failure: Exception | None = None
         self._is_closing = False
+        workforce.when_changed(self._post)
+        workforce.when_given_up(self._fail)
 
     async def run(self) -> None:
         """Run the method to its end, which `conclude` has been told of unless this raises.
@@ -187,7 +182,7 @@ class Driver:
         Returns:
             Whether there is still something to decode.
         """
-        if self._is_over or not self._crew.seat_count:
+        if self._is_over or not self._workforce.seat_count:
             return False
 
         def begin(emitted: tuple[int, ...], capacity: CapacityChanged) -> DecodingMethod:
@@ -210,7 +205,7 @@ class Driver:
         Returns:
             Whether there is still something to decode.
         """
-        if self._is_over or not self._crew.seat_count:
+        if self._is_over or not self._workforce.seat_count:
             return False
         if self._method is None:
             self._create_first = self._create_method
@@ -223,10 +218,6 @@ class Driver:
     def lengthen(self, lookahead: int) -> None:
         """Have SI's blocks be longer from here on; what is drafted stays."""
         self._post(LookaheadChanged(lookahead))
-
-    def take_arrival(self, session: RemoteSession, error: PacelineError | None) -> None:
-        """Take notice of a session of the crew that has opened, or could not be opened."""
-        self._workforce.take_arrival(session, error)
 
     async def _work(self) -> None:
         """Begin, and count and deliver in each turn what has come, until the end."""
@@ -331,7 +322,7 @@ class Driver:
             case StopDecode():
                 self._calls.withdraw(command, by_rejection=False)
             case StartVerify() | StartDecode():
-                self._start(command, self._crew.target(command.target))
+                self._start(command, self._workforce.target(command.target))
             case StartDraft():
                 self._start_draft(command)
             case PromoteVerify():
@@ -349,7 +340,7 @@ class Driver:
         if self._text is not None and self._text.sits_at(draft.drafter):
             self._draft_from(self._text, draft)
             return
-        session = self._crew.drafter(draft.drafter)
+        session = self._workforce.drafter(draft.drafter)
         room = draft.max_tokens if session is None else session.limit_length - len(draft.prefix)
         if room > 0:
             self._start(replace(draft, max_tokens=min(room, draft.max_tokens)), session)

@@ -15,7 +15,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from paceline_orchestrator.calls.statistics import TextStatistics
+from paceline_orchestrator.decoding.statistics import TextStatistics
 from paceline_protocol.max_gram import IndexRoom
 from paceline_protocol.proposal import NOTHING, Proposal
 

@@ -6,18 +6,18 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
+from weakref import WeakValueDictionary
 
 from paceline.errors import DeadlineError, InternalError, PacelineError
-from paceline_orchestrator.calls.gate import LongTextGate
-from paceline_orchestrator.calls.rpcs import close_session, open_session
+from paceline_orchestrator.decoding.rpcs import close_session, open_session
 from paceline_orchestrator.fleet.bad_answers import demand
 from paceline_orchestrator.fleet.silence import SilenceError
 
 if TYPE_CHECKING:
-    from paceline_orchestrator.calls.exchange import SessionSpec
+    from paceline_orchestrator.decoding.exchange import SessionSpec
     from paceline_orchestrator.fleet.server import ModelServer
 
-__all__ = ["Opening", "SessionKeeper"]
+__all__ = ["LongTextGate", "Opening", "SessionKeeper"]
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +25,11 @@ _log = logging.getLogger(__name__)
 _OPENING_SECONDS = 2.0
 _CLOSING_SECONDS = 5.0
 _CONCURRENT_CLOSINGS = 64
+# Texts shorter than this take less than a millisecond.
+_LONG_TOKENS = 16_384
+# After a text the way is free for others for as long as it took, or longer: some 10 ms for 190,000
+# tokens, at this process and at the server that reads them.
+_SECONDS_PER_TOKEN = 2e-7
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +107,29 @@ class SessionKeeper:
                 pass  # its lease will end it
             except Exception:  # noqa: BLE001 - it would end all requests, as they share a task group
                 _log.exception("a session could not be closed at %s", server.name)
+
+
+class LongTextGate:
+    """Lets long texts pass one after the other, each client's in its turn.
+
+    So one client's texts make another one's streams wait for one of them at most, and its long
+    texts for one of each client's.
+    """
+
+    def __init__(self) -> None:
+        self._passage = asyncio.Lock()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def passed(self, length: int, *, share: str) -> None:
+        """Wait until a text may be handed on; at once if it is short.
+
+        Args:
+            length: Its tokens.
+            share: Whose it is.
+        """
+        if length < _LONG_TOKENS:
+            return
+        async with self._locks.setdefault(share, asyncio.Lock()):
+            await self._passage.acquire()
+        rest_seconds = length * _SECONDS_PER_TOKEN
+        asyncio.get_running_loop().call_later(rest_seconds, self._passage.release)

@@ -4,7 +4,7 @@ A decoding method names servers by index. Behind an index is a seat; in a seat i
 some server, and after that server is lost, at another one, or at none. Who is to take a seat opens
 a session first: until then it is empty, or its former occupant works on.
 
-At one of its targets the request is at home, and at the others a guest: see `home`.
+At one of its targets the request is at home, and at the others a guest: see `Home`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from paceline_orchestrator.calls.candidates import Candidates
-from paceline_orchestrator.calls.home import Home
-from paceline_orchestrator.calls.seats import Seats
-from paceline_orchestrator.calls.session import RemoteSession
-from paceline_orchestrator.calls.statistics import Fallback
+from paceline_orchestrator.decoding.candidates import Candidates
+from paceline_orchestrator.decoding.seats import Home, Seats
+from paceline_orchestrator.decoding.session import RemoteSession
+from paceline_orchestrator.decoding.statistics import Fallback
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.task import VerificationRule
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.errors import PacelineError
-    from paceline_orchestrator.calls.deadline import Deadline
-    from paceline_orchestrator.calls.exchange import SessionSpec
-    from paceline_orchestrator.calls.keeper import SessionKeeper
-    from paceline_orchestrator.calls.staff import Staff
+    from paceline_orchestrator.decoding.deadline import Deadline
+    from paceline_orchestrator.decoding.exchange import SessionSpec
+    from paceline_orchestrator.decoding.keeper import SessionKeeper
+    from paceline_orchestrator.decoding.seats import Staff
     from paceline_orchestrator.fleet.familiarity import FamiliarText
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
@@ -47,8 +46,6 @@ class Crew:
         staff: Whom there is work for: so many seats there are at first.
         keeper: Opens and closes sessions.
         note_fallback: Told of everything that did not go as planned, by its kind.
-        arrived: Told, in a later turn of the loop, of each session that has opened and taken its
-            seat; or that could not be opened, and why: it is the caller's to `vacate`.
         rule: How draft tokens are judged; see Candidates.
         self_drafting: Whether targets that draft for themselves are taken first.
         text: Who has had it is taken first among equals.
@@ -68,7 +65,6 @@ class Crew:
         keeper: SessionKeeper,
         deadline: Deadline,
         note_fallback: Callable[[Fallback], None],
-        arrived: Callable[[RemoteSession, PacelineError | None], None],
         rule: VerificationRule = VerificationRule.EXACT,
         self_drafting: bool = False,
         text: FamiliarText | None = None,
@@ -81,7 +77,7 @@ class Crew:
         self._keeper = keeper
         self._deadline = deadline
         self._note_fallback = note_fallback
-        self._arrived = arrived
+        self._arrived: Callable[[RemoteSession, PacelineError | None], None] = lambda *_: None
         self._growth = staff.growth
         self._since = time.monotonic()
         self._given_up: set[int] = set()  # targets' seats whose last call may still be answered
@@ -147,6 +143,13 @@ class Crew:
     def is_idle(self) -> bool:
         """Whether this orchestrator uses the targets for nothing else."""
         return all(it.server.session_count == 1 for it in self._targets.everyone)
+
+    def when_arrived(self, arrived: Callable[[RemoteSession, PacelineError | None], None]) -> None:
+        """Have it called for each session that has taken its seat, or could not be opened, and why.
+
+        That happens in a later turn of the loop. One that could not be opened is to be vacated.
+        """
+        self._arrived = arrived
 
     def target(self, index: int) -> RemoteSession | None:
         """Return the open session in a target's seat."""

@@ -15,17 +15,17 @@ from paceline_protocol.task import VerificationRule
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from paceline_orchestrator.calls.exchange import (
+    from paceline_orchestrator.decoding.exchange import (
         Decoded,
         DecodeOptions,
         Drafted,
         Judged,
+        LikeliestTokens,
         PrefixCall,
         SessionSpec,
         VerifyOptions,
     )
-    from paceline_orchestrator.calls.likeliest import LikeliestTokens
-    from paceline_orchestrator.calls.window import Window
+    from paceline_orchestrator.decoding.session_tokens import Window
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_protocol.proposal import Proposal
 

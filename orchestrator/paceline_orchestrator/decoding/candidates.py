@@ -16,7 +16,7 @@ from paceline.errors import (
     TokenizerMismatchError,
     UnsupportedError,
 )
-from paceline_orchestrator.calls.statistics import Fallback
+from paceline_orchestrator.decoding.statistics import Fallback
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.fitting import fits
 from paceline_orchestrator.fleet.silence import NeglectError

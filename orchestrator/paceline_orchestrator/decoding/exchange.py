@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from paceline_protocol.proposal import NOTHING, Proposal
 from paceline_protocol.task import VerificationRule
@@ -11,7 +11,6 @@ from paceline_protocol.task import VerificationRule
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from paceline_orchestrator.calls.likeliest import LikeliestTokens
     from paceline_orchestrator.fleet.wire import Timing
 
 __all__ = [
@@ -20,10 +19,14 @@ __all__ = [
     "DraftOptions",
     "Drafted",
     "Judged",
+    "LikeliestTokens",
     "PrefixCall",
     "SessionSpec",
     "VerifyOptions",
 ]
+
+LikeliestTokens: TypeAlias = tuple[tuple[int, float], ...]
+"""Token ids and log probabilities, the likeliest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

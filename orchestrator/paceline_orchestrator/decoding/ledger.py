@@ -1,22 +1,53 @@
-"""What targets held likely at each place, kept until the token there is final."""
+"""What targets have said of tokens, kept until they are final: decided ones, and likely ones."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from paceline.errors import InvariantViolatedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["LikeliestKept", "LikeliestTokens"]
+    from paceline_orchestrator.decoding.exchange import LikeliestTokens
 
-LikeliestTokens: TypeAlias = tuple[tuple[int, float], ...]
-"""Token ids and log probabilities, the likeliest first."""
+__all__ = ["Ledger", "LikeliestKept"]
+
+
+class Ledger:
+    """The last check before a token leaves: which tokens targets have decided, by position.
+
+    A verdict speaks under the assumption of its prefix, so there may be several for a position. It
+    is a net under the decoding methods, not a second proof of them.
+
+    Attributes:
+        final_length: How many tokens are final, the prompt counted.
+    """
+
+    def __init__(self, prompt_length: int) -> None:
+        self.final_length = prompt_length
+        self._decided: dict[int, set[int]] = {}
+
+    def note(self, position: int, token_ids: Sequence[int]) -> None:
+        """Note what a target decided, from a position on."""
+        for offset, token_id in enumerate(token_ids, start=position):
+            if offset >= self.final_length:
+                self._decided.setdefault(offset, set()).add(token_id)
+
+    def settle(self, token_ids: Sequence[int]) -> None:
+        """Let tokens become final.
+
+        Raises:
+            InvariantViolatedError: No target has decided one of them.
+        """
+        for token_id in token_ids:
+            if token_id not in self._decided.pop(self.final_length, ()):
+                raise InvariantViolatedError("a token was about to be sent that no target decided")
+            self.final_length += 1
 
 
 class LikeliestKept:
-    """What counts is what was said of the very text that became final.
+    """What targets held likely at each place: what was said of the very text that became final.
 
     A verdict speaks under the assumption of its prefix, so there may be several for a place. Each
     is kept with the text that it assumes, beyond what was final from the start.

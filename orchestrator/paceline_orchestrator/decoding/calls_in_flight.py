@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from paceline.errors import PacelineError
 from paceline.limits import MOST_CHUNK_TOKENS
-from paceline_orchestrator.calls.exchange import DecodeOptions, DraftOptions, VerifyOptions
+from paceline_orchestrator.decoding.exchange import DecodeOptions, DraftOptions, VerifyOptions
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_protocol.messages import (
     AbandonVerify,
@@ -34,12 +34,11 @@ from paceline_protocol.proposal import Proposal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline_orchestrator.calls.call import CallUnderWay
-    from paceline_orchestrator.calls.exchange import Decoded, Drafted, Judged
-    from paceline_orchestrator.calls.ledger import Ledger
-    from paceline_orchestrator.calls.likeliest import LikeliestKept
-    from paceline_orchestrator.calls.recorder import CallRecord, Recorder
-    from paceline_orchestrator.calls.session import RemoteSession
+    from paceline_orchestrator.decoding.call import CallUnderWay
+    from paceline_orchestrator.decoding.exchange import Decoded, Drafted, Judged
+    from paceline_orchestrator.decoding.ledger import Ledger, LikeliestKept
+    from paceline_orchestrator.decoding.recorder import CallRecord, Recorder
+    from paceline_orchestrator.decoding.session import RemoteSession
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
 

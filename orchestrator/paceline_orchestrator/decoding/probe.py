@@ -9,10 +9,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
-from paceline_orchestrator.calls.deadline import Deadline
-from paceline_orchestrator.calls.exchange import DraftOptions, SessionSpec
-from paceline_orchestrator.calls.keeper import SessionKeeper
-from paceline_orchestrator.calls.session import RemoteSession
+from paceline_orchestrator.decoding.deadline import Deadline
+from paceline_orchestrator.decoding.exchange import DraftOptions, SessionSpec
+from paceline_orchestrator.decoding.keeper import SessionKeeper
+from paceline_orchestrator.decoding.session import RemoteSession
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_protocol.proposal import Proposal
 

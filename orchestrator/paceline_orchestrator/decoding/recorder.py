@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
-from paceline_orchestrator.calls.statistics import EventKind, Statistics, TimelineEvent
+from paceline_orchestrator.decoding.statistics import EventKind, Statistics, TimelineEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline_orchestrator.calls.exchange import Decoded, Drafted, Judged
-    from paceline_orchestrator.calls.metrics import RequestMetrics
-    from paceline_orchestrator.calls.statistics import Fallback
+    from paceline_orchestrator.decoding.exchange import Decoded, Drafted, Judged
+    from paceline_orchestrator.decoding.metrics import RequestMetrics
+    from paceline_orchestrator.decoding.statistics import Fallback
     from paceline_orchestrator.fleet.wire import Timing
     from paceline_protocol.commitment import DraftStatistics
     from paceline_protocol.messages import EmitTokens, StartDecode, StartDraft, StartVerify

@@ -1,0 +1,345 @@
+"""Who can be given work on a request (its crew, and its text), and what happens to the others.
+
+The crew has the seats, and knows who may sit there. Here is when it is asked: servers come and go,
+calls fail, sessions open, methods change. Whatever happens, the method hears who is there now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from paceline.errors import (
+    CacheExhaustedError,
+    NoTargetError,
+    OverloadedError,
+    PacelineError,
+    UnsupportedError,
+)
+from paceline_orchestrator.decoding.candidates import is_refusal
+from paceline_orchestrator.fleet import shortage
+from paceline_orchestrator.fleet.discovery import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+    from paceline_orchestrator.decoding.crew import Crew
+    from paceline_orchestrator.decoding.seats import Staff
+    from paceline_orchestrator.decoding.session import RemoteSession
+    from paceline_orchestrator.decoding.text_drafter import TextDrafter
+    from paceline_orchestrator.fleet.pool import ServerPool
+    from paceline_orchestrator.fleet.server import ModelServer
+    from paceline_protocol.messages import CapacityChanged
+
+__all__ = ["Assembly", "Endurance", "Workforce", "renew_sessions"]
+
+# Who opens its session so much later than the first target joins a method that has begun.
+_ASSEMBLY_SECONDS = 0.05
+# A session's lease is 15 s; it is renewed when nothing was asked of it for so long.
+_RENEW_SECONDS = 5.0
+
+
+class Workforce:
+    """Owns a request's crew and its text: keeps seats filled, and tells who there is.
+
+    Args:
+        crew: The servers: nobody else uses them from here on.
+        pool: Says when servers are back.
+        text: The request's text as a drafter, if it is one.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        *,
+        pool: ServerPool,
+        text: TextDrafter | None,
+    ) -> None:
+        self._crew = crew
+        self._pool = pool
+        self._text = text
+        self._changed: Callable[[CapacityChanged], None] = lambda _: None
+        self._given_up: Callable[[PacelineError], None] = lambda _: None
+        self._assembly = Assembly()
+        self._endurance = Endurance(self._give_up)
+        self._timers: list[asyncio.TimerHandle] = []
+        self._tasks: asyncio.TaskGroup | None = None  # while at work
+        self._reading: asyncio.Task[None] | None = None
+        crew.when_arrived(self._take_arrival)
+
+    def when_changed(self, changed: Callable[[CapacityChanged], None]) -> None:
+        """Have it called with who can be given work, at least whenever that has changed."""
+        self._changed = changed
+
+    def when_given_up(self, given_up: Callable[[PacelineError], None]) -> None:
+        """Have it called, once or more often, when targets have been missing for too long."""
+        self._given_up = given_up
+
+    @property
+    def text(self) -> TextDrafter | None:
+        """The request's text as a drafter, if it is one."""
+        return self._text
+
+    @property
+    def seat_count(self) -> int:
+        """How many targets could work on the request: 0 if there is nothing to do."""
+        return self._crew.seat_count
+
+    @property
+    def target_count(self) -> int:
+        """How many targets work on it, or are about to."""
+        return self._crew.target_count
+
+    @property
+    def lookahead(self) -> int | None:
+        """Draft tokens in a verification since targets came; None as long as planned."""
+        return self._crew.lookahead
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether this orchestrator uses the targets for nothing else."""
+        return self._crew.is_idle
+
+    @property
+    def has_outgrown_drafters(self) -> bool:
+        """Whether the text is too long for those that drafted, and no other drafter is there."""
+        return self._crew.has_outgrown_drafters
+
+    def target(self, index: int) -> RemoteSession | None:
+        """Return the open session in a target's seat."""
+        return self._crew.target(index)
+
+    def drafter(self, index: int) -> RemoteSession | None:
+        """Return the open session in a drafter's seat."""
+        return self._crew.drafter(index)
+
+    @contextmanager
+    def at_work(self, tasks: asyncio.TaskGroup) -> Iterator[None]:
+        """Keep sessions alive and seats filled meanwhile."""
+        self._tasks = tasks
+        renewing = tasks.create_task(
+            renew_sessions(lambda: self._crew.sessions), name="renew sessions"
+        )
+        try:
+            with self._pool.listening(self._refill):
+                yield
+        finally:
+            self._tasks = None
+            renewing.cancel()
+            if self._reading is not None:
+                self._reading.cancel()
+
+    async def assembled(self) -> CapacityChanged:
+        """Wait until there is no reason to wait for more, and return who is there."""
+        self._tell()
+        await self._assembly.ended()
+        return self._capacity
+
+    def stop_waiting(self) -> None:
+        """Let `assembled` wait for nobody any more."""
+        self._assembly.end()
+
+    def close(self) -> None:
+        """End all sessions, behind the caller's back, and leave the text's room to others."""
+        for timer in self._timers:
+            timer.cancel()
+        self._assembly.end()
+        self._endurance.close()
+        self._crew.close()
+        if self._text is not None:
+            self._text.close()
+
+    def note_verdict(self) -> None:
+        """Take notice that a target has room."""
+        self._endurance.note_verdict()
+
+    def lose(self, session: RemoteSession, error: PacelineError) -> None:
+        """Do without a session that failed, or could not be opened, and find another server."""
+        is_target = session.server.role is Role.TARGET
+        if is_target and isinstance(error, CacheExhaustedError | OverloadedError):
+            self._endurance.note_refusal(session.server, error, targets=self._crew.target_servers)
+        pause = self._crew.vacate(session, error)
+        self._tell()
+        self._refill()
+        if is_target and is_refusal(error):
+            self._note_refusal(error)
+        if pause is not None:
+            self._timers.append(asyncio.get_running_loop().call_later(pause, self._refill))
+
+    def outgrow(self, sessions: Sequence[RemoteSession]) -> None:
+        """Do without drafters whose context the text has outgrown; others may take their seats."""
+        for session in sessions:
+            self._crew.outgrow(session)
+        if sessions:
+            self._crew.fill()
+            self._tell()
+
+    def widen(self, staff: Staff) -> None:
+        """Look for the further servers that another method has work for."""
+        self._crew.widen(staff)
+        self._tell()
+
+    def resize(self, staff: Staff) -> None:
+        """Let go whom the present method has no work for. Their calls must have been withdrawn."""
+        if self._text is not None:
+            self._text.drafts = staff.drafts
+        self._crew.resize(staff)
+        self._tell()
+
+    def _take_arrival(self, session: RemoteSession, error: PacelineError | None) -> None:
+        """Take notice of a session of the crew that has opened, or could not be opened."""
+        if error is not None:
+            self.lose(session, error)
+            return
+        self._crew.fill()  # who has just come may have to leave already
+        self._tell()
+
+    def _note_refusal(self, error: PacelineError) -> None:
+        """Give up at once what no target can do; else the others do it."""
+        if self._crew.is_refused:
+            words = f"every target refuses this request: {error.message}"
+            self._give_up(UnsupportedError(words))
+
+    def _give_up(self, error: PacelineError) -> None:
+        self._given_up(error)
+
+    @property
+    def _capacity(self) -> CapacityChanged:
+        capacity = self._crew.capacity
+        return capacity if self._text is None else self._text.join(capacity)
+
+    def _refill(self) -> None:
+        """Find servers that are ready for empty seats."""
+        if self._crew.fill():
+            self._tell()
+
+    def _tell(self) -> None:
+        """Tell who is there; and end the assembly, if there is no reason to wait for more."""
+        self._have_text_read()
+        capacity = self._capacity
+        if self._crew.seat_count:
+            self._endurance.note_targets(has_targets=bool(capacity.targets))
+        self._changed(capacity)
+        has_target = bool(capacity.targets)
+        is_whole = (has_target and self._crew.is_assembled) or not self._crew.seat_count
+        self._assembly.note(has_target=has_target, is_whole=is_whole)
+
+    def _have_text_read(self) -> None:
+        """Have the text read its prompt, the first time that it is wanted as a drafter."""
+        text, tasks = self._text, self._tasks
+        if text is None or tasks is None or self._reading is not None or not self._crew.seat_count:
+            return
+        if text.is_wanted(self._crew.capacity) and self._crew.is_assembled:
+            self._reading = tasks.create_task(self._read_prompt(text), name="read the prompt")
+
+    async def _read_prompt(self, text: TextDrafter) -> None:
+        await text.read_prompt()
+        self._tell()
+
+
+class Assembly:
+    """Ends when everyone is there, or a little after the first target."""
+
+    def __init__(self) -> None:
+        self._has_ended = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def note(self, *, has_target: bool, is_whole: bool) -> None:
+        """Take notice of who is there by now."""
+        if is_whole:
+            self.end()
+        elif has_target and self._timer is None and not self._has_ended.is_set():
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_ASSEMBLY_SECONDS, self._has_ended.set)
+
+    async def ended(self) -> None:
+        """Wait until there is no reason to wait for more."""
+        await self._has_ended.wait()
+
+    def end(self) -> None:
+        """Wait for nobody any more."""
+        self._has_ended.set()
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class Endurance:
+    """Gives a request up when targets, or room at them, have been missing for too long.
+
+    A session may open, and its first call be refused, again and again: a verdict alone shows that
+    there is room. A target that has not refused yet may be at work on a long prompt.
+
+    Args:
+        give_up: Told why, once or more often.
+    """
+
+    def __init__(self, give_up: Callable[[PacelineError], None]) -> None:
+        self._tell = give_up
+        self._timer: asyncio.TimerHandle | None = None
+        self._refusal: PacelineError | None = None
+        self._refused_at: float | None = None  # the first time since the last verdict
+        self._refusing: set[ModelServer] = set()  # since then
+
+    def note_targets(self, *, has_targets: bool) -> None:
+        """Give up in a while if there are none, unless some come."""
+        if has_targets:
+            self.close()
+        elif self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(shortage.WAIT_SECONDS, self._give_up)
+
+    def note_verdict(self) -> None:
+        """Take notice that a target has room."""
+        self._refused_at = None
+        self._refusing.clear()
+
+    def note_refusal(
+        self, server: ModelServer, error: PacelineError, *, targets: Collection[ModelServer]
+    ) -> None:
+        """Take notice that a target has no room, while the request's targets are these."""
+        self._refusing.add(server)
+        now = asyncio.get_running_loop().time()
+        self._refusal = error
+        if self._refused_at is None:
+            self._refused_at = now
+        elif now - self._refused_at >= shortage.WAIT_SECONDS and self._refusing.issuperset(targets):
+            self._give_up()
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        if self._refusal is not None and self._refused_at is not None:
+            self._tell(
+                OverloadedError(
+                    f"no target has room for this request: {self._refusal.message}",
+                    retry_after_seconds=self._refusal.retry_after_seconds or shortage.RETRY_SECONDS,
+                )
+            )
+        else:
+            self._tell(
+                NoTargetError(
+                    "no target is left for this request", retry_after_seconds=shortage.RETRY_SECONDS
+                )
+            )
+
+
+async def renew_sessions(sessions: Callable[[], Iterable[RemoteSession]]) -> None:
+    """Renew the leases of idle sessions, until cancelled.
+
+    Args:
+        sessions: Says which there are now.
+    """
+    while True:
+        await asyncio.sleep(_RENEW_SECONDS)
+        # All at once, so that a server that hangs takes no other's time. It is asked again when
+        # it has answered, or was given up: a session has one renewal at a time from here.
+        async with asyncio.TaskGroup() as renewals:
+            for session in sessions():
+                renewals.create_task(
+                    session.renew(idle_seconds=_RENEW_SECONDS), name="renew a session"
+                )
