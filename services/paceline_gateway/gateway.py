@@ -21,15 +21,15 @@ from paceline.errors import (
 )
 from paceline.panics import taking_panics
 from paceline.shares import FairShares
-from paceline_gateway.bodies import check_kind
 from paceline_gateway.browsers import refuse_other_pages
 from paceline_gateway.chat_template import ChatTemplates
-from paceline_gateway.choices import Choice
 from paceline_gateway.connection import Connection
 from paceline_gateway.errors import RequestError, no_key, of_paceline, too_much
+from paceline_gateway.generations import Choice
 from paceline_gateway.json_shape import check_shape
 from paceline_gateway.metrics import LEFT
 from paceline_gateway.request_body import SMALL_BYTES, BodyRules
+from paceline_gateway.schemas import check_kind
 from paceline_gateway.template_processes import NoProcessError
 from paceline_serving import lanes, tracing
 from paceline_serving.keys import HEADER, Keys
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from paceline import GenerateOptions
     from paceline_gateway.metrics import GatewayMetrics
     from paceline_gateway.orchestrators import Orchestrators
-    from paceline_gateway.parameters import Prompt
+    from paceline_gateway.parameter_types import Prompt
     from paceline_gateway.settings import GatewaySettings
 
 __all__ = ["Endpoint", "Gateway"]

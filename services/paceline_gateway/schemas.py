@@ -31,7 +31,7 @@ from paceline.limits import (
     MOST_WIDTH,
 )
 from paceline_gateway.errors import RequestError
-from paceline_gateway.parameters import (
+from paceline_gateway.parameter_types import (
     MOST_UINT32,
     Content,
     Prompt,
