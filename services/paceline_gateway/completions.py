@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from paceline_gateway.chat_template import WRITTEN
 from paceline_gateway.generations import deliver
+from paceline_gateway.json_body import parse
 from paceline_gateway.rendering import ChatForm, CompletionForm, StreamedAnswer, WholeAnswer
-from paceline_gateway.schemas import ChatBody, CompletionBody, parse
+from paceline_gateway.schemas import ChatBody, CompletionBody
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,10 +26,9 @@ from paceline_gateway.chat_template import ChatTemplates
 from paceline_gateway.connection import Connection
 from paceline_gateway.errors import RequestError, no_key, of_paceline, too_much
 from paceline_gateway.generations import Choice
-from paceline_gateway.json_shape import check_shape
+from paceline_gateway.json_body import check_shape
 from paceline_gateway.metrics import LEFT
-from paceline_gateway.request_body import SMALL_BYTES, BodyRules
-from paceline_gateway.schemas import check_kind
+from paceline_gateway.request_body import SMALL_BYTES, BodyRules, check_kind
 from paceline_gateway.template_processes import NoProcessError
 from paceline_serving import lanes, tracing
 from paceline_serving.keys import HEADER, Keys

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from paceline import Chunk, Strategy
-from paceline_gateway.schemas import LiveBody, parse
+from paceline_gateway.json_body import parse
+from paceline_gateway.schemas import LiveBody
 
 if TYPE_CHECKING:
     from paceline import Started

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from paceline_gateway.chat_template import WRITTEN
 from paceline_gateway.generations import deliver
+from paceline_gateway.json_body import parse
 from paceline_gateway.rendering import details, finish_reason, usage
-from paceline_gateway.schemas import ResponseBody, parse
+from paceline_gateway.schemas import ResponseBody
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
