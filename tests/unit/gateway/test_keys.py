@@ -154,7 +154,7 @@ async def test_who_goes_away_is_charged_for_what_came(one_a_minute):
         stream = await client.completions.create(**asked, stream=True)
         assert [(await anext(stream)).choices[0].text for _ in range(2)] == ["3 4 ", "5 6 "]
         await stream.close()
-        await gateway.process.gateway.settled()
+        await gateway.process.gateway.requests.idle()
         assert await charged(gateway) == 3 + 4
 
 
