@@ -12,9 +12,9 @@ from starlette.routing import Route
 from paceline_gateway.completions import chat, complete
 from paceline_gateway.errors import RequestError
 from paceline_gateway.gateway import Endpoint
-from paceline_gateway.live import describe, watch
-from paceline_gateway.page import page_routes
+from paceline_gateway.live_stream import describe, watch
 from paceline_gateway.responses import respond
+from paceline_gateway.static_page import page_routes
 
 if TYPE_CHECKING:
     from starlette.requests import Request

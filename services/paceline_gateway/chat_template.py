@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from paceline import ChatTemplate, GenerateOptions, PromptPart
-    from paceline_gateway.bodies import Message
+    from paceline_gateway.schemas import Message
 
 __all__ = ["WRITTEN", "ChatTemplates"]
 

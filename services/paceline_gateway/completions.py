@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline_gateway.answers import ChatForm, CompletionForm, StreamedAnswer, WholeAnswer
-from paceline_gateway.bodies import ChatBody, CompletionBody, parse
 from paceline_gateway.chat_template import WRITTEN
-from paceline_gateway.choices import deliver
+from paceline_gateway.generations import deliver
+from paceline_gateway.json_body import parse
+from paceline_gateway.rendering import ChatForm, CompletionForm, StreamedAnswer, WholeAnswer
+from paceline_gateway.schemas import ChatBody, CompletionBody
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline import GenerateOptions
-    from paceline_gateway.answers import Form
-    from paceline_gateway.bodies import Body
     from paceline_gateway.connection import Connection
     from paceline_gateway.gateway import Gateway
-    from paceline_gateway.parameters import Prompt
+    from paceline_gateway.parameter_types import Prompt
+    from paceline_gateway.rendering import Form
+    from paceline_gateway.schemas import Body
 
 __all__ = ["chat", "complete"]
 

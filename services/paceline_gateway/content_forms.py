@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from paceline_gateway.bodies import Message
+    from paceline_gateway.schemas import Message
 
 __all__ = ["ContentForms", "Form", "Render", "find_forms"]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.channel import is_loopback
 from paceline.errors import (
@@ -21,17 +20,17 @@ from paceline.errors import (
 )
 from paceline.panics import taking_panics
 from paceline.shares import FairShares
-from paceline_gateway.bodies import check_kind
 from paceline_gateway.browsers import refuse_other_pages
 from paceline_gateway.chat_template import ChatTemplates
-from paceline_gateway.choices import Choice
 from paceline_gateway.connection import Connection
 from paceline_gateway.errors import RequestError, no_key, of_paceline, too_much
-from paceline_gateway.json_shape import check_shape
+from paceline_gateway.generations import Choice
+from paceline_gateway.json_body import check_shape
 from paceline_gateway.metrics import LEFT
-from paceline_gateway.request_body import SMALL_BYTES, BodyRules
+from paceline_gateway.request_body import SMALL_BYTES, BodyRules, check_kind
 from paceline_gateway.template_processes import NoProcessError
 from paceline_serving import lanes, tracing
+from paceline_serving.admission import Admission
 from paceline_serving.keys import HEADER, Keys
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from paceline import GenerateOptions
     from paceline_gateway.metrics import GatewayMetrics
     from paceline_gateway.orchestrators import Orchestrators
-    from paceline_gateway.parameters import Prompt
+    from paceline_gateway.parameter_types import Prompt
     from paceline_gateway.settings import GatewaySettings
 
 __all__ = ["Endpoint", "Gateway"]
@@ -72,7 +71,7 @@ class Gateway:
     Attributes:
         began_at: When it began, in seconds since 1970.
         is_leaving: Whether balancers shall look elsewhere, though it still serves.
-        has_cut: Set once it has ended what was left.
+        requests: Those that are here.
     """
 
     def __init__(
@@ -90,15 +89,10 @@ class Gateway:
         self.templates = ChatTemplates()
         self.began_at = int(time.time())
         self._keys = Keys(settings.api_keys) if settings.api_keys is not None else None
-        self._running: set[asyncio.Task[Any]] = set()
-        self._cut: set[asyncio.Task[Any]] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.requests = Admission("this gateway is shutting down")
         self._shares = FairShares(settings.request_limit)
         self._body_shares = FairShares(settings.bodies_limit_bytes)
-        self._is_draining = False
         self.is_leaving = False
-        self.has_cut = asyncio.Event()
 
     @property
     def why_not_ready(self) -> str | None:
@@ -119,21 +113,6 @@ class Gateway:
             pass  # the model continues text
         except (PacelineError, NoProcessError) as error:
             _log.info("the model's chat template was not looked at yet: %s", error)
-
-    def drain(self) -> None:
-        """Accept no more requests."""
-        self._is_draining = True
-
-    async def settled(self) -> None:
-        """Return once no request is running."""
-        await self._idle.wait()
-
-    def cut(self) -> None:
-        """End all requests; each is told why."""
-        self.has_cut.set()
-        for task in tuple(self._running):
-            self._cut.add(task)
-            task.cancel()
 
     @contextmanager
     def let_in(self, connection: Connection, headers: Mapping[str, str]) -> Iterator[None]:
@@ -174,32 +153,30 @@ class Gateway:
         Raises:
             RequestError: There is no room for it, or it was cut.
         """
-        if self._is_draining:
-            raise of_paceline(DrainingError("this gateway is shutting down"), prompt="")
+        try:
+            with self.requests.admitted(), self._place(lane), self.requests.cuttable():
+                yield
+        except (DrainingError, OverloadedError) as error:
+            raise of_paceline(error, prompt="") from None
+
+    @contextmanager
+    def _place(self, lane: str) -> Iterator[None]:
+        """Hold one of the places, which lanes share.
+
+        Raises:
+            OverloadedError: The lane can have none.
+        """
         if not self._shares.allows(lane):
-            error = OverloadedError(
-                f"{len(self._running)} requests are here, {self._shares.held_by(lane)} of them this"
-                " client's",
+            raise OverloadedError(
+                f"{self._shares.capacity - self._shares.free} requests are here,"
+                f" {self._shares.held_by(lane)} of them this client's",
                 retry_after_seconds=1.0,
             )
-            raise of_paceline(error, prompt="")
-        task = asyncio.current_task()
-        assert task is not None
-        self._running.add(task)
         self._shares.take(lane)
-        self._idle.clear()
         try:
             yield
-        except asyncio.CancelledError:
-            if task not in self._cut or task.uncancel():
-                raise
-            raise of_paceline(DrainingError("this gateway is shutting down"), prompt="") from None
         finally:
-            self._cut.discard(task)
-            self._running.discard(task)
             self._shares.give_back(lane)
-            if not self._running:
-                self._idle.set()
 
     @contextmanager
     def room(self, lane: str) -> Iterator[BodyRules]:
@@ -349,7 +326,7 @@ class Endpoint:
             send,
             headers={"x-request-id": call.request_id},
             stall_seconds=self._gateway.settings.slow_reader_seconds,
-            has_cut=self._gateway.has_cut,
+            has_cut=self._gateway.requests.has_cut,
         )
         with (
             self._gateway.metrics.request(self._route, lambda: connection.status),

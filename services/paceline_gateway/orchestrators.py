@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from paceline import AsyncClient
 from paceline.errors import DeadlineError, LoadingError, NoTargetError, TryAgainError
 from paceline.limits import LEAST_MESSAGE_BYTES
+from paceline_gateway.health_watch import Watch
 from paceline_gateway.shared_answer import SharedAnswer
-from paceline_gateway.watch import Watch
 from paceline_serving import tracing
 
 if TYPE_CHECKING:

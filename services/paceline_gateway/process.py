@@ -157,15 +157,15 @@ class HttpProcess:
         self.gateway.is_leaving = True
         if drain:
             await asyncio.sleep(self._settings.drain_delay_seconds)
-        self.gateway.drain()
+        self.gateway.requests.close()
         announce("draining", self.addresses)
         if drain:
             try:
                 async with asyncio.timeout(self._settings.drain_seconds):
-                    await self.gateway.settled()
+                    await self.gateway.requests.idle()
             except TimeoutError:
                 _log.warning("work is left after %g s of draining", self._settings.drain_seconds)
-        self.gateway.cut()
+        self.gateway.requests.cut()
         self._server.should_exit = True
         await self._serving
         await self._exit.aclose()

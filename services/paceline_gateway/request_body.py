@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive
 
-__all__ = ["ENCODINGS", "SMALL_BYTES", "TOO_SLOW", "BodyRules", "encoding_of", "read_body"]
+__all__ = ["ENCODINGS", "SMALL_BYTES", "TOO_SLOW", "BodyRules", "check_kind", "read_body"]
 
 ENCODINGS = ("gzip", "deflate", "identity")
 """How a body may be sent."""
 
+_JSON_KIND = "application/json"
 _PART_BYTES = 1 << 18
 
 TOO_SLOW = 408
@@ -50,10 +51,34 @@ class BodyRules:
     mebibyte_seconds: float
 
 
-def encoding_of(headers: Mapping[str, str]) -> str:
-    """Return how a body is sent, in one word; as it is, where nothing is said."""
-    named = headers.get("content-encoding", "").strip().lower()
-    return {"": "identity", "x-gzip": "gzip"}.get(named, named)
+def check_kind(headers: Mapping[str, str]) -> None:
+    """Check what a body is said to be; nothing said is as good as JSON.
+
+    Raises:
+        RequestError: It is said to be no JSON, or to be compressed in a way that is not taken.
+    """
+    kind, _, parameters = headers.get("content-type", _JSON_KIND).partition(";")
+    if kind.strip().lower() != _JSON_KIND:
+        raise RequestError(
+            f"content-type: must be {_JSON_KIND}, not {kind[:100]!r}",
+            status=415,
+            param="content-type",
+        )
+    charset = parameters.strip().lower().removeprefix("charset=").strip('"')
+    if charset not in {"", "utf-8", "utf8"}:
+        raise RequestError(
+            f"content-type: JSON is UTF-8, not {parameters[:100]!r}",
+            status=415,
+            param="content-type",
+        )
+    if (encoding := _encoding_of(headers)) not in ENCODINGS:
+        refusal = RequestError(
+            f"content-encoding: must be {', '.join(ENCODINGS)}, not {encoding[:100]!r}",
+            status=415,
+            param="content-encoding",
+        )
+        refusal.headers["accept-encoding"] = ", ".join(ENCODINGS)
+        raise refusal
 
 
 async def read_body(receive: Receive, rules: BodyRules, *, headers: Mapping[str, str]) -> bytes:
@@ -80,7 +105,7 @@ class _Reader:
         self._inflater: _Inflater | None = None
 
     async def read(self, headers: Mapping[str, str]) -> bytes:
-        encoding = encoding_of(headers)
+        encoding = _encoding_of(headers)
         if encoding != "identity":
             self._inflater = _Inflater(encoding)
         await self._allow(int(headers.get("content-length", "0")))
@@ -182,6 +207,12 @@ class _Inflater:
             return 16 + zlib.MAX_WBITS
         has_frame = self._rest[0] & 0x0F == zlib.DEFLATED
         return zlib.MAX_WBITS if has_frame else -zlib.MAX_WBITS
+
+
+def _encoding_of(headers: Mapping[str, str]) -> str:
+    """Return how a body is sent, in one word; as it is, where nothing is said."""
+    named = headers.get("content-encoding", "").strip().lower()
+    return {"": "identity", "x-gzip": "gzip"}.get(named, named)
 
 
 def _broken(encoding: str) -> RequestError:

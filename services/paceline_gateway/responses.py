@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from paceline_gateway.answers import details, finish_reason, usage
-from paceline_gateway.bodies import ResponseBody, parse
 from paceline_gateway.chat_template import WRITTEN
-from paceline_gateway.choices import deliver
+from paceline_gateway.generations import deliver
+from paceline_gateway.json_body import parse
+from paceline_gateway.rendering import details, finish_reason, usage
+from paceline_gateway.schemas import ResponseBody
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline import Chunk
-    from paceline_gateway.choices import Choice
     from paceline_gateway.connection import Connection
     from paceline_gateway.gateway import Gateway
+    from paceline_gateway.generations import Choice
 
 __all__ = ["respond"]
 

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from paceline import errors
-from paceline_gateway import live
+from paceline_gateway import live_stream
 from support.browser import BROWSER, browsing
 from support.fake_orchestrator import FakeOrchestrator, Leg
 from support.gateway import gateway_over
@@ -148,7 +148,7 @@ async def test_a_cancel_ends_the_work_and_another_race_can_begin(tab):
 
 async def test_errors_are_told_where_they_belong_and_the_others_run_on(tab, monkeypatch):
     telepathy = {"name": "telepathy", "abbreviation": "TP"}
-    monkeypatch.setattr(live, "_STRATEGIES", [*live._STRATEGIES, telepathy])
+    monkeypatch.setattr(live_stream, "_STRATEGIES", [*live_stream._STRATEGIES, telepathy])
     broken = Leg(error=errors.InvariantViolatedError("secret"), chunks=2)
     async with gateway_over(FakeOrchestrator(script=[Leg(), broken])) as gateway:
         await ask(tab, gateway.url)

@@ -123,22 +123,15 @@ class RequestQueue:
         self._is_late = False
         self._served = 0
         self._served_at: Counter[str] = Counter()  # of clients that are here: which one was last
-        self._closed: str | None = None
         self.running_count = 0
         self.waiting_count = 0
 
-    def close(self, reason: str) -> None:
-        """Let nobody in any more: requests that wait, or come, are told why, and go elsewhere."""
-        self._closed = reason
+    def send_away(self, reason: str) -> None:
+        """Tell the requests that wait why they have to go elsewhere."""
         for line in tuple(self._lines.values()):
             for ticket in line.tickets():
                 if not ticket.turn.done():
                     ticket.turn.set_exception(DrainingError(reason))
-
-    def check_open(self) -> None:
-        """Raise DrainingError once it was closed."""
-        if self._closed is not None:
-            raise DrainingError(self._closed)
 
     async def enter(self, share: str, *, lane: str = "", size: int, deadline: Deadline) -> float:
         """Take a place, in its turn; `leave` gives it back.
@@ -155,12 +148,11 @@ class RequestQueue:
         Raises:
             OverloadedError: The queue is full, or it waited for too long; says when to come back.
             DeadlineError: Its time was over before its turn.
-            DrainingError: It was closed.
+            DrainingError: It was sent away.
 
         Cancellation:
             It waits no longer, and holds nothing.
         """
-        self.check_open()
         waited_seconds, is_free = 0.0, share not in self._lines and self._places.allows(share)
         if is_free and not (self.running_count and self._has_room(share, size)):
             self._take(share)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
+from contextlib import asynccontextmanager, closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import (
@@ -39,11 +39,12 @@ from paceline_orchestrator.front.text import StreamedText
 from paceline_orchestrator.front.text_workers import TextWorkers
 from paceline_orchestrator.front.translation import read_options, server_message
 from paceline_serving import tracing
+from paceline_serving.admission import Admission
 from paceline_serving.keys import current_caller
 from paceline_serving.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
     from paceline_orchestrator.decoding.keeper import SessionKeeper
     from paceline_orchestrator.decoding.metrics import RequestMetrics
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
 __all__ = ["OrchestratorServicer"]
 
 _DRAINING = "this orchestrator is shutting down"
-# Read once: a file for each question would want a descriptor, and hold up the loop.
 
 
 class OrchestratorServicer(OrchestratorServiceServicer):
@@ -95,15 +95,12 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self._settings = settings
         self._text_rules = settings.text_rules()
         self._tasks = tasks
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._admission = Admission(_DRAINING)
         self._begun = asyncio.Event()
         self._pacing = Pacing(planning)
         self._queue = RequestQueue(settings, metrics=metrics)
         self._texts = TextWorkers()
-        self._preparing: set[asyncio.Task[Any]] = set()  # requests that are not yet decoded
         self._generations: set[Generation] = set()
-        self._present_count = 0  # requests that run or wait, or are on their way out
 
     @property
     def running_count(self) -> int:
@@ -144,17 +141,17 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     def drain(self) -> None:
         """Accept no more requests, and send those that wait for their turn elsewhere."""
-        self._queue.close(_DRAINING)
+        self._admission.close()
+        self._queue.send_away(_DRAINING)
         self._planning.end_refining()
 
     async def idle(self) -> None:
         """Return once no request runs or waits."""
-        await self._idle.wait()
+        await self._admission.idle()
 
     def cut(self) -> None:
         """End all requests; each stream says why, and can be resumed elsewhere."""
-        while self._preparing:
-            self._preparing.pop().cancel()
+        self._admission.cut()
         for generation in tuple(self._generations):
             generation.fail(DrainingError(_DRAINING))
 
@@ -173,11 +170,10 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         share = share_of(context, caller)
         check(request)
         deadline = Deadline.after(self._allowed_seconds(context))
-        async with (
-            self._present(caller),
-            self._admitted(request, share, lane=lane_of(context), deadline=deadline) as waited_ns,
-        ):
-            with self._cuttable():
+        async with self._admitted(
+            request, share, caller=caller, lane=lane_of(context), deadline=deadline
+        ) as waited_ns:
+            with self._admission.cuttable():
                 order = await self._order(
                     request,
                     share=share,
@@ -265,55 +261,33 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         )
 
     @asynccontextmanager
-    async def _present(self, caller: Caller | None) -> AsyncIterator[None]:
-        """Count a request that is here, whether it runs or waits: also against its key's limits."""
-        self._queue.check_open()
-        with caller.admitted() if caller else nullcontext():
-            self._present_count += 1
-            self._idle.clear()
-            try:
-                yield
-            finally:
-                self._present_count -= 1
-                if not self._present_count:
-                    self._idle.set()
-
-    @asynccontextmanager
     async def _admitted(
-        self, request: pb.GenerateRequest, share: str, *, lane: str, deadline: Deadline
+        self,
+        request: pb.GenerateRequest,
+        share: str,
+        *,
+        caller: Caller | None,
+        lane: str,
+        deadline: Deadline,
     ) -> AsyncIterator[int]:
         """Let a request run, in its turn, and yield how many nanoseconds it has waited.
 
-        When the last one has ended, however it did, there is time for the planner's simulations.
+        It is counted, also against its key's limits, whether it runs or waits. When the last one
+        that ran has ended, however it did, there is time for the planner's simulations.
         """
-        # At least one target; how many more follows from its plan, which it does not have yet.
-        with self._demand.stream(verifier_limit=lambda: 1):
-            waited_seconds = await self._queue.enter(
-                share, lane=lane, size=request.ByteSize(), deadline=deadline
-            )
-        self._planning.refine_beside(self._tasks)
-        try:
-            yield int(waited_seconds * 1e9)
-        finally:
-            self._queue.leave(share)
-            if not self.running_count:
-                self._planning.refine_soon(self._tasks)
-
-    @contextmanager
-    def _cuttable(self) -> Iterator[None]:
-        """Let `cut` end what is awaited in here, with DrainingError."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._preparing.add(task)
-        try:
-            yield
-        except asyncio.CancelledError:
-            # Not by `cut`, or its client has cancelled it as well.
-            if task in self._preparing or task.uncancel():
-                raise
-            raise DrainingError(_DRAINING) from None
-        finally:
-            self._preparing.discard(task)
+        with self._admission.admitted(), caller.admitted() if caller else nullcontext():
+            # At least one target; how many more follows from its plan, which it does not have yet.
+            with self._demand.stream(verifier_limit=lambda: 1):
+                waited_seconds = await self._queue.enter(
+                    share, lane=lane, size=request.ByteSize(), deadline=deadline
+                )
+            self._planning.refine_beside(self._tasks)
+            try:
+                yield int(waited_seconds * 1e9)
+            finally:
+                self._queue.leave(share)
+                if not self.running_count:
+                    self._planning.refine_soon(self._tasks)
 
     async def _order(
         self,

@@ -146,21 +146,3 @@ async def test_a_request_whose_text_is_read_at_the_end_of_a_drain_hears_draining
         request = pb.GenerateRequest(text="long " * 1000, max_tokens=4)
         assert await hears_draining_while_it_waits(stub, request, drain)
         goes_on.set()
-
-
-@pytest.mark.parametrize("is_cut", [False, True])
-async def test_a_client_that_leaves_while_its_request_waits_has_cancelled_it(is_cut):
-    async with orchestrating(targets=targets(1)) as system:
-        servicer = system.application._servicer
-
-        async def wait():
-            with servicer._cuttable():
-                await asyncio.Event().wait()
-
-        waiting = asyncio.create_task(wait())
-        await asyncio.sleep(0)
-        if is_cut:
-            servicer.cut()
-        waiting.cancel()
-        await asyncio.wait([waiting])
-    assert waiting.cancelled()

@@ -12,7 +12,7 @@ import pytest
 from paceline import Client, Tls
 from paceline.connection import AsyncConnection
 from paceline.errors import ConnectionLostError
-from paceline_gateway import watch
+from paceline_gateway import health_watch
 from paceline_gateway.orchestrators import Orchestrators
 from paceline_gateway.settings import GatewaySettings
 from support.certificates import CLIENT, Certificates
@@ -71,7 +71,7 @@ def mutual(files):
 async def test_a_gateway_goes_on_with_certificates_renewed_after_the_orchestrators(
     authorities, monkeypatch
 ):
-    monkeypatch.setattr(watch, "_APPROACH_SECONDS", 0.5)
+    monkeypatch.setattr(health_watch, "_APPROACH_SECONDS", 0.5)
     approaches, open_channel = [], AsyncConnection.open_channel
     monkeypatch.setattr(
         AsyncConnection, "open_channel", lambda it: approaches.append(None) or open_channel(it)

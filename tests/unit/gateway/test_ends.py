@@ -270,7 +270,7 @@ async def test_a_reader_that_reads_nothing_is_given_up():
         await until(lambda: fake.requests, what="the orchestrator is asked")
         async with asyncio.timeout(90):
             await fake.cancelled.wait()
-            await gateway.process.gateway.settled()
+            await gateway.process.gateway.requests.idle()
         writer.close()
         del reader
 

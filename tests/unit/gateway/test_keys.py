@@ -43,7 +43,7 @@ def one_a_minute(path):
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
     """Who is refused asks again at once."""
-    monkeypatch.setattr("paceline_gateway.watch._KNOCK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("paceline_gateway.health_watch._KNOCK_AGAIN_SECONDS", 0.01)
 
 
 async def test_only_who_has_a_key_may_call(path, caplog):
@@ -154,7 +154,7 @@ async def test_who_goes_away_is_charged_for_what_came(one_a_minute):
         stream = await client.completions.create(**asked, stream=True)
         assert [(await anext(stream)).choices[0].text for _ in range(2)] == ["3 4 ", "5 6 "]
         await stream.close()
-        await gateway.process.gateway.settled()
+        await gateway.process.gateway.requests.idle()
         assert await charged(gateway) == 3 + 4
 
 

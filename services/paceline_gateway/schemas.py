@@ -1,4 +1,4 @@
-"""The bodies of requests, checked: what is not supported is refused by its name.
+"""The schemas of requests' bodies: what is not supported is refused by its name.
 
 A parameter that would change the answer and is not supported may be there with the value that
 changes nothing. What only serves the caller's books (user, metadata) is ignored.
@@ -6,21 +6,18 @@ changes nothing. What only serves the caller's books (user, metadata) is ignored
 
 from __future__ import annotations
 
-import codecs
-import json
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, cast
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError, from_json
+from pydantic_core import PydanticCustomError
 
 from paceline import DrafterKind, FillIn, GenerateOptions, Strategy, VerificationRule
 from paceline.limits import (
@@ -30,18 +27,22 @@ from paceline.limits import (
     MOST_TOP_LOGPROBS,
     MOST_WIDTH,
 )
-from paceline_gateway.errors import RequestError
-from paceline_gateway.parameters import (
+from paceline_gateway.parameter_types import (
     MOST_UINT32,
+    AnyBoolean,
     Content,
+    FalseOnly,
+    NoList,
+    NoObject,
+    NoText,
+    NoToolChoice,
     Prompt,
     Prompts,
     Stops,
-    number_only,
+    ZeroOnly,
     one_of,
     only,
 )
-from paceline_gateway.request_body import ENCODINGS, encoding_of
 
 __all__ = [
     "Body",
@@ -54,12 +55,7 @@ __all__ = [
     "Message",
     "ResponseBody",
     "StreamOptions",
-    "check_kind",
-    "parse",
 ]
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _STRATEGIES = tuple(it.value for it in Strategy if it is not Strategy.UNKNOWN)
 _DRAFTERS = tuple(it.value for it in DrafterKind if it is not DrafterKind.UNKNOWN)
@@ -87,13 +83,13 @@ class _Fields(BaseModel):
 class Extension(_Fields):
     """What Paceline has besides: how to decode, and limits that OpenAI has no name for."""
 
-    strategy: one_of(*_STRATEGIES) = "auto"  # type: ignore[valid-type]
+    strategy: Annotated[str, one_of(*_STRATEGIES)] = "auto"
     lookahead: Annotated[int, Field(ge=1, le=MOST_LOOKAHEAD)] | None = None
     targets: Annotated[int, Field(ge=1, le=MOST_TARGETS)] | None = None
-    drafter: one_of(*_DRAFTERS) | None = None  # type: ignore[valid-type]
+    drafter: Annotated[str, one_of(*_DRAFTERS)] | None = None
     width: Annotated[int, Field(ge=1, le=MOST_WIDTH)] | None = None
     branches: Annotated[int, Field(ge=0, le=MOST_BRANCHES)] | None = None
-    rule: one_of(*_RULES) | None = None  # type: ignore[valid-type]
+    rule: Annotated[str, one_of(*_RULES)] | None = None
     top_k: Annotated[int, Field(ge=0, le=MOST_UINT32)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     ignore_eos: bool = False
@@ -120,8 +116,8 @@ class _Request(_Fields):
     safety_identifier: object = None
     prompt_cache_key: object = None
     # Allowed as what changes nothing.
-    service_tier: only("auto", "default") = None  # type: ignore[valid-type]
-    store: only(False) = None  # type: ignore[valid-type]
+    service_tier: Annotated[object, only("auto", "default")] = None
+    store: FalseOnly = None
 
     def options(self) -> GenerateOptions:
         """Return what the client library is told, but for the prompt's own options."""
@@ -129,8 +125,7 @@ class _Request(_Fields):
         if self.seed is not None:
             options["seed"] = self.seed
         if self.paceline is not None:
-            extension: GenerateOptions = self.paceline.model_dump(exclude_none=True)  # type: ignore[assignment]
-            options.update(extension)
+            options.update(cast("GenerateOptions", self.paceline.model_dump(exclude_none=True)))
         return options
 
 
@@ -138,7 +133,7 @@ class StreamOptions(_Fields):
     """What a stream has besides text."""
 
     include_usage: bool = False
-    include_obfuscation: only(False) = None  # type: ignore[valid-type]
+    include_obfuscation: FalseOnly = None
 
 
 class Body(_Request):
@@ -148,9 +143,9 @@ class Body(_Request):
     max_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
     n: int = Field(1, ge=1, le=128)
     stop: Stops = []
-    frequency_penalty: number_only(0) = 0.0  # type: ignore[valid-type]
-    presence_penalty: number_only(0) = 0.0  # type: ignore[valid-type]
-    logit_bias: only({}) = None  # type: ignore[valid-type]
+    frequency_penalty: ZeroOnly = 0.0
+    presence_penalty: ZeroOnly = 0.0
+    logit_bias: NoObject = None
 
     @field_validator("stream_options")
     @classmethod
@@ -185,7 +180,7 @@ class CompletionBody(Body):
     paceline: CompletionExtension | None = None
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     best_of: int | None = None
-    echo: only(False) = None  # type: ignore[valid-type]
+    echo: FalseOnly = None
     suffix: str = ""
 
     @field_validator("best_of")
@@ -233,14 +228,14 @@ class CompletionBody(Body):
 class Message(_Fields):
     """What somebody said: a text, or the texts of parts."""
 
-    role: one_of("system", "developer", "user", "assistant")  # type: ignore[valid-type]
+    role: Annotated[str, one_of("system", "developer", "user", "assistant")]
     content: Content
     name: object = None  # of a participant, for templates that have a place for it
     # Answers have these, and come back in the history of a conversation.
-    annotations: only([]) = None  # type: ignore[valid-type]
-    reasoning_content: only("") = None  # type: ignore[valid-type]
-    refusal: only("") = None  # type: ignore[valid-type]
-    tool_calls: only([]) = None  # type: ignore[valid-type]
+    annotations: NoList = None
+    reasoning_content: NoText = None
+    refusal: NoText = None
+    tool_calls: NoList = None
 
 
 class ChatBody(Body):
@@ -250,12 +245,12 @@ class ChatBody(Body):
     max_completion_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
-    functions: only([]) = None  # type: ignore[valid-type]
-    response_format: only({"type": "text"}) = None  # type: ignore[valid-type]
-    tools: only([]) = None  # type: ignore[valid-type]
-    tool_choice: only("none", "auto") = None  # type: ignore[valid-type]
-    parallel_tool_calls: only(True, False) = None  # type: ignore[valid-type]
-    modalities: only(["text"]) = None  # type: ignore[valid-type]
+    functions: NoList = None
+    response_format: Annotated[object, only({"type": "text"})] = None
+    tools: NoList = None
+    tool_choice: NoToolChoice = None
+    parallel_tool_calls: AnyBoolean = None
+    modalities: Annotated[object, only(["text"])] = None
 
     @field_validator("top_logprobs")
     @classmethod
@@ -278,7 +273,7 @@ class ChatBody(Body):
 class InputItem(Message):
     """What somebody said, as the responses interface has it."""
 
-    type: one_of("message") = "message"  # type: ignore[valid-type]
+    type: Annotated[str, one_of("message")] = "message"
     id: object = None
     status: object = None
 
@@ -289,15 +284,15 @@ class ResponseBody(_Request):
     input: Annotated[list[InputItem], BeforeValidator(_items), Field(min_length=1)]
     instructions: str = ""
     max_output_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
-    reasoning: only({}) = None  # type: ignore[valid-type]
-    text: only({}, {"format": {"type": "text"}}) = None  # type: ignore[valid-type]
-    tools: only([]) = None  # type: ignore[valid-type]
-    tool_choice: only("none", "auto") = None  # type: ignore[valid-type]
-    parallel_tool_calls: only(True, False) = None  # type: ignore[valid-type]
-    truncation: only("disabled") = None  # type: ignore[valid-type]
-    background: only(False) = None  # type: ignore[valid-type]
-    include: only([]) = None  # type: ignore[valid-type]
-    stream_options: only({}, {"include_obfuscation": False}) = None  # type: ignore[valid-type]
+    reasoning: NoObject = None
+    text: Annotated[object, only({}, {"format": {"type": "text"}})] = None
+    tools: NoList = None
+    tool_choice: NoToolChoice = None
+    parallel_tool_calls: AnyBoolean = None
+    truncation: Annotated[object, only("disabled")] = None
+    background: FalseOnly = None
+    include: NoList = None
+    stream_options: Annotated[object, only({}, {"include_obfuscation": False})] = None
 
     @property
     def messages(self) -> list[Message]:
@@ -318,7 +313,7 @@ class LiveBody(_Request):
 
     prompt: str
     max_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
-    stream: only(True) = True  # type: ignore[valid-type]
+    stream: Annotated[bool, only(True)] = True
 
     def options(self) -> GenerateOptions:
         """Return what the client library is told."""
@@ -327,93 +322,3 @@ class LiveBody(_Request):
         if self.max_tokens is not None:
             options["max_tokens"] = self.max_tokens
         return options
-
-
-BodyT = TypeVar("BodyT", bound=BaseModel)
-
-
-def parse(body_class: type[BodyT], content: bytes) -> BodyT:
-    """Read a body.
-
-    Raises:
-        RequestError: It is no JSON, or a parameter is wrong, unknown or not supported; names it.
-    """
-    content = content.removeprefix(codecs.BOM_UTF8)
-    try:
-        value = from_json(content, allow_inf_nan=False)
-        # It takes the last of two values, and others the first one.
-        json.loads(content, object_pairs_hook=_without_repeats)
-    except ValueError as error:
-        raise RequestError(f"the body is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise RequestError("the body must be a JSON object")
-    try:
-        return body_class.model_validate(value)
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_context=False)[0]
-        param = _path(problem["loc"])
-        raise RequestError(
-            f"{param}: {_reason(problem['type'], problem['msg'])}"[:1000],
-            param=param[:200],
-            code="unsupported_parameter" if problem["type"] in _UNSUPPORTED else None,
-        ) from None
-
-
-def check_kind(headers: Mapping[str, str]) -> None:
-    """Check what a body is said to be; nothing said is as good as JSON.
-
-    Raises:
-        RequestError: It is said to be no JSON, or to be compressed in a way that is not taken.
-    """
-    kind, _, parameters = headers.get("content-type", _JSON_KIND).partition(";")
-    if kind.strip().lower() != _JSON_KIND:
-        raise RequestError(
-            f"content-type: must be {_JSON_KIND}, not {kind[:100]!r}",
-            status=415,
-            param="content-type",
-        )
-    charset = parameters.strip().lower().removeprefix("charset=").strip('"')
-    if charset not in {"", "utf-8", "utf8"}:
-        raise RequestError(
-            f"content-type: JSON is UTF-8, not {parameters[:100]!r}",
-            status=415,
-            param="content-type",
-        )
-    if (encoding := encoding_of(headers)) not in ENCODINGS:
-        refusal = RequestError(
-            f"content-encoding: must be {', '.join(ENCODINGS)}, not {encoding[:100]!r}",
-            status=415,
-            param="content-encoding",
-        )
-        refusal.headers["accept-encoding"] = ", ".join(ENCODINGS)
-        raise refusal
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> None:
-    """Look for two values of one name.
-
-    Raises:
-        RequestError: There are two.
-    """
-    names = set()
-    for name, _ in pairs:
-        if name in names:
-            raise RequestError(f"{name[:200]}: is there twice", param=name[:200])
-        names.add(name)
-
-
-_JSON_KIND = "application/json"
-_UNSUPPORTED: frozenset[str] = frozenset({"unsupported", "extra_forbidden"})
-
-
-def _reason(kind: str, message: str) -> str:
-    reasons = {"missing": "is needed", "extra_forbidden": "is not supported"}
-    return reasons.get(kind, message)
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    """Write where a value is as OpenAI does: messages[0].content."""
-    text = ""
-    for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text

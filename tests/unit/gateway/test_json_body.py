@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_gateway.errors import RequestError
-from paceline_gateway.json_shape import MOST_NAMES, check_shape
+from paceline_gateway.json_body import MOST_NAMES, check_shape
 from support.gateway import gateway_over
 
 KIND = {"content-type": "application/json"}

@@ -7,13 +7,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from paceline import Chunk, Strategy
-from paceline_gateway.bodies import LiveBody, parse
+from paceline_gateway.json_body import parse
+from paceline_gateway.schemas import LiveBody
 
 if TYPE_CHECKING:
     from paceline import Started
-    from paceline_gateway.choices import Choice, Event
     from paceline_gateway.connection import Connection
     from paceline_gateway.gateway import Gateway
+    from paceline_gateway.generations import Choice, Event
 
 __all__ = ["describe", "watch"]
 

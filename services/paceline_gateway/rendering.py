@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from paceline import Chunk, Usage
-    from paceline_gateway.bodies import Body
-    from paceline_gateway.choices import Choice
     from paceline_gateway.connection import Connection
+    from paceline_gateway.generations import Choice
+    from paceline_gateway.schemas import Body
 
 __all__ = [
     "ChatForm",

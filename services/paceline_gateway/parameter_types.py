@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias, TypeGuard
 
 from pydantic import AfterValidator, PlainValidator
 from pydantic_core import PydanticCustomError
@@ -12,11 +12,17 @@ from paceline import FillIn, PromptPart
 
 __all__ = [
     "MOST_UINT32",
+    "AnyBoolean",
     "Content",
+    "FalseOnly",
+    "NoList",
+    "NoObject",
+    "NoText",
+    "NoToolChoice",
     "Prompt",
     "Prompts",
     "Stops",
-    "number_only",
+    "ZeroOnly",
     "one_of",
     "only",
 ]
@@ -27,35 +33,19 @@ MOST_UINT32 = (1 << 32) - 1
 Prompt: TypeAlias = str | list[int] | list[PromptPart] | FillIn
 
 
-def only(*allowed: object) -> Any:
-    """Make a type of a parameter that may be there with a value that changes nothing."""
+def only(*allowed: object) -> PlainValidator:
+    """Take what changes nothing, and refuse the rest as not supported."""
 
     def check(value: object) -> object:
         if not any(type(value) is type(each) and value == each for each in allowed):
-            words = ", ".join(map(json.dumps, allowed))
-            raise PydanticCustomError(
-                "unsupported", "is not supported; what changes nothing is {words}", {"words": words}
-            )
+            raise _unsupported(", ".join(map(json.dumps, allowed)))
         return value
 
-    return Annotated[object, PlainValidator(check)]
+    return PlainValidator(check)
 
 
-def number_only(allowed: float) -> Any:
-    """Make a type of a number that may be there with the value that changes nothing."""
-
-    def check(value: float) -> float:
-        if value != allowed:
-            raise PydanticCustomError(
-                "unsupported", "is not supported; what changes nothing is {it}", {"it": allowed}
-            )
-        return value
-
-    return Annotated[float, AfterValidator(check)]
-
-
-def one_of(*words: str) -> Any:
-    """Make a type of a choice among words."""
+def one_of(*words: str) -> AfterValidator:
+    """Take one of these words."""
 
     def check(value: str) -> str:
         if value not in words:
@@ -64,13 +54,25 @@ def one_of(*words: str) -> Any:
             )
         return value
 
-    return Annotated[str, AfterValidator(check)]
+    return AfterValidator(check)
+
+
+def _unsupported(words: str) -> PydanticCustomError:
+    return PydanticCustomError(
+        "unsupported", "is not supported; what changes nothing is {words}", {"words": words}
+    )
+
+
+def _zero(value: float) -> float:
+    if value:
+        raise _unsupported("0")
+    return value
 
 
 def _prompts(value: object) -> list[str | list[int]]:
     """Take OpenAI's four forms of a prompt as a list of prompts."""
     if _is_prompt(value):
-        return [value]  # type: ignore[list-item]
+        return [value]
     if isinstance(value, list) and value and all(map(_is_prompt, value)):
         return value
     raise PydanticCustomError(
@@ -78,7 +80,7 @@ def _prompts(value: object) -> list[str | list[int]]:
     )
 
 
-def _is_prompt(value: object) -> bool:
+def _is_prompt(value: object) -> TypeGuard[str | list[int]]:
     if isinstance(value, list):
         return bool(value) and all(type(it) is int and 0 <= it <= MOST_UINT32 for it in value)
     return isinstance(value, str)
@@ -112,3 +114,11 @@ def _content(value: object) -> str | tuple[str, ...]:
 Prompts: TypeAlias = Annotated[list[str | list[int]], PlainValidator(_prompts)]
 Stops: TypeAlias = Annotated[list[str], PlainValidator(_stop)]
 Content: TypeAlias = Annotated[str | tuple[str, ...], PlainValidator(_content)]
+
+AnyBoolean: TypeAlias = Annotated[object, only(True, False)]
+FalseOnly: TypeAlias = Annotated[object, only(False)]
+NoList: TypeAlias = Annotated[object, only([])]
+NoObject: TypeAlias = Annotated[object, only({})]
+NoText: TypeAlias = Annotated[object, only("")]
+NoToolChoice: TypeAlias = Annotated[object, only("none", "auto")]
+ZeroOnly: TypeAlias = Annotated[float, AfterValidator(_zero)]

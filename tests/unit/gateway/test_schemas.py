@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from paceline.errors import InvalidFieldError, UnsupportedError
 from paceline.request import build_request
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_gateway.bodies import (
+from paceline_gateway.errors import RequestError, of_paceline
+from paceline_gateway.json_body import parse
+from paceline_gateway.schemas import (
     ChatBody,
     CompletionBody,
     Extension,
     LiveBody,
     ResponseBody,
-    parse,
 )
-from paceline_gateway.errors import RequestError, of_paceline
 from support.gateway import gateway_over
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}

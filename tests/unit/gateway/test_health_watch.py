@@ -11,8 +11,8 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from paceline.errors import ConnectionLostError, UnauthenticatedError
-from paceline_gateway import watch
-from paceline_gateway.watch import Watch
+from paceline_gateway import health_watch
+from paceline_gateway.health_watch import Watch
 from support.waiting import until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -77,7 +77,7 @@ async def test_while_one_replica_drains_another_one_behind_the_same_address_serv
 
 
 async def test_where_nobody_serves_the_address_is_tried_again_until_somebody_does(monkeypatch):
-    monkeypatch.setattr(watch, "_FIRST_REST_SECONDS", 0.01)
+    monkeypatch.setattr(health_watch, "_FIRST_REST_SECONDS", 0.01)
     attempts = []
 
     def connect():
