@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline_engine.acceptance_rules import accept_along, accept_exact, accept_sampled
 from paceline_engine.calls import VerificationRule
 from paceline_engine.items import Judgement
 from paceline_engine.proposal import Proposal
@@ -25,7 +26,6 @@ from paceline_engine.sampling import (
     perturbed_rows,
     token_logprobs,
 )
-from paceline_engine.verification import accept_along, accept_exact, accept_sampled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline_engine.acceptance_rules import residual_scores
 from paceline_engine.calls import VerificationRule
 from paceline_engine.cascade import Draw
 from paceline_engine.noise import Purpose, noise_bits, uniform
@@ -38,7 +39,6 @@ from paceline_engine.sampling import (
     largest,
     likeliest,
 )
-from paceline_engine.verification import residual_scores
 
 if TYPE_CHECKING:
     from torch import Tensor

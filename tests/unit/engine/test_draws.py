@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_engine import sampling
+from paceline_engine.acceptance_rules import accept_sampled, residual_scores
 from paceline_engine.calls import SamplingParameters
 from paceline_engine.noise import Purpose, noise_bits, uniform
 from paceline_engine.proposal import SparseDistribution
 from paceline_engine.sampling import choose_tokens, draw_draft, filtered_scores
-from paceline_engine.verification import accept_sampled, residual_scores
 from support.plain_sampling import Draw, choose, filtered, verify
 
 VECTORS = Path(__file__).parents[2] / "contract" / "vectors" / "verification.json"

@@ -6,13 +6,13 @@ from collections import Counter
 import pytest
 import torch
 
+from paceline_engine.acceptance_rules import accept_sampled
 from paceline_engine.calls import SamplingParameters, SessionSpec, VerificationRule
 from paceline_engine.cascade import Draw
 from paceline_engine.proposal import Proposal, SparseDistribution
 from paceline_engine.review_tasks import ReviewTask
 from paceline_engine.reviews import lenient_probs, review_by, stage_seed
 from paceline_engine.sampling import choose_tokens
-from paceline_engine.verification import accept_sampled
 
 OWN, SAID, TARGET = (0.5, 0.3, 0.2), (0.1, 0.6, 0.3), (0.2, 0.3, 0.5)
 RUNS = 1000

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from paceline.v1 import sampling_pb2, session_service_pb2, target_service_pb2
+from paceline_engine.acceptance_rules import accept_sampled
 from paceline_engine.calls import (
     CallTiming,
     Drafted,
@@ -18,7 +19,6 @@ from paceline_engine.calls import (
 )
 from paceline_engine.latencies import ForwardLatency, ModelLatencies, StageMeasures
 from paceline_engine.proposal import Proposal, SparseDistribution
-from paceline_engine.verification import accept_sampled
 from paceline_model_server import translation
 
 MODEL = ModelDescription(
