@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline_protocol.laboratory.simulation import ServerLatency
 from paceline_protocol.ranks import DEFAULT_RANK_DECAY
-from paceline_protocol.simulation import ServerLatency
 
 __all__ = ["DEFAULT_VOCABULARY_SIZE", "TABLE2", "PaperRow", "ReferenceTimes", "SimulatedNode"]
 

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 from paceline_bench.gpus import gpu_count
 from paceline_engine.terms.rank_paths import likeliest_tree
-from paceline_protocol.guesses import OwnGuesses
+from paceline_protocol.draft_shape import CHAIN, Shape
+from paceline_protocol.laboratory.guesses import OwnGuesses
+from paceline_protocol.laboratory.oracles import AgreementOracle
+from paceline_protocol.laboratory.simulation import ServerLatency, simulate
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import Strategy, create_method, label_of
-from paceline_protocol.oracles import AgreementOracle
 from paceline_protocol.ranks import MOST_WIDTH, hit_rates
-from paceline_protocol.simulation import ServerLatency, simulate
 from paceline_protocol.task import DecodingTask, DispatchPolicy
-from paceline_protocol.tree_shapes import CHAIN, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_protocol.simulation import SimulationResult
+    from paceline_protocol.laboratory.simulation import SimulationResult
 
 __all__ = [
     "Batch",

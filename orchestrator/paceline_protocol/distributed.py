@@ -5,9 +5,9 @@ Timor et al. 2024 (arXiv 2405.14105), Algorithm 1, with lookahead and a fixed nu
 Design. What is known is a token tree (`tree.py`): what was drafted, and facts about it, which
 verdicts are taken apart into. What runs are drafts, each growing the tree at its tip
 (`drafts_in_flight.py`), and verifications, each of a part of it (`verification.py`) at some target
-(`verifications.py`). An event only changes what is known or what runs; `_settle` then derives every
-command from those two, in the same five steps, whatever the event was. So there is no case for each
-interleaving, and servers that are lost, late or new are no special case either.
+(`target_schedule.py`). An event only changes what is known or what runs; `_settle` then derives
+every command from those two, in the same five steps, whatever the event was. So there is no case
+for each interleaving, and servers that are lost, late or new are no special case either.
 
 Difference: the algorithm starts a thread for each model and token, here each drafter extends one
 chain of a token tree. Equal tokens share a node; where drafters disagree the main path follows the
@@ -47,10 +47,10 @@ from paceline_protocol.messages import (
     TokensDrafted,
     VerifyFailed,
 )
+from paceline_protocol.target_schedule import TargetSchedule
 from paceline_protocol.task import VerificationRule
 from paceline_protocol.tree import Node, TokenTree
 from paceline_protocol.verification import due_nodes, frontier_nodes
-from paceline_protocol.verifications import Verifications
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,14 +82,14 @@ class DistributedDecoding:
             task.prompt[-1], length=len(task.prompt), statistics=self._commitment.statistics
         )
         self._capacity = capacity
-        self._verifications = Verifications(
+        self._schedule = TargetSchedule(
             self._tree, statistics=self._commitment.statistics, capacity=capacity
         )
         self._drafts = DraftsInFlight(
             self._tree,
             commitment=self._commitment,
             capacity=capacity,
-            branches=self._verifications.waiting,
+            branches=self._schedule.waiting,
         )
         self._finished = False
 
@@ -118,10 +118,10 @@ class DistributedDecoding:
                 self._drafts.ended(draft_id)
             case DraftFailed(draft_id=draft_id) if draft_id in self._drafts:
                 self._drafts.failed(draft_id)
-            case BlockVerified(verify_id=verify_id) if verify_id in self._verifications:
-                self._take_verdict(self._verifications.answered(verify_id), event)
-            case VerifyFailed(verify_id=verify_id) if verify_id in self._verifications:
-                self._verifications.failed(verify_id)
+            case BlockVerified(verify_id=verify_id) if verify_id in self._schedule:
+                self._take_verdict(self._schedule.answered(verify_id), event)
+            case VerifyFailed(verify_id=verify_id) if verify_id in self._schedule:
+                self._schedule.failed(verify_id)
             case CapacityChanged():
                 commands += self._take_capacity(event)
             case _:
@@ -155,7 +155,7 @@ class DistributedDecoding:
             node.guessed = useful_guesses(
                 verdict.proposal, node, task=self._task, commitment=self._commitment
             )
-        self._verifications.learnt(verification, end)
+        self._schedule.learnt(verification, end)
 
     def _learn(
         self, verification: Verification, node: Node, token_id: int, logprob: float | None
@@ -168,7 +168,7 @@ class DistributedDecoding:
     def _take_capacity(self, capacity: CapacityChanged) -> list[Command]:
         self._capacity = capacity
         self._task = _with_lookahead_of(capacity, self._task)
-        return self._drafts.change(capacity) + self._verifications.change(capacity)
+        return self._drafts.change(capacity) + self._schedule.change(capacity)
 
     # --- what follows from it -----------------------------------------------------------------
 
@@ -177,15 +177,15 @@ class DistributedDecoding:
         if self._commitment.finish_reason is not None:
             return commands + self._finish(self._commitment.finish_reason)
         commands += self._drafts.stop_stale()
-        commands += self._verifications.abandon_worthless()
+        commands += self._schedule.abandon_worthless()
         commands += self._drafts.draft_on(self._task)
         if not self._decides_frontier():
             commands += self._drafts.ask_text(self._task)
         if not self._drafts.awaits_text:
             commands += self._dispatch()
-            if self._verifications.free_targets:
+            if self._schedule.free_targets:
                 commands += self._drafts.ask_text(self._task)
-        return commands + self._verifications.promote()
+        return commands + self._schedule.promote()
 
     def _commit(self) -> list[Command]:
         passed = self._tree.advance()
@@ -206,16 +206,16 @@ class DistributedDecoding:
         commands: list[Command] = []
         path = self._tree.main_path()
         if not self._decides_frontier():
-            if not self._verifications.free_targets:
-                commands.append(self._verifications.make_room())
+            if not self._schedule.free_targets:
+                commands.append(self._schedule.make_room())
             growing = self._drafts.grows_at(path[-1])
             nodes = frontier_nodes(path, task=self._task, growing=growing)
             commands.append(self._start_verify(nodes))
         path = path[: self._drafts.drafted_length(path)]
         growing = self._drafts.grows_at(path[-1])
         while nodes := due_nodes(path, task=self._task, growing=growing):
-            if not self._verifications.free_targets:
-                room = self._verifications.make_room_beside(path)
+            if not self._schedule.free_targets:
+                room = self._schedule.make_room_beside(path)
                 if not room:
                     return commands
                 commands += room
@@ -225,7 +225,7 @@ class DistributedDecoding:
     def _dispatch_chains(self, main_path: Sequence[Node]) -> list[Command]:
         commands: list[Command] = []
         for _, tip in sorted(self._drafts.tips.items()):
-            if not self._verifications.free_targets:
+            if not self._schedule.free_targets:
                 break
             if not tip.alive or tip.length <= main_path[0].length:
                 continue
@@ -234,7 +234,7 @@ class DistributedDecoding:
             # The token that branches off is assumed: to decide for or against it is the main
             # path's business.
             branch, growing = path[shared:], self._drafts.grows_at(tip)
-            while self._verifications.free_targets and (
+            while self._schedule.free_targets and (
                 nodes := due_nodes(branch, task=self._task, growing=growing)
             ):
                 commands.append(self._start_verify(nodes))
@@ -243,8 +243,8 @@ class DistributedDecoding:
     def _dispatch_branches(self) -> list[Command]:
         """Give targets that would idle the likeliest branches that no verification decides."""
         commands: list[Command] = []
-        waiting = self._verifications.waiting
-        while self._verifications.free_targets and (best := waiting.pop()) is not None:
+        waiting = self._schedule.waiting
+        while self._schedule.free_targets and (best := waiting.pop()) is not None:
             # Siblings go together, but what a chain's token decides is its own block's business.
             assumed = best if best.parent is None or not best.parent.is_branch else best.parent
             commands.append(self._start_verify((assumed,)))
@@ -253,16 +253,16 @@ class DistributedDecoding:
 
     def _finish(self, reason: FinishReason) -> list[Command]:
         self._finished = True
-        commands = self._drafts.stop_all() + self._verifications.abandon_all()
+        commands = self._drafts.stop_all() + self._schedule.abandon_all()
         self._tree.discard()
         return [*commands, Finish(reason)]
 
     def _decides_frontier(self) -> bool:
-        return self._verifications.decide(self._tree.root)
+        return self._schedule.decide(self._tree.root)
 
     def _start_verify(self, trunk: Sequence[Node], *, warms_up: bool = False) -> Command:
         prefix = self._commitment.prefix + self._tree.token_ids_to(trunk[0])
-        return self._verifications.start(trunk, prefix=prefix, task=self._task, warms_up=warms_up)
+        return self._schedule.start(trunk, prefix=prefix, task=self._task, warms_up=warms_up)
 
 
 def _with_lookahead_of(capacity: CapacityChanged, task: DecodingTask) -> DecodingTask:

@@ -44,7 +44,7 @@ from paceline_engine.terms.calls import (
 from paceline_engine.terms.latencies import ForwardLatency, ModelLatencies
 from paceline_engine.terms.proposal import Proposal
 from paceline_model_server import translation
-from paceline_protocol.drafted_tree import DraftedTree
+from paceline_protocol.laboratory.drafted_tree import DraftedTree
 from paceline_serving.interceptors import EdgeInterceptor
 from paceline_serving.telemetry import RpcMetrics
 from paceline_serving.transport import POD_SERVER_OPTIONS

@@ -11,8 +11,8 @@ from paceline_orchestrator.planning import forms
 from paceline_orchestrator.planning.estimates import Option, plain, speculative
 from paceline_orchestrator.planning.forms import Forms, best_shape, case_of, simulated_times
 from paceline_orchestrator.planning.measurements import Measurements
+from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.methods import Strategy
-from paceline_protocol.tree_shapes import CHAIN, Shape
 
 VICUNA = Measurements(
     target_step_ns=37_700_000,

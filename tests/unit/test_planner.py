@@ -16,9 +16,9 @@ from paceline_orchestrator.planning.forms import OPEN_SHAPES
 from paceline_orchestrator.planning.measurements import Measurements
 from paceline_orchestrator.planning.planner import DrafterKind, Planner, Wish
 from paceline_orchestrator.planning.rehearsal import _MOST_REHEARSED
+from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.methods import METHODS, Strategy
 from paceline_protocol.task import VerificationRule
-from paceline_protocol.tree_shapes import CHAIN, Shape
 
 MS = 1_000_000
 VICUNA = Measurements(

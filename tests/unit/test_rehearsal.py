@@ -17,10 +17,10 @@ from paceline_orchestrator.planning.rehearsal import (
     expected_token_time,
     rehearse,
 )
+from paceline_protocol.laboratory.oracles import AgreementOracle
+from paceline_protocol.laboratory.simulation import ServerLatency, simulate
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import Strategy, create_method
-from paceline_protocol.oracles import AgreementOracle
-from paceline_protocol.simulation import ServerLatency, simulate
 from paceline_protocol.task import DecodingTask
 
 

@@ -22,11 +22,11 @@ from paceline_bench.recurrences import (
 )
 from paceline_orchestrator.planning.measurements import Measurements
 from paceline_orchestrator.planning.planner import Planner, Wish
+from paceline_protocol.laboratory.oracles import AgreementOracle
+from paceline_protocol.laboratory.simulation import ServerLatency, SimulationResult, simulate
+from paceline_protocol.laboratory.spans import SpanKind, Time
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import Strategy, create_method
-from paceline_protocol.oracles import AgreementOracle
-from paceline_protocol.simulation import ServerLatency, SimulationResult, simulate
-from paceline_protocol.spans import SpanKind, Time
 from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
 
 PROMPT_LENGTH = 3

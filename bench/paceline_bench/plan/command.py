@@ -19,8 +19,8 @@ from paceline_bench.protocol_runs import own_guesses
 from paceline_bench.report import write_json
 from paceline_local.options import PictureFile, ResultFile, read_options
 from paceline_local.screen import progress, table
-from paceline_protocol.simulation import ServerLatency
-from paceline_protocol.tree_shapes import Shape
+from paceline_protocol.draft_shape import Shape
+from paceline_protocol.laboratory.simulation import ServerLatency
 from paceline_serving.settings import RateList, Settings, option
 
 if TYPE_CHECKING:

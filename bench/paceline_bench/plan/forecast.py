@@ -23,8 +23,8 @@ from paceline_bench.plan.expectations import expectation_of
 from paceline_bench.protocol_runs import Batch, Setup, draw_agreements, mean_and_error, totals
 from paceline_bench.recurrences import run_lengths
 from paceline_orchestrator.planning.equation import LOOKAHEADS
+from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.methods import METHODS, Method, Strategy, label_of
-from paceline_protocol.tree_shapes import CHAIN, Shape
 
 if TYPE_CHECKING:
     from paceline_bench.plan.jobs import ForecastJob

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline_orchestrator.planning.equation import needed_target_count
+from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.methods import METHODS, Strategy
-from paceline_protocol.tree_shapes import CHAIN, Shape
 
 if TYPE_CHECKING:
     from paceline_bench.node import SimulatedNode
-    from paceline_protocol.guesses import OwnGuesses
+    from paceline_protocol.laboratory.guesses import OwnGuesses
 
 __all__ = ["ForecastJob", "forecast_jobs"]
 

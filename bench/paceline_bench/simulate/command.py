@@ -26,8 +26,8 @@ from paceline_bench.simulate.table1 import MOMENTS, table1
 from paceline_bench.simulate.trees_command import TreeOptions, show_trees
 from paceline_local.options import ResultFile, read_options
 from paceline_local.screen import progress, table
+from paceline_protocol.draft_shape import Shape
 from paceline_protocol.task import DispatchPolicy
-from paceline_protocol.tree_shapes import Shape
 from paceline_serving.settings import RateList, Settings, option
 
 if TYPE_CHECKING:

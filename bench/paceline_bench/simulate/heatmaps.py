@@ -27,8 +27,8 @@ from paceline_bench.recurrences import (
     stretches,
 )
 from paceline_orchestrator.planning.equation import smallest_lookahead
+from paceline_protocol.laboratory.simulation import ServerLatency
 from paceline_protocol.methods import Strategy
-from paceline_protocol.simulation import ServerLatency
 from paceline_protocol.task import DispatchPolicy
 
 if TYPE_CHECKING:

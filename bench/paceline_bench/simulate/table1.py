@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from paceline_bench.protocol_runs import Setup, run_protocol
+from paceline_protocol.laboratory.simulation import ServerLatency
 from paceline_protocol.methods import Strategy
-from paceline_protocol.simulation import ServerLatency
 from paceline_protocol.task import DispatchPolicy
 
 __all__ = ["MOMENTS", "TableRow", "table1"]

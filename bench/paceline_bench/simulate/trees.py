@@ -23,16 +23,17 @@ from paceline_bench.recurrences import (
     scheduled_stretches,
 )
 from paceline_orchestrator.planning.equation import LOOKAHEADS, smallest_lookahead
+from paceline_protocol.draft_shape import CHAIN, Shape
+from paceline_protocol.laboratory.simulation import ServerLatency
+from paceline_protocol.laboratory.tree_shapes import speculative_speed
 from paceline_protocol.methods import METHODS, Strategy, label_of
 from paceline_protocol.ranks import hit_rates
-from paceline_protocol.simulation import ServerLatency
-from paceline_protocol.tree_shapes import CHAIN, Shape, speculative_speed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from paceline_protocol.guesses import OwnGuesses
+    from paceline_protocol.laboratory.guesses import OwnGuesses
 
 __all__ = ["Gain", "TreeJob", "compare_trees", "grid_jobs", "steady", "write_gains"]
 

@@ -19,7 +19,7 @@ from paceline_bench.simulate.trees import (
     write_gains,
 )
 from paceline_local.screen import progress
-from paceline_protocol.tree_shapes import Shape
+from paceline_protocol.draft_shape import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,8 +27,8 @@ from paceline_local.options import PictureFile, ResultFile, read_options
 from paceline_local.running import running_system
 from paceline_local.screen import diagnostics, progress
 from paceline_local.system import LocalSystem, LocalSystemConfig
+from paceline_protocol.draft_shape import Shape
 from paceline_protocol.ranks import DEFAULT_RANK_DECAY
-from paceline_protocol.tree_shapes import Shape
 from paceline_serving.settings import Settings, StringList, option
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from paceline_bench.node import PaperRow, SimulatedNode
     from paceline_bench.report import Row
     from paceline_bench.table2.measurement import RowResult
-    from paceline_protocol.simulation import ServerLatency
+    from paceline_protocol.laboratory.simulation import ServerLatency
 
 __all__ = ["Table2Settings", "main"]
 

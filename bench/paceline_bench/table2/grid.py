@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from paceline import Strategy
 from paceline_bench.node import SimulatedNode
 from paceline_bench.table2.online import PLAIN, PLANNED, Way, is_identical
-from paceline_protocol.simulation import ServerLatency
+from paceline_protocol.laboratory.simulation import ServerLatency
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.terms.calls import SessionSpec
+from paceline_protocol.laboratory.simulation import ServerLatency, simulate
+from paceline_protocol.laboratory.spans import Span, SpanKind
 from paceline_protocol.max_gram import MaxGram
 from paceline_protocol.messages import (
     BlockVerified,
@@ -28,8 +30,6 @@ from paceline_protocol.messages import (
 )
 from paceline_protocol.methods import METHODS, Strategy, create_method
 from paceline_protocol.proposal import NOTHING
-from paceline_protocol.simulation import ServerLatency, simulate
-from paceline_protocol.spans import Span, SpanKind
 from paceline_protocol.task import DecodingTask
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from paceline_bench.node import SimulatedNode
     from paceline_engine.terms.draft_tree import Ranked
     from paceline_protocol.commitment import DraftStatistics
+    from paceline_protocol.laboratory.simulation import SimulationResult
     from paceline_protocol.messages import Command, Event
     from paceline_protocol.methods import DecodingMethod
     from paceline_protocol.proposal import Proposal
-    from paceline_protocol.simulation import SimulationResult
 
 __all__ = ["BackendOracle", "Plan", "Schedule", "ServedCall", "ideal_schedule"]
 

@@ -23,7 +23,7 @@ from paceline import Strategy
 from paceline_bench.table2.ideal import ideal_schedule
 from paceline_bench.table2.online import PLAIN, PLANNED, Way, is_identical
 from paceline_bench.table2.trace import mean_breakdown
-from paceline_protocol.tree_shapes import CHAIN, Shape
+from paceline_protocol.draft_shape import CHAIN, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from paceline_bench.table2.ideal import Plan, Schedule
     from paceline_bench.table2.online import OnlineSystem, Run
     from paceline_bench.table2.trace import Breakdown, Restart, Trace
-    from paceline_protocol.simulation import ServerLatency
+    from paceline_protocol.laboratory.simulation import ServerLatency
 
 __all__ = [
     "Measured",

@@ -19,7 +19,7 @@ from paceline_bench.processes import quiet
 from paceline_bench.table2.ideal import Plan
 from paceline_bench.table2.trace import Trace
 from paceline_protocol import methods as protocol
-from paceline_protocol.tree_shapes import CHAIN, Shape
+from paceline_protocol.draft_shape import CHAIN, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from paceline import TimelineEvent
     from paceline_bench.node import SimulatedNode
-    from paceline_protocol.simulation import ServerLatency
+    from paceline_protocol.laboratory.simulation import ServerLatency
 
 __all__ = ["Breakdown", "Restart", "Trace", "mean_breakdown"]
 

@@ -12,16 +12,16 @@ from paceline_orchestrator.decoding.seats import Staff
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.planning.growth import Growth
 from paceline_orchestrator.planning.measurements import MOST_TREE_TOKENS
+from paceline_protocol.draft_shape import CHAIN
 from paceline_protocol.methods import METHODS
 from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
-from paceline_protocol.tree_shapes import CHAIN
 
 if TYPE_CHECKING:
     from paceline_orchestrator.decoding.deadline import Deadline
     from paceline_orchestrator.fleet.wire import ModelFacts
     from paceline_orchestrator.front.text import StreamedText
     from paceline_orchestrator.planning.planner import Plan, Wish
-    from paceline_protocol.tree_shapes import Shape
+    from paceline_protocol.draft_shape import Shape
 
 __all__ = ["Options", "Order"]
 

@@ -17,10 +17,10 @@ from paceline_orchestrator.fleet.words import Word
 from paceline_orchestrator.front.admission import is_greedy
 from paceline_orchestrator.front.order import Options
 from paceline_orchestrator.planning.planner import DrafterKind, Wish
+from paceline_protocol.draft_shape import Shape
 from paceline_protocol.messages import FinishReason
 from paceline_protocol.methods import Strategy
 from paceline_protocol.task import DispatchPolicy, VerificationRule
-from paceline_protocol.tree_shapes import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -38,8 +38,8 @@ from typing import TYPE_CHECKING
 from paceline.limits import MOST_LOOKAHEAD
 from paceline_orchestrator.planning.equation import LOOKAHEADS
 from paceline_orchestrator.planning.measurements import EQUAL_ROWS
+from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.methods import METHODS, Method, Strategy
-from paceline_protocol.tree_shapes import CHAIN, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

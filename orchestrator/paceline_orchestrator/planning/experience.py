@@ -23,9 +23,9 @@ from paceline_orchestrator.planning.hit_rates import HitRates, LearntRates, Pair
 from paceline_orchestrator.planning.means import Mean
 from paceline_orchestrator.planning.measurements import MOST_TREE_TOKENS, Measurements
 from paceline_orchestrator.planning.planner import Plan, Planner, Wish
+from paceline_protocol.draft_shape import CHAIN
 from paceline_protocol.methods import METHODS
 from paceline_protocol.task import VerificationRule
-from paceline_protocol.tree_shapes import CHAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

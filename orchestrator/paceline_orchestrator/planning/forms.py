@@ -21,13 +21,13 @@ from paceline_orchestrator.planning.rehearsal import (
     setting_of,
 )
 from paceline_orchestrator.planning.simulated import Simulated
+from paceline_protocol.draft_shape import CHAIN, Shape
+from paceline_protocol.laboratory.oracles import AgreementOracle
+from paceline_protocol.laboratory.simulation import ServerLatency, simulate
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import Strategy, create_method
-from paceline_protocol.oracles import AgreementOracle
 from paceline_protocol.ranks import shares_of
-from paceline_protocol.simulation import ServerLatency, simulate
 from paceline_protocol.task import DecodingTask
-from paceline_protocol.tree_shapes import CHAIN, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -27,9 +27,9 @@ from paceline_orchestrator.planning.forms import Forms
 from paceline_orchestrator.planning.growth import TEXT_LOOKAHEAD, TEXT_TARGETS
 from paceline_orchestrator.planning.rehearsal import Rehearsals, rounded, setting_of
 from paceline_orchestrator.planning.starts import Start, Starts
+from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.methods import METHODS, Strategy
 from paceline_protocol.task import ASSUMED_RATES, VerificationRule
-from paceline_protocol.tree_shapes import CHAIN, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -20,9 +20,9 @@ from paceline_orchestrator.planning.estimates import distributed_token_ns, on_it
 from paceline_orchestrator.planning.measurements import Measurements
 from paceline_orchestrator.planning.simulated import Simulated
 from paceline_protocol.distributed import DistributedDecoding
+from paceline_protocol.laboratory.oracles import AgreementOracle
+from paceline_protocol.laboratory.simulation import ServerLatency, simulate
 from paceline_protocol.messages import CapacityChanged
-from paceline_protocol.oracles import AgreementOracle
-from paceline_protocol.simulation import ServerLatency, simulate
 from paceline_protocol.task import DecodingTask
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from paceline_orchestrator.planning.computing import let_others_run
 from paceline_orchestrator.planning.rehearsal import VERIFICATION
 from paceline_orchestrator.planning.simulated import Simulated
 from paceline_protocol.distributed import DistributedDecoding
+from paceline_protocol.laboratory.oracles import AgreementOracle
+from paceline_protocol.laboratory.simulation import ServerLatency, simulate
 from paceline_protocol.messages import CapacityChanged
-from paceline_protocol.oracles import AgreementOracle
-from paceline_protocol.simulation import ServerLatency, simulate
 from paceline_protocol.task import DecodingTask
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline_engine.deciding.acceptance_rules import accept_along, accept_exact, accept_sampled
 from paceline_engine.deciding.review_tasks import ReviewTask
 from paceline_engine.deciding.reviews import review_by
 from paceline_engine.deciding.sampling import (
@@ -22,7 +23,6 @@ from paceline_engine.deciding.sampling import (
     perturbed_rows,
     token_logprobs,
 )
-from paceline_engine.deciding.verification import accept_along, accept_exact, accept_sampled
 from paceline_engine.terms.calls import VerificationRule
 from paceline_engine.terms.items import Judgement
 from paceline_engine.terms.proposal import Proposal

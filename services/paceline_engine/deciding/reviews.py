@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline_engine.deciding.acceptance_rules import residual_scores
 from paceline_engine.deciding.cascade import Draw
 from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
 from paceline_engine.deciding.review_tasks import Reviewed
@@ -36,7 +37,6 @@ from paceline_engine.deciding.sampling import (
     largest,
     likeliest,
 )
-from paceline_engine.deciding.verification import residual_scores
 from paceline_engine.terms.calls import VerificationRule
 from paceline_engine.terms.proposal import SparseDistribution
 

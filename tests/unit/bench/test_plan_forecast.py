@@ -12,11 +12,11 @@ from paceline_bench.plan.forecast import Forecast, forecast
 from paceline_bench.plan.jobs import ForecastJob, forecast_jobs
 from paceline_bench.plan.picture import draw_forecast
 from paceline_bench.plan.tables import HEADINGS, conclusions, json_rows, table_rows
-from paceline_protocol.guesses import OwnGuesses
+from paceline_protocol.draft_shape import Shape
+from paceline_protocol.laboratory.guesses import OwnGuesses
+from paceline_protocol.laboratory.simulation import ServerLatency
 from paceline_protocol.methods import Strategy, label_of
 from paceline_protocol.ranks import runner_up_shares
-from paceline_protocol.simulation import ServerLatency
-from paceline_protocol.tree_shapes import Shape
 
 MS = 1_000_000
 KNOWN = (Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE, Strategy.DISTRIBUTED)

@@ -21,8 +21,8 @@ from paceline_bench.recurrences import (
     speculative_time,
     stretches,
 )
+from paceline_protocol.laboratory.simulation import ServerLatency
 from paceline_protocol.methods import Strategy
-from paceline_protocol.simulation import ServerLatency
 from paceline_protocol.task import DispatchPolicy
 
 

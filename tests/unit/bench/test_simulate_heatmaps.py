@@ -16,8 +16,8 @@ from paceline_bench.recurrences import expected_distributed_times, scheduled_str
 from paceline_bench.simulate.claims import RATIOS, check_claims, summarise, write_cells
 from paceline_bench.simulate.heatmaps import Cell, Experiment, Grid, Timing, columns, fill_column
 from paceline_bench.simulate.pictures import draw_heatmaps
+from paceline_protocol.laboratory.simulation import ServerLatency
 from paceline_protocol.methods import Strategy
-from paceline_protocol.simulation import ServerLatency
 from paceline_protocol.task import DispatchPolicy
 
 SMALL = Experiment(token_count=12, repeats=3)

@@ -24,9 +24,10 @@ from paceline_bench.simulate.trees import (
     steady,
 )
 from paceline_cli.__main__ import main
-from paceline_protocol.guesses import OwnGuesses
+from paceline_protocol.draft_shape import Shape
+from paceline_protocol.laboratory.guesses import OwnGuesses
+from paceline_protocol.laboratory.tree_shapes import distributed_speed, leaves_speed
 from paceline_protocol.ranks import hit_share, runner_up_shares
-from paceline_protocol.tree_shapes import Shape, distributed_speed, leaves_speed
 
 TREE = Shape(3, 2)
 JOB = TreeJob(

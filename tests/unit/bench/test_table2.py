@@ -18,9 +18,9 @@ from paceline_bench.table2.ideal import Plan, ideal_schedule
 from paceline_bench.table2.online import PLAIN, PLANNED, Run, Way, make_prompt
 from paceline_bench.table2.results import kept
 from paceline_bench.table2.tables import report
+from paceline_protocol.draft_shape import Shape
+from paceline_protocol.laboratory.simulation import ServerLatency
 from paceline_protocol.methods import Strategy as Method
-from paceline_protocol.simulation import ServerLatency
-from paceline_protocol.tree_shapes import Shape
 
 MS = 1_000_000
 TOKENS = 12

@@ -8,9 +8,9 @@ from paceline_bench.table2.online import make_prompt
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.terms.calls import SessionSpec
+from paceline_protocol.laboratory.simulation import ServerLatency
+from paceline_protocol.laboratory.spans import SpanKind
 from paceline_protocol.methods import Strategy
-from paceline_protocol.simulation import ServerLatency
-from paceline_protocol.spans import SpanKind
 
 PROMPT = make_prompt("a prompt")
 NODE = SimulatedNode(

@@ -5,7 +5,7 @@ import pytest
 from paceline import TimelineEvent, TimelineEventKind
 from paceline_bench.node import SimulatedNode
 from paceline_bench.table2.trace import Breakdown, Trace, mean_breakdown
-from paceline_protocol.simulation import ServerLatency
+from paceline_protocol.laboratory.simulation import ServerLatency
 
 MS = 1_000_000
 NODE = SimulatedNode(

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_engine.deciding import sampling
+from paceline_engine import sampling
+from paceline_engine.deciding.acceptance_rules import accept_sampled, residual_scores
 from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
 from paceline_engine.deciding.sampling import choose_tokens, draw_draft, filtered_scores
-from paceline_engine.deciding.verification import accept_sampled, residual_scores
 from paceline_engine.terms.calls import SamplingParameters
 from paceline_engine.terms.proposal import SparseDistribution
 from support.plain_sampling import Draw, choose, filtered, verify

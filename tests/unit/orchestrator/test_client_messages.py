@@ -29,10 +29,10 @@ from paceline_orchestrator.front.translation import (
     timeline_message,
 )
 from paceline_protocol.commitment import DraftStatistics
+from paceline_protocol.draft_shape import Shape
 from paceline_protocol.messages import FinishReason
 from paceline_protocol.methods import Strategy
 from paceline_protocol.task import VerificationRule
-from paceline_protocol.tree_shapes import Shape
 
 ORDER = SimpleNamespace(
     request_id="r",

@@ -25,10 +25,10 @@ from paceline_orchestrator.front.generation import Generation
 from paceline_orchestrator.front.order import Order
 from paceline_orchestrator.front.translation import read_options
 from paceline_orchestrator.settings import OrchestratorSettings
+from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.messages import CapacityChanged, StartVerify
 from paceline_protocol.methods import METHODS, Strategy
 from paceline_protocol.task import ASSUMED_RATES, DispatchPolicy, VerificationRule
-from paceline_protocol.tree_shapes import CHAIN, Shape
 from paceline_serving.settings import SettingsError, load
 
 

@@ -17,8 +17,8 @@ from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.front.pacing import Pacing
 from paceline_orchestrator.planning.planner import Planner, Wish
 from paceline_protocol.commitment import DraftStatistics
+from paceline_protocol.draft_shape import Shape
 from paceline_protocol.methods import Strategy
-from paceline_protocol.tree_shapes import Shape
 from support.fake_text import continuation
 from support.orchestrating import PROMPT
 from support.virtual_servers import drafters, targets

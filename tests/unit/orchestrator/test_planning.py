@@ -18,9 +18,9 @@ from paceline_orchestrator.planning.growth import Growth
 from paceline_orchestrator.planning.hit_rates import HitRates, Pair
 from paceline_orchestrator.planning.planner import Wish
 from paceline_protocol.commitment import DraftStatistics
+from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.methods import METHODS, Strategy
 from paceline_protocol.task import VerificationRule
-from paceline_protocol.tree_shapes import CHAIN, Shape
 from support.waiting import until
 
 MS = 1_000_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.depths import Depths
 from paceline_protocol.messages import CapacityChanged
+from paceline_protocol.target_schedule import TargetSchedule
 from paceline_protocol.task import DecodingTask
 from paceline_protocol.tree import Node, TokenTree
 from paceline_protocol.verification import Verification
-from paceline_protocol.verifications import Verifications
 
 _TARGETS = 50
 _TASK = DecodingTask((1,), 999, lookahead=1)
@@ -74,7 +74,7 @@ def _verifications_on_a_chain():
     statistics = DraftStatistics()
     tree = TokenTree(0, length=1, statistics=statistics)
     capacity = CapacityChanged(targets=tuple(range(_TARGETS)), drafters=(0,))
-    verifications = Verifications(tree, statistics=statistics, capacity=capacity)
+    verifications = TargetSchedule(tree, statistics=statistics, capacity=capacity)
     tip = tree.root
     for token_id in range(_TARGETS):
         before, tip = tip, tree.draft(tip, token_id, drafter=0, distribution=None)

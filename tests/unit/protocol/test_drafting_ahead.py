@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline_protocol.laboratory.oracles import AgreementOracle
+from paceline_protocol.laboratory.simulation import ServerLatency, simulate
+from paceline_protocol.laboratory.spans import SpanKind
 from paceline_protocol.messages import (
     BlockVerified,
     CapacityChanged,
@@ -17,9 +20,6 @@ from paceline_protocol.messages import (
     StopDraft,
 )
 from paceline_protocol.methods import Strategy, create_method
-from paceline_protocol.oracles import AgreementOracle
-from paceline_protocol.simulation import ServerLatency, simulate
-from paceline_protocol.spans import SpanKind
 from paceline_protocol.task import DecodingTask, VerificationRule
 from support.chains import drafted
 

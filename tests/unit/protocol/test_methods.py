@@ -18,10 +18,10 @@ from paceline_bench.protocol_runs import Setup, run_protocol
 from paceline_orchestrator.planning.forecasts import FORECASTS
 from paceline_orchestrator.planning.measurements import Measurements
 from paceline_orchestrator.planning.planner import DrafterKind, Planner, Wish
+from paceline_protocol.laboratory.simulation import ServerLatency
+from paceline_protocol.laboratory.spans import SpanKind
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import METHODS, Strategy
-from paceline_protocol.simulation import ServerLatency
-from paceline_protocol.spans import SpanKind
 from paceline_protocol.task import DecodingTask
 from unit.protocol.trace import played
 from unit.protocol.world import Models, Weather, run_world

@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 
 from paceline_bench.protocol_runs import Setup, own_guesses, run_protocol
-from paceline_protocol.guesses import OwnGuesses
+from paceline_protocol.laboratory.guesses import OwnGuesses
+from paceline_protocol.laboratory.oracles import AgreementOracle
+from paceline_protocol.laboratory.simulation import ServerLatency
 from paceline_protocol.methods import Strategy
-from paceline_protocol.oracles import AgreementOracle
 from paceline_protocol.ranks import runner_up_shares
-from paceline_protocol.simulation import ServerLatency
 
 CHAIN = ((0,), (0, 0), (0, 0, 0))
 SHARES = runner_up_shares(0.4)

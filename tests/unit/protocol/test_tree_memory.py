@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from paceline_protocol.laboratory.oracles import AgreementOracle
+from paceline_protocol.laboratory.simulation import ServerLatency, simulate
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import Strategy, create_method
-from paceline_protocol.oracles import AgreementOracle
-from paceline_protocol.simulation import ServerLatency, simulate
 from paceline_protocol.task import DecodingTask
 from paceline_protocol.tree import Node
 

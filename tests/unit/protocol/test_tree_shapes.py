@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_protocol.ranks import LLAMA_SHARES, hit_rates, hit_share, runner_up_shares
-from paceline_protocol.tree_shapes import (
+from paceline_protocol.laboratory.tree_shapes import (
     best_tree,
     branching_speed,
     distributed_speed,
@@ -18,6 +17,7 @@ from paceline_protocol.tree_shapes import (
     path_worth,
     speculative_speed,
 )
+from paceline_protocol.ranks import LLAMA_SHARES, hit_rates, hit_share, runner_up_shares
 
 SHARES = runner_up_shares(0.4)
 

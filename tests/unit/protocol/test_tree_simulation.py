@@ -10,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_engine.terms.draft_tree import DraftTree
-from paceline_protocol.drafted_tree import DraftedTree
+from paceline_protocol.laboratory.drafted_tree import DraftedTree
+from paceline_protocol.laboratory.oracles import AgreementOracle, judge_tree
+from paceline_protocol.laboratory.simulation import ServerLatency, simulate
+from paceline_protocol.laboratory.spans import SpanKind
 from paceline_protocol.messages import (
     BlockVerified,
     EmitTokens,
@@ -20,11 +23,8 @@ from paceline_protocol.messages import (
     StartVerify,
     TokensDrafted,
 )
-from paceline_protocol.oracles import AgreementOracle, judge_tree
 from paceline_protocol.proposal import Proposal
 from paceline_protocol.ranks import LLAMA_SHARES, hit_share, runner_up_shares
-from paceline_protocol.simulation import ServerLatency, simulate
-from paceline_protocol.spans import SpanKind
 
 PROMPT_LENGTH = 3
 

@@ -55,7 +55,7 @@ def accept_exact(
 
     Invariants:
         Accepted tokens and next token are those that choosing one token at a time gives
-        (tests/unit/engine/test_verification.py::test_exact_is_plain_decoding).
+        (tests/unit/engine/test_acceptance_rules.py::test_exact_is_plain_decoding).
 
     Cost: rows are looked at in parts, up to the one that rejects.
     """
@@ -91,7 +91,7 @@ def accept_along(
 
     Invariants:
         They are what `accept_exact` gives of the path
-        (tests/unit/engine/test_verification.py::test_a_tree_is_decided_as_its_chains_are).
+        (tests/unit/engine/test_acceptance_rules.py::test_a_tree_is_decided_as_its_chains_are).
 
     Cost: only the rows along the path are looked at.
     """
@@ -141,7 +141,7 @@ def accept_sampled(
 
     Invariants:
         Each token is distributed as the target's own
-        (tests/unit/engine/test_verification.py::test_rejection_is_lossless).
+        (tests/unit/engine/test_acceptance_rules.py::test_rejection_is_lossless).
     """
     if parameters.temperature == 0:
         return accept_exact(

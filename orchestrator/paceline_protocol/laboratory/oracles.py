@@ -12,7 +12,7 @@ from paceline_protocol.ranks import MOST_WIDTH, hit_rates, runner_up_shares
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_protocol.guesses import OwnGuesses
+    from paceline_protocol.laboratory.guesses import OwnGuesses
     from paceline_protocol.proposal import Proposal
 
 __all__ = ["AgreementOracle", "TokenOracle", "judge_tree"]

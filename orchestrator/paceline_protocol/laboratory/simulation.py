@@ -11,7 +11,9 @@ import heapq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from paceline_protocol.drafted_tree import DraftedTree
+from paceline_protocol.laboratory.drafted_tree import DraftedTree
+from paceline_protocol.laboratory.oracles import judge_tree
+from paceline_protocol.laboratory.spans import Span, SpanKind, Time
 from paceline_protocol.messages import (
     AbandonVerify,
     BlockVerified,
@@ -28,15 +30,13 @@ from paceline_protocol.messages import (
     TokensDecoded,
     TokensDrafted,
 )
-from paceline_protocol.oracles import judge_tree
 from paceline_protocol.proposal import NOTHING, Proposal
-from paceline_protocol.spans import Span, SpanKind, Time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paceline_protocol.laboratory.oracles import TokenOracle
     from paceline_protocol.methods import DecodingMethod
-    from paceline_protocol.oracles import TokenOracle
 
 __all__ = ["ServerLatency", "SimulationResult", "simulate"]
 

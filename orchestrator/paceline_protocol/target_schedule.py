@@ -1,7 +1,7 @@
-"""Verifications at several targets at once: which target judges what, and what each one holds.
+"""Which target judges what, and what its session holds: the verifications in flight.
 
 A target has one verification at a time. The next one goes to the free target whose session holds
-the most of its text. Who is to make room is the deepest, and a warm-up only if there is no other.
+the most of its text. The deepest verification makes room; a warm-up does so only as a last resort.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from paceline_protocol.task import DecodingTask
     from paceline_protocol.tree import Node, TokenTree
 
-__all__ = ["Verifications"]
+__all__ = ["TargetSchedule"]
 
 
-class Verifications:
-    """The verifications in flight.
+class TargetSchedule:
+    """The verifications in flight, at most one at each target.
 
     Args:
         tree: What is drafted, and known.

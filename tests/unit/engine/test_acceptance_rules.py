@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from paceline.errors import InternalError
-from paceline_engine.deciding import sampling, verification
-from paceline_engine.deciding.sampling import choose_tokens, draw_draft, filtered_scores
-from paceline_engine.deciding.verification import (
+from paceline_engine import acceptance_rules, sampling
+from paceline_engine.deciding.acceptance_rules import (
     accept_along,
     accept_exact,
     accept_sampled,
     residual_scores,
 )
+from paceline_engine.deciding.sampling import choose_tokens, draw_draft, filtered_scores
 from paceline_engine.terms.calls import SamplingParameters
 from paceline_engine.terms.proposal import Proposal, SparseDistribution
 
@@ -51,7 +51,7 @@ def test_rows_beyond_the_first_rejection_are_not_looked_at(rule, monkeypatch):
         looked_at.append(len(logits))
         return filtered(logits, parameters)
 
-    for module in (sampling, verification):
+    for module in (sampling, acceptance_rules):
         monkeypatch.setattr(module, "filtered_scores", watched)
     monkeypatch.setattr(sampling, "_MOST_NUMBERS", 2 * 40)
     logits = random_logits(9, 40, seed=3)

@@ -10,7 +10,7 @@ from paceline_protocol.proposal import Proposal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_protocol.tree_shapes import RankPath
+    from paceline_protocol.laboratory.tree_shapes import RankPath
 
 __all__ = ["OwnGuesses"]
 

@@ -15,18 +15,15 @@ the last one has what follows on every runner-up drafted as soon as on the chain
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from paceline_protocol.drafted_tree import DraftedTree
+from paceline_protocol.laboratory.drafted_tree import DraftedTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "CHAIN",
     "RankPath",
-    "Shape",
     "best_tree",
     "branching_speed",
     "distributed_speed",
@@ -40,26 +37,6 @@ RankPath: TypeAlias = tuple[int, ...]
 """A token of a tree: at which rank each token on its path is, itself the last; 0 is the first."""
 
 _MOST_LOOKAHEAD = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How wide drafts are.
-
-    Attributes:
-        width: Tokens that are drafted at a place; 1 for a chain.
-        branches: Tokens beside the chain's that a drafter's forward follows.
-    """
-
-    width: int = 1
-    branches: int = 0
-
-    def __str__(self) -> str:
-        branches = f" and {self.branches} branch(es)" if self.branches else ""
-        return f"trees of width {self.width}{branches}"
-
-
-CHAIN = Shape()
 
 
 def distributed_speed(drafter_latency: float, acceptance_rate: float) -> float:
