@@ -136,7 +136,7 @@ class ModelFiles:
     def fingerprint(self, dtype: str) -> str:
         """Hash what decides a token: weights, configuration, tokenizer, ends of a text, dtype.
 
-        How these are written is not hashed: `model_identity.py` says what counts.
+        How these are written is not hashed: `identity.py` says what counts.
 
         Cost: the first time, reads every weight once, about a second per gigabyte.
 
