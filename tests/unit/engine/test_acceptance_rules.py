@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.errors import InternalError
-from paceline_engine import acceptance_rules, sampling
+from paceline_engine.deciding import acceptance_rules, sampling
 from paceline_engine.deciding.acceptance_rules import (
     accept_along,
     accept_exact,

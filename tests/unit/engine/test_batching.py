@@ -35,7 +35,7 @@ class Missing:
     def missing_length(self, _prefix: array[int]) -> int:
         return self.rows
 
-    def stage(self, _prefix: array[int]) -> int:
+    def stage(self, _prefix: array[int], *, draft_count: int) -> int:
         return self._stage
 
 

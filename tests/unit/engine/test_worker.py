@@ -51,7 +51,7 @@ class Text:
     def missing_length(self, prefix):
         return 1
 
-    def stage(self, prefix):
+    def stage(self, prefix, *, draft_count):
         return 0
 
 
