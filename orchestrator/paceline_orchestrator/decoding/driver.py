@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     from paceline_orchestrator.decoding.deadline import Deadline
     from paceline_orchestrator.decoding.exchange import LikeliestTokens
     from paceline_orchestrator.decoding.recorder import Recorder
-    from paceline_orchestrator.decoding.seats import Staff
+    from paceline_orchestrator.decoding.request_servers import RequestServers
     from paceline_orchestrator.decoding.session import RemoteSession
+    from paceline_orchestrator.decoding.slots import ServerNeeds
     from paceline_orchestrator.decoding.text_drafter import TextDrafter
-    from paceline_orchestrator.decoding.workforce import Workforce
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_protocol.messages import CapacityChanged, Command, FinishReason
     from paceline_protocol.methods import DecodingMethod
@@ -69,8 +69,8 @@ class Driver:
     """Runs a request's method, and those that follow it.
 
     Args:
-        create_method: Makes what decides at first, for those who are there at the start.
-        workforce: Who works; closed in the end.
+        create_method: Makes the first method, for the slots that can be given work at the start.
+        servers: The request's servers, and its text as a drafter; closed in the end.
         pool: Told which servers are well.
         recorder: Told of everything.
         prompt_length: Tokens that are final from the start.
@@ -91,7 +91,7 @@ class Driver:
         self,
         create_method: Callable[[CapacityChanged], DecodingMethod],
         *,
-        workforce: Workforce,
+        servers: RequestServers,
         pool: ServerPool,
         recorder: Recorder,
         deadline: Deadline,
@@ -104,8 +104,8 @@ class Driver:
     ) -> None:
         self._create_method = self._create_first = create_method
         self._method: SuccessiveDecoding | None = None
-        self._workforce = workforce
-        self._text = workforce.text
+        self._servers = servers
+        self._text = servers.text
         self._recorder = recorder
         self._deadline = deadline
         self._ledger = Ledger(prompt_length)
@@ -113,8 +113,8 @@ class Driver:
         self._deliver = deliver
         self._conclude = conclude
         self._reconsider = reconsider
-        self._staff: Staff | None = None  # to be seen to
-        self._outgrown: list[RemoteSession] = []  # likewise
+        self._needs: ServerNeeds | None = None  # of a new method, until `_release_servers`
+        self._outgrown: list[RemoteSession] = []  # until `_let_outgrown_go`
         self._tasks = asyncio.TaskGroup()
         self._calls = CallsInFlight(
             self._tasks,
@@ -134,8 +134,8 @@ class Driver:
         self._finish: Finish | None = None
         self._failure: Exception | None = None
         self._is_closing = False
-        workforce.when_changed(self._post)
-        workforce.when_given_up(self._fail)
+        servers.when_changed(self._post)
+        servers.when_given_up(self._fail)
 
     async def run(self) -> None:
         """Run the method to its end, which `conclude` has been told of unless this raises.
@@ -149,7 +149,7 @@ class Driver:
         try:
             async with asyncio.timeout(self._deadline.remaining_seconds), self._tasks:
                 try:
-                    with self._workforce.at_work(self._tasks):
+                    with self._servers.at_work(self._tasks):
                         await self._work()
                 finally:
                     # What is found out now begins nothing new here.
@@ -159,7 +159,7 @@ class Driver:
         except TimeoutError:
             raise DeadlineError("the request's time is over") from None
         finally:
-            self._workforce.close()
+            self._servers.close()
         # Raised here, because a task group would wrap it.
         if self._failure is not None:
             raise self._failure
@@ -174,7 +174,7 @@ class Driver:
         """What became of those that the text itself drafted."""
         return self._text.statistics if self._text is not None else TextStatistics()
 
-    def change(self, successor: Successor, staff: Staff) -> bool:
+    def change(self, successor: Successor, needs: ServerNeeds) -> bool:
         """Go on with another method, from the next final tokens on, and with other servers.
 
         Additional servers are sought at once; superfluous ones leave when the method changes.
@@ -182,36 +182,36 @@ class Driver:
         Returns:
             Whether there is still something to decode.
         """
-        if self._is_over or not self._workforce.seat_count:
+        if self._is_over or not self._servers.slot_count:
             return False
 
         def begin(emitted: tuple[int, ...], capacity: CapacityChanged) -> DecodingMethod:
-            self._staff = staff
+            self._needs = needs
             return successor(emitted, capacity)
 
         if self._method is None:
             self._create_first = partial(begin, ())
         else:
-            self._method.become(begin, drafts=staff.drafts)
-        self._workforce.widen(staff)
+            self._method.become(begin, drafts=needs.drafts)
+        self._servers.widen(needs)
         return True
 
-    def stay(self, staff: Staff) -> bool:
+    def stay(self, needs: ServerNeeds) -> bool:
         """Take a change back that has not happened yet.
 
         Args:
-            staff: Whom the method that goes on has work for: others are let go.
+            needs: Servers that the method that goes on has work for: others are released.
 
         Returns:
             Whether there is still something to decode.
         """
-        if self._is_over or not self._workforce.seat_count:
+        if self._is_over or not self._servers.slot_count:
             return False
         if self._method is None:
             self._create_first = self._create_method
         else:
             self._method.stay()
-        self._staff = staff
+        self._needs = needs
         self._turned.set()
         return True
 
@@ -221,7 +221,7 @@ class Driver:
 
     async def _work(self) -> None:
         """Begin, and count and deliver in each turn what has come, until the end."""
-        capacity = await self._workforce.assembled()
+        capacity = await self._servers.until_ready()
         if self._failure is None:
             self._method = SuccessiveDecoding(
                 self._create_first(capacity), capacity, reconsider=self._reconsider
@@ -233,7 +233,7 @@ class Driver:
             self._calls.count_verdicts()
             self._deliver_final()
             self._let_outgrown_go()
-            self._restaff()
+            self._release_servers()
         if self._finish is not None:
             self._conclude(self._finish.reason)
             await asyncio.sleep(COURTESY_SECONDS)
@@ -247,17 +247,17 @@ class Driver:
         except Exception as error:  # noqa: BLE001 - whatever it was that failed before, comes first
             self._fail(error)
 
-    def _restaff(self) -> None:
+    def _release_servers(self) -> None:
         """Release servers that a new method has no work for; their calls are withdrawn by now."""
-        staff, self._staff = self._staff, None
-        if staff is not None and not self._is_over:
-            self._workforce.resize(staff)
+        needs, self._needs = self._needs, None
+        if needs is not None and not self._is_over:
+            self._servers.resize(needs)
 
     def _let_outgrown_go(self) -> None:
         """Release drafters that the text is too long for by now."""
         outgrown, self._outgrown = self._outgrown, []
         if not self._is_over:
-            self._workforce.outgrow(outgrown)
+            self._servers.outgrow(outgrown)
 
     @property
     def _is_over(self) -> bool:
@@ -265,7 +265,7 @@ class Driver:
 
     def _take_answer(self, event: Event) -> None:
         if isinstance(event, BlockVerified | TokensDecoded):
-            self._workforce.note_verdict()
+            self._servers.note_verdict()
         self._post(event)
 
     def _post(self, event: Event) -> None:
@@ -322,7 +322,7 @@ class Driver:
             case StopDecode():
                 self._calls.withdraw(command, by_rejection=False)
             case StartVerify() | StartDecode():
-                self._start(command, self._workforce.target(command.target))
+                self._start(command, self._servers.target(command.target))
             case StartDraft():
                 self._start_draft(command)
             case PromoteVerify():
@@ -337,10 +337,10 @@ class Driver:
             self._calls.start(call, session)
 
     def _start_draft(self, draft: StartDraft) -> None:
-        if self._text is not None and self._text.sits_at(draft.drafter):
+        if self._text is not None and self._text.is_at(draft.drafter):
             self._draft_from(self._text, draft)
             return
-        session = self._workforce.drafter(draft.drafter)
+        session = self._servers.drafter(draft.drafter)
         room = draft.max_tokens if session is None else session.limit_length - len(draft.prefix)
         if room > 0:
             self._start(replace(draft, max_tokens=min(room, draft.max_tokens)), session)
@@ -373,12 +373,12 @@ class Driver:
         if self._deadline.remaining_seconds == 0:
             return  # `run` is about to say so
         if not isinstance(error, SessionError):
-            self._workforce.lose(session, error)
+            self._servers.lose(session, error)
         self._post(_failed(call))
 
     def _fail(self, failure: Exception) -> None:
         self._failure = self._failure or failure
-        self._workforce.stop_waiting()
+        self._servers.stop_waiting()
         self._turned.set()
 
 
