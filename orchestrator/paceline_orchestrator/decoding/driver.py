@@ -1,9 +1,57 @@
 """Runs a decoding method over gRPC: commands become calls, answers and failures become events.
 
-An answer is handled, and the calls that follow from it are made, in the very turn of the event loop
-in which it arrived: a rejection restarts both models at once. What is in less of a hurry waits:
-counting and delivering until those calls were sent, cancelling what became worthless until they are
-likely to have arrived.
+Theory of operation
+-------------------
+
+The method is a state machine without I/O, which names servers by the indices of their slots. One
+turn of the event loop leads from an answer to the calls that follow from it:
+
+    an answer or a failure            RequestServers
+    (the call's own task)             (sessions open, servers come and go)
+            | _take_answer, _take_failure     | CapacityChanged
+            +---------------+-----------------+
+                            v
+    _post(event) -> _questions -> _decide: method.handle(event)
+                                            | commands, in the method's order
+                                            v  _obey
+               Start...    the RPC is sent          (CallsInFlight.start)
+               Stop...     the call is withdrawn    (CallsInFlight.withdraw)
+               EmitTokens  the ledger checks the tokens, which then wait in _final
+               Finish      the method is asked nothing more
+                            | _turned
+    - - - - - - - - - - - - v - - the turn ends; the servers have the new calls - - - - - - - -
+    _work: verdicts are counted, _final is delivered, servers without work are released
+    COURTESY_SECONDS after a Stop: the RPC of the withdrawn call is cancelled
+
+What runs when
+
+- Nothing may await between an answer and the calls that follow from it: a rejection restarts both
+  models at once. Work in less of a hurry goes to `_work`; a cancel goes behind the courtesy.
+- The method is never entered twice. An event that comes while the method decides waits in
+  `_questions`, also one that its own commands cause, such as a call to an empty slot. The text
+  drafter's answers go to the front of `_questions`: no other event comes before them.
+- `reconsider` is called inside the method, once tokens are final; `change` and `lengthen` may be
+  called there. A new method begins with those tokens. The servers that it needs in addition are
+  looked for at once. `_release_servers` lets the others go in `_work`, when the calls of the method
+  before are withdrawn.
+
+Who owns what
+
+- The driver owns the methods, the ledger, the calls under way, and the task group they run in.
+- `RequestServers` owns slots, sessions, timers and the text drafter. It exists before the driver,
+  and the driver listens to it. `lose` and `widen` may post a `CapacityChanged` before they return:
+  so the method hears that a server is gone before it hears that the server's call failed.
+- `SessionKeeper` opens and closes sessions in tasks of its own, which may outlive the request.
+
+What may be cancelled where
+
+- Only `CallsInFlight` cancels a call, its task before its RPC. It drops the answer to a call that
+  was withdrawn.
+- The client or the deadline may cancel `run` anywhere. From then on `_is_over` holds and nothing
+  begins: all calls are withdrawn, the method counts what it leaves, and sessions are closed by
+  their keeper. `run` waits for the tasks of its own group only.
+- A failure cancels nothing by itself. `_fail` keeps the first one and wakes `_work`, which delivers
+  the final tokens and ends; `run` raises the failure after the task group, which would wrap it.
 """
 
 from __future__ import annotations
