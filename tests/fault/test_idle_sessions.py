@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from paceline_orchestrator.decoding import workforce
+from paceline_orchestrator.decoding import request_servers
 from support.clock import Clock
 from support.gated import Gate, gated_host
 from support.in_process import in_process_system
@@ -20,7 +20,7 @@ OPTIONS = {"strategy": "speculative", "lookahead": 2, "max_tokens": TOKENS}
 @pytest.fixture
 def _hasty(monkeypatch):
     """Renewals come soon: the clock of the leases moves only after them."""
-    monkeypatch.setattr(workforce, "_RENEW_SECONDS", 0.02)
+    monkeypatch.setattr(request_servers, "_RENEW_SECONDS", 0.02)
 
 
 def has_whole_leases(host, clock):

@@ -212,7 +212,7 @@ class History:
             for at, message in call.messages:
                 said = message.proposal
                 chain = window.chain_of(Proposal(tuple(said.token_ids), tuple(said.parents))) or ()
-                window.take(len(chain))
+                window.advance(len(chain))
                 text += chain
                 told_at += [at] * len(chain)
         truth = [*PROMPT, *self._truth(number)]

@@ -1,4 +1,4 @@
-"""An orchestrator over virtual servers: its real servicer, driver, crew, sessions and pool."""
+"""An orchestrator over virtual servers: its real servicer, driver, sessions and pool."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A request's work at model servers: crew, sessions, calls, and the driver that runs a method."""
+"""A request's work at model servers: servers, sessions, calls, and the driver of its method."""

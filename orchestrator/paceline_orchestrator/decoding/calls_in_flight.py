@@ -320,7 +320,7 @@ class CallsInFlight:
         return True
 
     def _break_off(self, call: StartDecode) -> None:
-        """End a decode between two tokens, so that it goes on where its seat's work goes now."""
+        """End a decode between two tokens, so that it goes on where its slot's work goes now."""
         running = self._running.pop(_name(call), None)
         if running is not None:
             self._let_go(running)

@@ -1,4 +1,4 @@
-"""Who may take a seat of a request: servers that are ready, and have not failed it lately."""
+"""Servers that may be assigned to a request: they are ready, and have not failed it lately."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ class Candidates:
         self._barred_until: dict[ModelServer, float] = {}
         self.tolerance = 1.0
 
-    def not_among(self, seated: Collection[ModelServer], *, role: Role) -> list[ModelServer]:
-        """Return those of a role that can be seated and are not yet, the least loaded first."""
+    def not_among(self, assigned: Collection[ModelServer], *, role: Role) -> list[ModelServer]:
+        """Return those of a role that can be assigned and are not yet, the least loaded first."""
         now = time.monotonic()
         return [
             server
             for server in self._ready(role)
-            if server not in seated
+            if server not in assigned
             and (server.facts is None or self._suits(server.facts, role))
             and now >= self._barred_until.get(server, 0.0)
         ]
@@ -111,11 +111,11 @@ class Candidates:
             if it.facts and fits(it.facts, self._model) and self._suits(it.facts, Role.TARGET)
         )
 
-    def note_invited(self, server: ModelServer) -> None:
+    def note_opening(self, server: ModelServer) -> None:
         """Note that a session is being opened at a server for the request."""
         self._pool.note_order_at(server)
 
-    def note_seated(self, server: ModelServer) -> None:
+    def note_assigned(self, server: ModelServer) -> None:
         """Note that a server is about to have the text."""
         if self._text is not None:
             self._text.note(server.process_name)
@@ -131,7 +131,7 @@ class Candidates:
             asked_at: When it was made, on the monotonic clock.
 
         Returns:
-            What the failure counts as; and after how many seconds the server may be seated again,
+            What the failure counts as; and after how many seconds the server may be assigned again,
             if that is known.
         """
         if isinstance(error, CacheExhaustedError | OverloadedError):

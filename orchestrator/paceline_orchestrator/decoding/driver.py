@@ -1,9 +1,57 @@
 """Runs a decoding method over gRPC: commands become calls, answers and failures become events.
 
-An answer is handled, and the calls that follow from it are made, in the very turn of the event loop
-in which it arrived: a rejection restarts both models at once. What is in less of a hurry waits:
-counting and delivering until those calls were sent, cancelling what became worthless until they are
-likely to have arrived.
+Theory of operation
+-------------------
+
+The method is a state machine without I/O, which names servers by the indices of their slots. One
+turn of the event loop leads from an answer to the calls that follow from it:
+
+    an answer or a failure            RequestServers
+    (the call's own task)             (sessions open, servers come and go)
+            | _take_answer, _take_failure     | CapacityChanged
+            +---------------+-----------------+
+                            v
+    _post(event) -> _questions -> _decide: method.handle(event)
+                                            | commands, in the method's order
+                                            v  _obey
+               Start...    the RPC is sent          (CallsInFlight.start)
+               Stop...     the call is withdrawn    (CallsInFlight.withdraw)
+               EmitTokens  the ledger checks the tokens, which then wait in _final
+               Finish      the method is asked nothing more
+                            | _turned
+    - - - - - - - - - - - - v - - the turn ends; the servers have the new calls - - - - - - - -
+    _work: verdicts are counted, _final is delivered, servers without work are released
+    COURTESY_SECONDS after a Stop: the RPC of the withdrawn call is cancelled
+
+What runs when
+
+- Nothing may await between an answer and the calls that follow from it: a rejection restarts both
+  models at once. Work in less of a hurry goes to `_work`; a cancel goes behind the courtesy.
+- The method is never entered twice. An event that comes while the method decides waits in
+  `_questions`, also one that its own commands cause, such as a call to an empty slot. The text
+  drafter's answers go to the front of `_questions`: no other event comes before them.
+- `reconsider` is called inside the method, once tokens are final; `change` and `lengthen` may be
+  called there. A new method begins with those tokens. The servers that it needs in addition are
+  looked for at once. `_release_servers` lets the others go in `_work`, when the calls of the method
+  before are withdrawn.
+
+Who owns what
+
+- The driver owns the methods, the ledger, the calls under way, and the task group they run in.
+- `RequestServers` owns slots, sessions, timers and the text drafter. It exists before the driver,
+  and the driver listens to it. `lose` and `widen` may post a `CapacityChanged` before they return:
+  so the method hears that a server is gone before it hears that the server's call failed.
+- `SessionKeeper` opens and closes sessions in tasks of its own, which may outlive the request.
+
+What may be cancelled where
+
+- Only `CallsInFlight` cancels a call, its task before its RPC. It drops the answer to a call that
+  was withdrawn.
+- The client or the deadline may cancel `run` anywhere. From then on `_is_over` holds and nothing
+  begins: all calls are withdrawn, the method counts what it leaves, and sessions are closed by
+  their keeper. `run` waits for the tasks of its own group only.
+- A failure cancels nothing by itself. `_fail` keeps the first one and wakes `_work`, which delivers
+  the final tokens and ends; `run` raises the failure after the task group, which would wrap it.
 """
 
 from __future__ import annotations
@@ -53,10 +101,10 @@ if TYPE_CHECKING:
     from paceline_orchestrator.decoding.deadline import Deadline
     from paceline_orchestrator.decoding.exchange import LikeliestTokens
     from paceline_orchestrator.decoding.recorder import Recorder
-    from paceline_orchestrator.decoding.seats import Staff
+    from paceline_orchestrator.decoding.request_servers import RequestServers
     from paceline_orchestrator.decoding.session import RemoteSession
+    from paceline_orchestrator.decoding.slots import ServerNeeds
     from paceline_orchestrator.decoding.text_drafter import TextDrafter
-    from paceline_orchestrator.decoding.workforce import Workforce
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_protocol.messages import CapacityChanged, Command, FinishReason
     from paceline_protocol.methods import DecodingMethod
@@ -69,8 +117,8 @@ class Driver:
     """Runs a request's method, and those that follow it.
 
     Args:
-        create_method: Makes what decides at first, for those who are there at the start.
-        workforce: Who works; closed in the end.
+        create_method: Makes the first method, for the slots that can be given work at the start.
+        servers: The request's servers, and its text as a drafter; closed in the end.
         pool: Told which servers are well.
         recorder: Told of everything.
         prompt_length: Tokens that are final from the start.
@@ -91,7 +139,7 @@ class Driver:
         self,
         create_method: Callable[[CapacityChanged], DecodingMethod],
         *,
-        workforce: Workforce,
+        servers: RequestServers,
         pool: ServerPool,
         recorder: Recorder,
         deadline: Deadline,
@@ -104,8 +152,8 @@ class Driver:
     ) -> None:
         self._create_method = self._create_first = create_method
         self._method: SuccessiveDecoding | None = None
-        self._workforce = workforce
-        self._text = workforce.text
+        self._servers = servers
+        self._text = servers.text
         self._recorder = recorder
         self._deadline = deadline
         self._ledger = Ledger(prompt_length)
@@ -113,8 +161,8 @@ class Driver:
         self._deliver = deliver
         self._conclude = conclude
         self._reconsider = reconsider
-        self._staff: Staff | None = None  # to be seen to
-        self._outgrown: list[RemoteSession] = []  # likewise
+        self._needs: ServerNeeds | None = None  # of a new method, until `_release_servers`
+        self._outgrown: list[RemoteSession] = []  # until `_let_outgrown_go`
         self._tasks = asyncio.TaskGroup()
         self._calls = CallsInFlight(
             self._tasks,
@@ -134,8 +182,8 @@ class Driver:
         self._finish: Finish | None = None
         self._failure: Exception | None = None
         self._is_closing = False
-        workforce.when_changed(self._post)
-        workforce.when_given_up(self._fail)
+        servers.when_changed(self._post)
+        servers.when_given_up(self._fail)
 
     async def run(self) -> None:
         """Run the method to its end, which `conclude` has been told of unless this raises.
@@ -149,7 +197,7 @@ class Driver:
         try:
             async with asyncio.timeout(self._deadline.remaining_seconds), self._tasks:
                 try:
-                    with self._workforce.at_work(self._tasks):
+                    with self._servers.at_work(self._tasks):
                         await self._work()
                 finally:
                     # What is found out now begins nothing new here.
@@ -159,7 +207,7 @@ class Driver:
         except TimeoutError:
             raise DeadlineError("the request's time is over") from None
         finally:
-            self._workforce.close()
+            self._servers.close()
         # Raised here, because a task group would wrap it.
         if self._failure is not None:
             raise self._failure
@@ -174,7 +222,7 @@ class Driver:
         """What became of those that the text itself drafted."""
         return self._text.statistics if self._text is not None else TextStatistics()
 
-    def change(self, successor: Successor, staff: Staff) -> bool:
+    def change(self, successor: Successor, needs: ServerNeeds) -> bool:
         """Go on with another method, from the next final tokens on, and with other servers.
 
         Additional servers are sought at once; superfluous ones leave when the method changes.
@@ -182,36 +230,36 @@ class Driver:
         Returns:
             Whether there is still something to decode.
         """
-        if self._is_over or not self._workforce.seat_count:
+        if self._is_over or not self._servers.slot_count:
             return False
 
         def begin(emitted: tuple[int, ...], capacity: CapacityChanged) -> DecodingMethod:
-            self._staff = staff
+            self._needs = needs
             return successor(emitted, capacity)
 
         if self._method is None:
             self._create_first = partial(begin, ())
         else:
-            self._method.become(begin, drafts=staff.drafts)
-        self._workforce.widen(staff)
+            self._method.become(begin, drafts=needs.drafts)
+        self._servers.widen(needs)
         return True
 
-    def stay(self, staff: Staff) -> bool:
+    def stay(self, needs: ServerNeeds) -> bool:
         """Take a change back that has not happened yet.
 
         Args:
-            staff: Whom the method that goes on has work for: others are let go.
+            needs: Servers that the method that goes on has work for: others are released.
 
         Returns:
             Whether there is still something to decode.
         """
-        if self._is_over or not self._workforce.seat_count:
+        if self._is_over or not self._servers.slot_count:
             return False
         if self._method is None:
             self._create_first = self._create_method
         else:
             self._method.stay()
-        self._staff = staff
+        self._needs = needs
         self._turned.set()
         return True
 
@@ -221,7 +269,7 @@ class Driver:
 
     async def _work(self) -> None:
         """Begin, and count and deliver in each turn what has come, until the end."""
-        capacity = await self._workforce.assembled()
+        capacity = await self._servers.until_ready()
         if self._failure is None:
             self._method = SuccessiveDecoding(
                 self._create_first(capacity), capacity, reconsider=self._reconsider
@@ -233,7 +281,7 @@ class Driver:
             self._calls.count_verdicts()
             self._deliver_final()
             self._let_outgrown_go()
-            self._restaff()
+            self._release_servers()
         if self._finish is not None:
             self._conclude(self._finish.reason)
             await asyncio.sleep(COURTESY_SECONDS)
@@ -247,17 +295,17 @@ class Driver:
         except Exception as error:  # noqa: BLE001 - whatever it was that failed before, comes first
             self._fail(error)
 
-    def _restaff(self) -> None:
+    def _release_servers(self) -> None:
         """Release servers that a new method has no work for; their calls are withdrawn by now."""
-        staff, self._staff = self._staff, None
-        if staff is not None and not self._is_over:
-            self._workforce.resize(staff)
+        needs, self._needs = self._needs, None
+        if needs is not None and not self._is_over:
+            self._servers.resize(needs)
 
     def _let_outgrown_go(self) -> None:
         """Release drafters that the text is too long for by now."""
         outgrown, self._outgrown = self._outgrown, []
         if not self._is_over:
-            self._workforce.outgrow(outgrown)
+            self._servers.outgrow(outgrown)
 
     @property
     def _is_over(self) -> bool:
@@ -265,7 +313,7 @@ class Driver:
 
     def _take_answer(self, event: Event) -> None:
         if isinstance(event, BlockVerified | TokensDecoded):
-            self._workforce.note_verdict()
+            self._servers.note_verdict()
         self._post(event)
 
     def _post(self, event: Event) -> None:
@@ -322,7 +370,7 @@ class Driver:
             case StopDecode():
                 self._calls.withdraw(command, by_rejection=False)
             case StartVerify() | StartDecode():
-                self._start(command, self._workforce.target(command.target))
+                self._start(command, self._servers.target(command.target))
             case StartDraft():
                 self._start_draft(command)
             case PromoteVerify():
@@ -337,10 +385,10 @@ class Driver:
             self._calls.start(call, session)
 
     def _start_draft(self, draft: StartDraft) -> None:
-        if self._text is not None and self._text.sits_at(draft.drafter):
+        if self._text is not None and self._text.is_at(draft.drafter):
             self._draft_from(self._text, draft)
             return
-        session = self._workforce.drafter(draft.drafter)
+        session = self._servers.drafter(draft.drafter)
         room = draft.max_tokens if session is None else session.limit_length - len(draft.prefix)
         if room > 0:
             self._start(replace(draft, max_tokens=min(room, draft.max_tokens)), session)
@@ -373,12 +421,12 @@ class Driver:
         if self._deadline.remaining_seconds == 0:
             return  # `run` is about to say so
         if not isinstance(error, SessionError):
-            self._workforce.lose(session, error)
+            self._servers.lose(session, error)
         self._post(_failed(call))
 
     def _fail(self, failure: Exception) -> None:
         self._failure = self._failure or failure
-        self._workforce.stop_waiting()
+        self._servers.stop_waiting()
         self._turned.set()
 
 

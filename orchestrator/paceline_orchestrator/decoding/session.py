@@ -362,4 +362,4 @@ class RemoteSession:
             if is_first:
                 self._held.confirm(window.prefix, final_length=window.final_length)
             self._held.extend(token_ids)
-        window.take(len(token_ids))
+        window.advance(len(token_ids))

@@ -127,7 +127,7 @@ class Window:
                 chain.append(token_id)
         return tuple(chain)
 
-    def take(self, count: int) -> None:
+    def advance(self, count: int) -> None:
         """Note that so many tokens, of a tree of its chain, have come."""
         self.found_count += count
 

@@ -2,11 +2,11 @@
 
 Another way to guess from the text is another `Proposer`; see docs/extending.md.
 
-It has a seat beside those of the servers, the last one. Its drafts are answered in the very turn in
-which they are asked for: an answer takes microseconds. To read a prompt takes some 10 to 50 us a
-token, so that is done piece by piece, between other work, and only once the text is to draft.
-And it takes memory, for which there is one room in a process: what comes when that is nearly full
-has less of its prompt searched, or guesses nothing.
+It has a slot behind those of the servers. Its drafts are answered in the very turn in which they
+are asked for: an answer takes microseconds. To read a prompt takes some 10 to 50 us a token, so
+that is done piece by piece, between other work, and only once the text is to draft. And it takes
+memory, for which there is one room in a process: what comes when that is nearly full has less of
+its prompt searched, or guesses nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TextDrafter:
     Args:
         prompt: The text so far.
         proposer: What shall read it, and guess; it has read nothing yet.
-        seat: Its index among the drafters: the one after the servers'.
+        slot: Its index among the drafters: the one after the servers'.
         is_beside: Whether it drafts beside servers; else only while there is none.
         make_distribution: Under rejection sampling: makes what a token was drawn from.
         room: Shared by all texts, for what the proposer reads; `close` gives back what it took.
@@ -76,13 +76,13 @@ class TextDrafter:
         prompt: Sequence[int],
         *,
         proposer: Proposer,
-        seat: int,
+        slot: int,
         is_beside: bool,
         make_distribution: Callable[[int], object] | None = None,
         room: IndexRoom | None = None,
     ) -> None:
         self._prompt = prompt
-        self._seat = seat
+        self._slot = slot
         self._is_beside = is_beside
         self._make_distribution = make_distribution
         self._proposer = proposer
@@ -101,14 +101,14 @@ class TextDrafter:
         return self.drafts and (self._is_beside or not capacity.drafters)
 
     def join(self, capacity: CapacityChanged) -> CapacityChanged:
-        """Take its seat beside these servers, if it is wanted and has read the prompt."""
+        """Take its slot beside these servers, if it is wanted and has read the prompt."""
         if not (self._is_ready and self.is_wanted(capacity)):
             return capacity
-        return replace(capacity, drafters=(*capacity.drafters, self._seat), text=self._seat)
+        return replace(capacity, drafters=(*capacity.drafters, self._slot), text=self._slot)
 
-    def sits_at(self, drafter: int) -> bool:
-        """Whether this is its seat."""
-        return drafter == self._seat
+    def is_at(self, drafter: int) -> bool:
+        """Whether this is its slot."""
+        return drafter == self._slot
 
     async def read_prompt(self) -> None:
         """Read the prompt, as much of its end as there is room for; others work in between."""

@@ -179,7 +179,7 @@ class ServerPool:
         return standings(self.servers, model=self.last_model(), orders=self.orders)
 
     def listening(self, listener: Callable[[], None]) -> AbstractContextManager[None]:
-        """Call `listener`, inside the block, soon after servers or homes have changed."""
+        """Call `listener`, inside the block, soon after servers or primary targets have changed."""
         return self._listeners.listening(listener)
 
     async def wait_for_model(self, timeout_seconds: float) -> ModelFacts:
@@ -198,14 +198,14 @@ class ServerPool:
                     await changed.wait()
         return self.model()
 
-    def move_home(self, origin: ModelServer | None, destination: ModelServer | None) -> None:
-        """Note where a request is at home from now on; None is nowhere."""
+    def move_primary(self, origin: ModelServer | None, destination: ModelServer | None) -> None:
+        """Note which target is a request's primary from now on; None is none."""
         if origin is not None:
-            origin.home_count -= 1
+            origin.primary_count -= 1
         if destination is not None:
-            destination.home_count += 1
-        was_left = origin is not None and origin.home_count == 0
-        if was_left or (destination is not None and destination.home_count == 1):
+            destination.primary_count += 1
+        was_left = origin is not None and origin.primary_count == 0
+        if was_left or (destination is not None and destination.primary_count == 1):
             self._listeners.call_soon()
 
     def report_failure(self, server: ModelServer, error: PacelineError, *, asked_at: float) -> None:

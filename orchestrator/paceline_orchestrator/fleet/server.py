@@ -43,7 +43,7 @@ class ModelServer:
         handles: Of the sessions that this orchestrator has open there.
         session_count: Sessions that this orchestrator has open there.
         call_count: Verifications or drafts of this orchestrator that run or wait there.
-        home_count: Requests of this orchestrator that are at home there; see Crew.
+        primary_count: Requests of this orchestrator whose primary target it is.
         health_status: Empty if the server says that it is well, else why not.
         trouble: What else is known of why not, such as the words of an error; empty for nothing.
         bugs: What went wrong here, unforeseen, while its health was followed.
@@ -76,7 +76,7 @@ class ModelServer:
         self.handles: set[str] = set()
         self.session_count = 0
         self.call_count = 0
-        self.home_count = 0
+        self.primary_count = 0
         self.health_status = NOT_REACHED
         self.trouble = ""
         self.bugs: set[type[Exception]] = set()
@@ -160,7 +160,7 @@ class ModelServer:
         """
         other_calls = max(0.0, round(2 * self.latency.other_calls) / 2 - tolerated_calls)
         is_met = not self.latency.seems_free
-        return self.home_count + other_calls, self.session_count, -familiar_length, is_met
+        return self.primary_count + other_calls, self.session_count, -familiar_length, is_met
 
     @property
     def process_name(self) -> str:

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidFieldError
-from paceline_orchestrator.decoding.crew import Crew
+from paceline_orchestrator.decoding.assigned_servers import AssignedServers
 from paceline_orchestrator.decoding.driver import Driver
 from paceline_orchestrator.decoding.recorder import Recorder
+from paceline_orchestrator.decoding.request_servers import RequestServers
 from paceline_orchestrator.decoding.rpcs import one_hot
 from paceline_orchestrator.decoding.statistics import Fallback
 from paceline_orchestrator.decoding.text_drafter import TextDrafter
-from paceline_orchestrator.decoding.workforce import Workforce
 from paceline_orchestrator.front.text import FinalToken
 from paceline_orchestrator.front.translation import (
     chunk_message,
@@ -99,12 +99,12 @@ class Generation:
             show=self._show if order.options.stream_timeline else None,
         )
         pool.orders.begin(order.plan.note)
-        crew = Crew(
+        assigned = AssignedServers(
             pool,
             order.model,
             make_spec=lambda it: order.session_spec(it, length=self._position),
             suits=lambda it, role: order.suits(it, role=role, length=self._position),
-            staff=order.staff,
+            needs=order.server_needs,
             keeper=keeper,
             deadline=order.deadline,
             note_fallback=self._recorder.fallback,
@@ -112,10 +112,10 @@ class Generation:
             self_drafting=order.plan.method.self_drafts or order.own_guesses,
             text=pool.familiarity.text(order.prefix, share=order.share),
         )
-        self._workforce = Workforce(crew, pool=pool, text=_text_drafter(order, text_rules))
+        self._servers = RequestServers(assigned, pool=pool, text=_text_drafter(order, text_rules))
         self._driver = Driver(
             self._create_method,
-            workforce=self._workforce,
+            servers=self._servers,
             pool=pool,
             recorder=self._recorder,
             deadline=order.deadline,
@@ -131,7 +131,7 @@ class Generation:
         """Decode to the end. Never fails: a failure goes into the stream, after the tokens."""
         self._charge(len(self._order.prefix))
         try:
-            self._send(started_message(self._order, target_count=self._workforce.target_count))
+            self._send(started_message(self._order, target_count=self._servers.target_count))
             await self._driver.run()
         except Exception as error:  # noqa: BLE001 - whatever it is, the stream's reader gets it
             self.fail(error)
@@ -155,7 +155,7 @@ class Generation:
 
     def close(self) -> None:
         """Free what `run` did not come to free."""
-        self._workforce.close()
+        self._servers.close()
 
     @property
     def targets_used(self) -> int:
@@ -186,7 +186,7 @@ class Generation:
     @property
     def has_outgrown_drafters(self) -> bool:
         """Whether its text is too long for the drafters that it had, and it has no other."""
-        return self._workforce.has_outgrown_drafters
+        return self._servers.has_outgrown_drafters
 
     @property
     def verdicts(self) -> DraftStatistics:
@@ -258,7 +258,7 @@ class Generation:
 
     def _stay(self, running: Plan) -> bool:
         """Go on as it does, and let go whom only the method that was wanted has work for."""
-        if not self._driver.stay(replace(self._order, plan=running).staff):
+        if not self._driver.stay(replace(self._order, plan=running).server_needs):
             return False
         self._wanted = running
         return True
@@ -274,14 +274,14 @@ class Generation:
             rest = replace(order, resumed=order.resumed + emitted)
             return create_method(plan.strategy, rest.task(is_alone=False), capacity=capacity)
 
-        if not self._driver.change(create, order.staff):
+        if not self._driver.change(create, order.server_needs):
             return False
         self._wanted = plan
         return True
 
     def _create_method(self, capacity: CapacityChanged) -> DecodingMethod:
         order = self._order
-        task = order.task(is_alone=self._workforce.is_idle)
+        task = order.task(is_alone=self._servers.is_idle)
         return create_method(order.plan.strategy, task, capacity=capacity)
 
     def _deliver(self, emission: EmitTokens, likeliest: tuple[LikeliestTokens, ...]) -> bool:
@@ -329,7 +329,7 @@ class Generation:
             order,
             reason=FinishReason.EOS if order.was_resumed_to_eos else reason,
             stop_string=self._text.stop_string,
-            lookahead=self._workforce.lookahead or self._plans[-1].lookahead,
+            lookahead=self._servers.lookahead or self._plans[-1].lookahead,
             targets_used=self._recorder.targets_used,
             token_count=self._text.token_count,
             statistics=self.statistics(),
@@ -344,7 +344,7 @@ def _text_drafter(order: Order, rules: MaxGramRules) -> TextDrafter | None:
     return TextDrafter(
         order.prefix,
         proposer=rules.begin(vocabulary_size=order.model.vocabulary_size),
-        seat=order.drafter_count,
+        slot=order.drafter_count,
         is_beside=order.plan.drafter is not None,
         make_distribution=one_hot if is_rejection else None,
         room=rules.room,

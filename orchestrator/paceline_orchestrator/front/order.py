@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.limits import MOST_TARGETS
 from paceline_orchestrator.decoding.exchange import SessionSpec
-from paceline_orchestrator.decoding.seats import Staff
+from paceline_orchestrator.decoding.slots import ServerNeeds
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.planning.growth import Growth
 from paceline_orchestrator.planning.measurements import MOST_TREE_TOKENS
@@ -106,9 +106,9 @@ class Order:
         return frozenset() if self.options.ignore_eos else self.model.eos_token_ids
 
     @property
-    def staff(self) -> Staff:
+    def server_needs(self) -> ServerNeeds:
         """Whom it has work for; nobody if everything was resumed."""
-        return Staff(
+        return ServerNeeds(
             target_count=self.plan.target_count if self._missing else 0,
             drafter_count=self.drafter_count,
             growth=self._growth,

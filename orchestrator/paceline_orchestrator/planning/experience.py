@@ -124,7 +124,7 @@ class Planning:
             measurements = replace(measurements, guess_count=0.0)
         if wish.strategy and METHODS[wish.strategy].self_drafts and not measurements.guess_count:
             raise UnsupportedError(f"strategy: {_why_no_guesses(wish)}")
-        if not any(it.home_count for it in targets):
+        if not any(it.primary_count for it in targets):
             self._cpu_seen_ns = self._cpu_clock()  # what it did at rest was not dispatching
         if from_text or not (drafters or wish.strategy or wish.drafter):
             plan = self._plan_for_text(measurements, wish)
@@ -354,10 +354,10 @@ class Planning:
             drafters: Where it may be drafted.
             length: Of its text.
             rates: Of its models.
-            is_here: Whether it has a home by now, and is counted among those who have.
+            is_here: Whether it has a primary target by now, and is counted there.
             drafts: Whether it has a drafter by now.
         """
-        homes = sum(it.home_count for it in targets) - is_here
+        primaries = sum(it.primary_count for it in targets) - is_here
         target = targets[0].latency
         target_ns = target.step_ns or _ASSUMED_TARGET_NS
         drafter = drafters[0] if drafters else None
@@ -372,7 +372,7 @@ class Planning:
             drafter_count=len(drafters),
             call_ns=_ASSUMED_CALL_NS if target.call_ns is None else target.call_ns,
             dispatch_ns=round(self._dispatch_ns.value),
-            request_count=1 + _others(targets, own=homes),
+            request_count=1 + _others(targets, own=primaries),
             drafting_count=1
             + (_others((drafter,), own=max(0, drafter.session_count - drafts)) if drafter else 0),
             target_prices=target.prices,

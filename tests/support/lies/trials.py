@@ -326,7 +326,7 @@ class Trials:
         """Say what is still counted at servers, but for the bystander."""
         counts = {
             name: sum(getattr(it, name) for it in self._system.pool.servers) - 1
-            for name in ("session_count", "call_count", "home_count")
+            for name in ("session_count", "call_count", "primary_count")
         }
         return [f"{name} {count:+d}" for name, count in counts.items() if count > 0]
 

@@ -1,4 +1,4 @@
-"""When a request's home is called crowded: by more than what its own move would change."""
+"""When a request's primary is called crowded: by more than what its own move would change."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline_orchestrator.decoding.seats import Home
+from paceline_orchestrator.decoding.slots import PrimaryTarget
 
 
-def at_home(*, others):
-    """Return a request at home at a target, where so many others are besides."""
-    server = SimpleNamespace(home_count=others)
+def with_primary(*, others):
+    """Return a request at primary at a target, where so many others are besides."""
+    server = SimpleNamespace(primary_count=others)
     session = SimpleNamespace(server=server)
-    seats = SimpleNamespace(everyone=[session], taken=[0], arriving={}, sessions=[session])
+    slots = SimpleNamespace(all_sessions=[session], taken=[0], opening={}, sessions=[session])
 
     def move(_origin, goal):
-        goal.home_count += 1
+        goal.primary_count += 1
 
-    home = Home(SimpleNamespace(move_home=move), seats)
-    home.settle()
-    return home
+    primary = PrimaryTarget(SimpleNamespace(move_primary=move), slots)
+    primary.relocate()
+    return primary
 
 
-@pytest.mark.parametrize(("others", "elsewhere", "seat"), [(1, 1, None), (1, 0, 0), (3, 1, 0)])
-def test_a_request_moves_only_to_where_it_has_fewer_beside_it(others, elsewhere, seat):
-    home = at_home(others=others)
-    assert home.crowded_seat(SimpleNamespace(home_count=elsewhere)) == seat
+@pytest.mark.parametrize(("others", "elsewhere", "slot"), [(1, 1, None), (1, 0, 0), (3, 1, 0)])
+def test_a_request_moves_only_to_where_it_has_fewer_beside_it(others, elsewhere, slot):
+    primary = with_primary(others=others)
+    assert primary.crowded_slot(SimpleNamespace(primary_count=elsewhere)) == slot

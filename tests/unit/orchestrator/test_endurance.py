@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 
 from paceline.errors import CacheExhaustedError, OverloadedError
-from paceline_orchestrator.decoding.workforce import Endurance
+from paceline_orchestrator.decoding.request_servers import ShortageTimer
 from paceline_orchestrator.fleet import shortage
 from support.virtual_time import virtually
 
@@ -22,14 +22,14 @@ class Server(SimpleNamespace):
 @virtually
 async def test_a_refusal_from_before_a_verdict_does_not_count():
     told: list[Exception] = []
-    endurance, one, other = Endurance(told.append), Server(name="one"), Server(name="other")
-    endurance.note_refusal(other, FULL, targets=[one, other])
-    endurance.note_verdict()
-    endurance.note_refusal(one, FULL, targets=[one, other])
+    timer, one, other = ShortageTimer(told.append), Server(name="one"), Server(name="other")
+    timer.note_refusal(other, FULL, targets=[one, other])
+    timer.note_verdict()
+    timer.note_refusal(one, FULL, targets=[one, other])
     await asyncio.sleep(shortage.WAIT_SECONDS)
-    endurance.note_refusal(one, FULL, targets=[one, other])
+    timer.note_refusal(one, FULL, targets=[one, other])
     assert not told, "the other one may have room by now"
-    endurance.note_refusal(other, FULL, targets=[one, other])
+    timer.note_refusal(other, FULL, targets=[one, other])
     (error,) = told
     assert isinstance(error, OverloadedError)
     assert error.retry_after_seconds == 2
@@ -38,9 +38,9 @@ async def test_a_refusal_from_before_a_verdict_does_not_count():
 @virtually
 async def test_a_request_whose_time_without_room_began_anew_has_all_of_it():
     told: list[Exception] = []
-    endurance, only = Endurance(told.append), Server(name="only")
-    endurance.note_refusal(only, FULL, targets=[only])
+    timer, only = ShortageTimer(told.append), Server(name="only")
+    timer.note_refusal(only, FULL, targets=[only])
     await asyncio.sleep(shortage.WAIT_SECONDS)
-    endurance.note_verdict()
-    endurance.note_refusal(only, FULL, targets=[only])
+    timer.note_verdict()
+    timer.note_refusal(only, FULL, targets=[only])
     assert not told

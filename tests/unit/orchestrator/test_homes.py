@@ -1,4 +1,4 @@
-"""Requests share targets: each has a home, and speculates only where nobody is at home."""
+"""Requests share targets: each has a primary one, and speculates only where it disturbs none."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 
 from paceline import errors
 from paceline_orchestrator.decoding import probe
-from paceline_orchestrator.decoding.crew import Crew
+from paceline_orchestrator.decoding.assigned_servers import AssignedServers
 from paceline_orchestrator.decoding.deadline import Deadline
 from paceline_orchestrator.decoding.exchange import SessionSpec
 from paceline_orchestrator.decoding.keeper import Opening
-from paceline_orchestrator.decoding.seats import Staff
+from paceline_orchestrator.decoding.slots import ServerNeeds
 from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.pool import ServerPool
@@ -62,23 +62,23 @@ class KnownTargets(ServerPool):
         self.latest_ready_at = max(self.latest_ready_at, ready_since)
 
     @property
-    def homes(self):
-        return [it.home_count for it in self.servers]
+    def primaries(self):
+        return [it.primary_count for it in self.servers]
 
 
-async def a_crew(pool, target_count=1, **options):
-    """Return a crew whose sessions have opened."""
-    crew = a_crew_to_be(pool, target_count, **options)
+async def some_servers(pool, target_count=1, **options):
+    """Return a request's servers, whose sessions have opened."""
+    servers = servers_to_be(pool, target_count, **options)
     await arrivals()
-    return crew
+    return servers
 
 
-def a_crew_to_be(pool, target_count=1, *, drafter_count=0, growth=None, text=()):
-    return Crew(
+def servers_to_be(pool, target_count=1, *, drafter_count=0, growth=None, text=()):
+    return AssignedServers(
         pool,
         MODEL,
         make_spec=lambda _: SessionSpec(fingerprint="it", reserve_length=1),
-        staff=staff(target_count, drafter_count=drafter_count, growth=growth),
+        needs=needs(target_count, drafter_count=drafter_count, growth=growth),
         keeper=SimpleNamespace(open=opened_at_once, close=lambda *_: None),
         deadline=Deadline.after(60),
         note_fallback=lambda _: None,
@@ -86,8 +86,8 @@ def a_crew_to_be(pool, target_count=1, *, drafter_count=0, growth=None, text=())
     )
 
 
-def staff(target_count, *, drafter_count=0, growth=None):
-    return Staff(
+def needs(target_count, *, drafter_count=0, growth=None):
+    return ServerNeeds(
         target_count=target_count,
         drafter_count=drafter_count,
         growth=growth,
@@ -106,60 +106,60 @@ async def arrivals():
     await asyncio.sleep(0)
 
 
-async def test_alone_a_request_is_at_home_at_one_target_and_uses_all():
+async def test_alone_a_request_has_one_primary_target_and_uses_all():
     pool = KnownTargets(3)
-    crew = await a_crew(pool, 3)
-    assert crew.capacity.targets == (0, 1, 2)
-    assert pool.homes == [1, 0, 0]
+    servers = await some_servers(pool, 3)
+    assert servers.capacity.targets == (0, 1, 2)
+    assert pool.primaries == [1, 0, 0]
 
 
-async def test_a_guest_begins_nothing_where_another_request_is_at_home():
+async def test_a_request_begins_nothing_at_the_primary_target_of_another_one():
     pool = KnownTargets(3)
-    guest = await a_crew(pool, 3)
-    host = await a_crew(pool)
-    assert pool.homes == [1, 1, 0]
-    assert guest.fill()
-    assert (guest.capacity.targets, guest.capacity.leaving) == ((0, 2), (1,))
-    assert not guest.fill()
-    host.close()
-    assert guest.fill()
-    assert (guest.capacity.targets, guest.capacity.leaving) == ((0, 1, 2), ())
+    secondary = await some_servers(pool, 3)
+    primary = await some_servers(pool)
+    assert pool.primaries == [1, 1, 0]
+    assert secondary.fill()
+    assert (secondary.capacity.targets, secondary.capacity.leaving) == ((0, 2), (1,))
+    assert not secondary.fill()
+    primary.close()
+    assert secondary.fill()
+    assert (secondary.capacity.targets, secondary.capacity.leaving) == ((0, 1, 2), ())
 
 
-async def test_who_needs_one_target_stays_at_the_home_that_it_has_by_then():
+async def test_a_request_that_needs_one_target_stays_at_its_primary_target_of_then():
     pool = KnownTargets(3)
-    crew = await a_crew(pool, 3)
-    crew.vacate(crew.target(0), errors.OverloadedError("full", retry_after_seconds=60))
-    crew.fill()
-    homes = pool.homes
-    assert crew.capacity.targets == (1, 2)
-    crew.resize(staff(1))
+    servers = await some_servers(pool, 3)
+    servers.vacate(servers.target(0), errors.OverloadedError("full", retry_after_seconds=60))
+    servers.fill()
+    primaries = pool.primaries
+    assert servers.capacity.targets == (1, 2)
+    servers.resize(needs(1))
     await arrivals()
-    assert (crew.capacity.targets, pool.homes) == ((1,), homes)
-    assert [it.session_count for it in pool.servers] == homes, "the others are given back"
-    crew.widen(staff(2))
+    assert (servers.capacity.targets, pool.primaries) == ((1,), primaries)
+    assert [it.session_count for it in pool.servers] == primaries, "the others are given back"
+    servers.widen(needs(2))
     await arrivals()
-    assert (crew.capacity.targets, pool.homes) == ((1, 2), homes)
+    assert (servers.capacity.targets, pool.primaries) == ((1, 2), primaries)
 
 
-async def test_where_every_target_is_a_home_each_request_has_its_own():
+async def test_where_every_target_is_a_primary_each_request_has_its_own():
     pool = KnownTargets(3)
-    crews = [await a_crew(pool, 3) for _ in range(3)]
-    for crew in crews:
-        crew.fill()
-    homes = [crew.target(0).server.name for crew in crews]
-    assert sorted(homes) == ["target-0", "target-1", "target-2"]
-    assert [crew.capacity.targets for crew in crews] == [(0,), (0,), (0,)]
+    all_requests = [await some_servers(pool, 3) for _ in range(3)]
+    for servers in all_requests:
+        servers.fill()
+    primaries = [servers.target(0).server.name for servers in all_requests]
+    assert sorted(primaries) == ["target-0", "target-1", "target-2"]
+    assert [servers.capacity.targets for servers in all_requests] == [(0,), (0,), (0,)]
 
 
 async def test_more_requests_than_targets_spread_evenly():
     pool = KnownTargets(3)
-    crews = [await a_crew(pool) for _ in range(8)]
-    assert sorted(pool.homes) == [2, 3, 3]
-    for crew in crews:
-        assert crew.capacity.targets == (0,)
-        crew.close()
-    assert pool.homes == [0, 0, 0]
+    all_requests = [await some_servers(pool) for _ in range(8)]
+    assert sorted(pool.primaries) == [2, 3, 3]
+    for servers in all_requests:
+        assert servers.capacity.targets == (0,)
+        servers.close()
+    assert pool.primaries == [0, 0, 0]
 
 
 def lots(*of_targets, put_off=0.0):
@@ -175,16 +175,16 @@ async def test_where_others_calls_wait_nobody_moves_in():
     timing = Timing(queue_ns=3000, forward_ns=1000, forward_count=1, row_count=1)
     for _ in range(30):
         pool.servers[0].latency.observe(timing, elapsed_ns=4000)
-    crews = [await a_crew(pool) for _ in range(2)]
-    assert pool.homes == [0, 2]
-    assert crews[0].capacity.targets == (0,)
+    all_requests = [await some_servers(pool) for _ in range(2)]
+    assert pool.primaries == [0, 2]
+    assert all_requests[0].capacity.targets == (0,)
 
 
 async def test_among_targets_that_are_alike_the_lot_decides():
     pool = KnownTargets(3, draw_lot=lots(0.5, 0.9, 0.1, 0.2, 0.1, 0.3))
-    assert (await a_crew(pool)).target(0).server.name == "target-2"
-    # Load comes first: the third is a home by now.
-    assert (await a_crew(pool)).target(0).server.name == "target-1"
+    assert (await some_servers(pool)).target(0).server.name == "target-2"
+    # Load comes first: the third is a primary by now.
+    assert (await some_servers(pool)).target(0).server.name == "target-1"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ async def test_half_of_the_requests_are_not_put_off_by_one_call(put_off, calls, 
     waited = Timing(queue_ns=calls * 1000, forward_ns=1000, forward_count=1, row_count=1)
     for _ in range(30):
         pool.servers[0].latency.observe(waited, elapsed_ns=calls * 1000 + 1100)
-    assert (await a_crew(pool)).target(0).server.name == chosen
+    assert (await some_servers(pool)).target(0).server.name == chosen
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -209,21 +209,21 @@ async def test_requests_of_two_orchestrators_that_meet_part_and_stay_apart(seed)
         server.latency.adopt(((1, 1000),), prefill_fixed_ns=0, prefill_ns_per_token=0)
 
     async def homes_of_a_round():
-        crews = [(pool, await a_crew(pool)) for pool in pools for _ in range(2)]
-        homes = [sum(pair) for pair in zip(*(pool.homes for pool in pools), strict=True)]
+        all_requests = [(pool, await some_servers(pool)) for pool in pools for _ in range(2)]
+        primaries = [sum(pair) for pair in zip(*(pool.primaries for pool in pools), strict=True)]
         clock.now += 2
-        for pool, crew in crews:
-            server = crew.target(0).server
-            others = homes[pool.servers.index(server)] - 1
+        for pool, servers in all_requests:
+            server = servers.target(0).server
+            others = primaries[pool.servers.index(server)] - 1
             waited = Timing(others * 1000, forward_ns=1000, forward_count=1, row_count=1)
             for _ in range(24):
                 server.latency.observe(waited, elapsed_ns=1100 + others * 1000)
-        for _, crew in crews:
-            crew.close()
-        return homes
+        for _, servers in all_requests:
+            servers.close()
+        return primaries
 
     rounds = [await homes_of_a_round() for _ in range(60)]
-    assert all(homes == [1, 1, 1, 1] for homes in rounds[-10:]), rounds
+    assert all(primaries == [1, 1, 1, 1] for primaries in rounds[-10:]), rounds
 
 
 async def test_what_is_left_of_an_old_queue_does_not_overrule_the_lot():
@@ -232,19 +232,19 @@ async def test_what_is_left_of_an_old_queue_does_not_overrule_the_lot():
     for _ in range(30):
         pool.servers[2].latency.observe(waited, elapsed_ns=1200)
     assert 0.1 < pool.servers[2].latency.other_calls < 0.2
-    assert (await a_crew(pool)).target(0).server.name == "target-2"
+    assert (await some_servers(pool)).target(0).server.name == "target-2"
 
 
 async def test_a_target_that_was_free_a_moment_ago_is_kept():
     """Another orchestrator's requests can be anywhere else."""
     pool = KnownTargets(3, draw_lot=lots(0.5, 0.9, 0.1, 0.1, 0.2, 0.9))
     answered = Timing(queue_ns=10, forward_ns=1000, forward_count=1, row_count=1)
-    first = await a_crew(pool)
-    home = first.target(0).server
-    assert home.name == "target-2"
-    home.latency.observe(answered, elapsed_ns=1200)
+    first = await some_servers(pool)
+    primary = first.target(0).server
+    assert primary.name == "target-2"
+    primary.latency.observe(answered, elapsed_ns=1200)
     first.close()
-    assert (await a_crew(pool)).target(0).server is home
+    assert (await some_servers(pool)).target(0).server is primary
 
 
 @pytest.mark.parametrize("role", [Role.TARGET, Role.DRAFTER])
@@ -255,10 +255,10 @@ async def test_among_equals_a_text_goes_to_who_had_most_of_it(role):
         pool.add(Role.DRAFTER)
 
     async def server_of(text):
-        crew = await a_crew(pool, drafter_count=1, text=text)
-        seat = crew.target(0) if role is Role.TARGET else crew.drafter(0)
-        crew.close()
-        return seat.server
+        servers = await some_servers(pool, drafter_count=1, text=text)
+        session = servers.target(0) if role is Role.TARGET else servers.drafter(0)
+        servers.close()
+        return session.server
 
     texts = [[start, *range(200)] for start in range(10)]
     first = [await server_of(text) for text in texts]
@@ -268,47 +268,49 @@ async def test_among_equals_a_text_goes_to_who_had_most_of_it(role):
 
 async def test_load_comes_before_what_a_server_had():
     pool = KnownTargets(3, draw_lot=lots(*[0.1, 0.5, 0.9] * 3))
-    (await a_crew(pool, text=range(100))).close()
-    busy = await a_crew(pool, text=range(100))
+    (await some_servers(pool, text=range(100))).close()
+    busy = await some_servers(pool, text=range(100))
     assert busy.target(0).server.name == "target-0"
-    assert (await a_crew(pool, text=range(100))).target(0).server.name == "target-1"
+    assert (await some_servers(pool, text=range(100))).target(0).server.name == "target-1"
 
 
 async def test_what_a_server_had_comes_before_whether_it_was_free_a_moment_ago():
     pool = KnownTargets(3, draw_lot=lots(*[0.9, 0.1, 0.5] * 2))
-    (await a_crew(pool, text=range(100))).close()
+    (await some_servers(pool, text=range(100))).close()
     answered = Timing(queue_ns=10, forward_ns=1000, forward_count=1, row_count=1)
     pool.servers[0].latency.observe(answered, elapsed_ns=1200)
-    assert (await a_crew(pool, text=range(100))).target(0).server.name == "target-1"
+    assert (await some_servers(pool, text=range(100))).target(0).server.name == "target-1"
 
 
-async def test_targets_that_come_later_shorten_the_blocks_and_the_crew_says_so():
+async def test_targets_that_come_later_shorten_the_blocks_and_the_servers_say_so():
     pool = KnownTargets(0)
     pool.add(Role.TARGET, step_ns=4000)
     pool.add(Role.DRAFTER, step_ns=1000)
-    crew = await a_crew(pool, drafter_count=1, growth=Growth(lookahead=4, is_fixed=False))
-    assert crew.lookahead is None
+    servers = await some_servers(pool, drafter_count=1, growth=Growth(lookahead=4, is_fixed=False))
+    assert servers.lookahead is None
     for _ in range(5):
         pool.add(Role.TARGET, step_ns=4000, ready_since=float("inf"))
-    crew.fill()
+    servers.fill()
     await arrivals()
-    assert len(crew.capacity.targets) == 4, "with lookahead 1 Equation 1 has no use for more"
-    assert crew.lookahead == crew.capacity.lookahead == 1
+    assert len(servers.capacity.targets) == 4, "with lookahead 1 Equation 1 has no use for more"
+    assert servers.lookahead == servers.capacity.lookahead == 1
 
 
-async def test_a_request_whose_home_is_lost_moves():
+async def test_a_request_whose_primary_target_is_lost_moves():
     pool = KnownTargets(2)
-    crew = await a_crew(pool, 2)
-    pause = crew.vacate(crew.target(0), errors.OverloadedError("full", retry_after_seconds=60))
+    servers = await some_servers(pool, 2)
+    pause = servers.vacate(
+        servers.target(0), errors.OverloadedError("full", retry_after_seconds=60)
+    )
     assert pause == 60
-    crew.fill()
-    assert pool.homes == [0, 1]
-    assert crew.capacity.targets == (1,)
-    crew.close()
-    assert pool.homes == [0, 0]
+    servers.fill()
+    assert pool.primaries == [0, 1]
+    assert servers.capacity.targets == (1,)
+    servers.close()
+    assert pool.primaries == [0, 0]
 
 
-async def test_listeners_are_told_soon_when_a_target_becomes_a_home_or_ceases_to_be():
+async def test_listeners_are_told_soon_when_a_target_becomes_a_primary_or_ceases_to_be():
     pool, told = KnownTargets(1), []
     turn = asyncio.Event()
 
@@ -317,11 +319,11 @@ async def test_listeners_are_told_soon_when_a_target_becomes_a_home_or_ceases_to
         await turn.wait()
         turn.clear()
 
-    with pool.listening(lambda: told.append(pool.homes)):
-        first = a_crew_to_be(pool)
+    with pool.listening(lambda: told.append(pool.primaries)):
+        first = servers_to_be(pool)
         assert not told
         await next_turn()
-        second = a_crew_to_be(pool)
+        second = servers_to_be(pool)
         first.close()
         await next_turn()
         assert told == [[1]]
@@ -355,25 +357,25 @@ async def test_as_many_requests_as_targets_have_one_each():
 
 async def test_who_listens_hears_once_of_all_that_changed_in_a_turn_of_the_loop():
     pool, calls = KnownTargets(3), []
-    with pool.listening(lambda: calls.append(pool.homes)):
+    with pool.listening(lambda: calls.append(pool.primaries)):
         for server in pool.servers:
-            pool.move_home(None, server)
+            pool.move_primary(None, server)
         assert not calls, "whoever moves is in the middle of something"
         await arrivals()
         assert calls == [[1, 1, 1]]
-        pool.move_home(pool.servers[0], None)
+        pool.move_primary(pool.servers[0], None)
         await arrivals()
         assert calls == [[1, 1, 1], [0, 1, 1]]
 
 
-async def test_a_crew_that_needs_nobody_looks_at_no_server(monkeypatch):
+async def test_a_request_that_needs_no_server_looks_at_none(monkeypatch):
     pool = KnownTargets(4)
     pool.add(Role.DRAFTER)
-    crew = await a_crew(pool, 2, drafter_count=1)
+    servers = await some_servers(pool, 2, drafter_count=1)
     asked = []
     monkeypatch.setattr(pool, "_ready", lambda role, *_, **__: asked.append(role) or [])
-    assert not crew.fill()
+    assert not servers.fill()
     assert not asked
-    crew.vacate(crew.target(1), errors.CacheExhaustedError("full"))
-    crew.fill()
+    servers.vacate(servers.target(1), errors.CacheExhaustedError("full"))
+    servers.fill()
     assert asked == [Role.TARGET]

@@ -36,7 +36,7 @@ def a_server(step_ms, *, row_ms, self_draft_depth=0):
         fingerprint="d",
     )
     return SimpleNamespace(
-        latency=latency, home_count=0, session_count=0, hardware=None, facts=facts
+        latency=latency, primary_count=0, session_count=0, hardware=None, facts=facts
     )
 
 

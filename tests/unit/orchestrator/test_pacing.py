@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_orchestrator.decoding.seats import Seats
+from paceline_orchestrator.decoding.slots import Slots
 from paceline_orchestrator.decoding.statistics import Fallback, TextStatistics
 from paceline_orchestrator.decoding.text_drafter import TextDrafter
 from paceline_orchestrator.fleet.discovery import Role
@@ -403,19 +403,19 @@ async def test_a_plan_of_requests_that_have_ended_is_none_for_the_next_one():
     assert [rate for _, rate in planning.asked] == [0.8, 0.8]
 
 
-def test_of_the_seats_that_go_the_home_is_none():
-    home, guest, coming = object(), object(), object()
-    seats = Seats(Role.TARGET, [None, home, guest, None], {3: coming})
-    assert seats.resize(3) == []
-    assert seats.empty == [], "who is there matters more than a seat that nobody has"
-    assert set(seats.resize(1)) == {guest, coming}
-    assert (seats.taken, seats.empty, seats.count) == ((1,), [], 1)
-    assert seats.resize(3) == []
-    assert (seats.taken, seats.empty, seats.count) == ((1,), [2, 3], 3), "behind the home"
-    assert seats.resize(6) == []
-    assert (seats.empty, seats.count) == ([0, 2, 3, 4, 5], 6)
-    assert seats.resize(0) == [home]
-    assert (seats.taken, seats.empty, seats.count) == ((), [], 0)
+def test_the_primary_target_is_not_among_the_slots_that_go():
+    primary, secondary, coming = object(), object(), object()
+    slots = Slots(Role.TARGET, [None, primary, secondary, None], {3: coming})
+    assert slots.resize(3) == []
+    assert slots.empty == [], "who is there matters more than a slot that nobody has"
+    assert set(slots.resize(1)) == {secondary, coming}
+    assert (slots.taken, slots.empty, slots.count) == ((1,), [], 1)
+    assert slots.resize(3) == []
+    assert (slots.taken, slots.empty, slots.count) == ((1,), [2, 3], 3), "behind the primary target"
+    assert slots.resize(6) == []
+    assert (slots.empty, slots.count) == ([0, 2, 3, 4, 5], 6)
+    assert slots.resize(0) == [primary]
+    assert (slots.taken, slots.empty, slots.count) == ((), [], 0)
 
 
 @virtually

@@ -67,7 +67,7 @@ def a_server(
         latency.observe(timing, elapsed_ns=queue_ns + (step_ms + 1) * MS)
     return SimpleNamespace(
         latency=latency,
-        home_count=homes,
+        primary_count=homes,
         session_count=sessions,
         hardware=hardware,
         facts=SimpleNamespace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from paceline_orchestrator.decoding import workforce
+from paceline_orchestrator.decoding import request_servers
 
 ROUNDS = 20
 
@@ -31,11 +31,11 @@ async def let_others_run():
 
 
 async def test_sessions_are_renewed_at_once_and_each_once_at_a_time(monkeypatch):
-    monkeypatch.setattr(workforce, "_RENEW_SECONDS", 0)
+    monkeypatch.setattr(request_servers, "_RENEW_SECONDS", 0)
     sessions = [Session() for _ in range(3)]
     hung = sessions[0]
     hung.answers.clear()
-    renewing = asyncio.create_task(workforce.renew_sessions(lambda: sessions))
+    renewing = asyncio.create_task(request_servers.renew_sessions(lambda: sessions))
     await let_others_run()
     assert [it.begun for it in sessions] == [1, 1, 1]
     hung.answers.set()

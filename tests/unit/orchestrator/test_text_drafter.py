@@ -20,9 +20,9 @@ PROMPT = (1, 2, 3, 4, 1, 2)
 PAPERS = MaxGramRules()
 
 
-async def a_drafter(prompt=PROMPT, *, seat=1, is_beside=False, rules=PAPERS, **settings):
+async def a_drafter(prompt=PROMPT, *, slot=1, is_beside=False, rules=PAPERS, **settings):
     max_gram = rules.begin(vocabulary_size=len(rules.bigrams))
-    drafter = TextDrafter(prompt, proposer=max_gram, seat=seat, is_beside=is_beside, **settings)
+    drafter = TextDrafter(prompt, proposer=max_gram, slot=slot, is_beside=is_beside, **settings)
     await drafter.read_prompt()
     return drafter
 
@@ -37,7 +37,7 @@ async def test_it_sits_after_the_servers_while_there_is_none_or_always():
     assert fills_in.join(nobody) == CapacityChanged((0,), (1,), text=1)
     assert fills_in.join(server) == server
     assert beside.join(server) == CapacityChanged((0,), (0, 1), text=1)
-    unread = TextDrafter(PROMPT, proposer=MaxGram(), seat=1, is_beside=True)
+    unread = TextDrafter(PROMPT, proposer=MaxGram(), slot=1, is_beside=True)
     assert unread.join(nobody) == nobody
 
 

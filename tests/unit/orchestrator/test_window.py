@@ -14,7 +14,7 @@ def test_a_chain_is_what_comes() -> None:
     window = Window(PREFIX, 4, final_length=2)
 
     assert window.chain_of(Proposal((1, 2))) == (1, 2)
-    window.take(2)
+    window.advance(2)
     assert window.length == 4
     assert window.chain_of(Proposal((3,), (2,))) == (3,)
     assert window.chain_of(Proposal((3,), (1,))) is None
@@ -26,9 +26,9 @@ def test_a_trees_chain_are_the_first_children_of_it() -> None:
     window = Window(PREFIX, 4, final_length=2, width=2)
 
     assert window.chain_of(Proposal((1, 3), (0, 0))) == (1,)
-    window.take(1)
+    window.advance(1)
     assert window.chain_of(Proposal((2, 4, 6), (1, 1, 2))) == (2,)
-    window.take(1)
+    window.advance(1)
     assert window.chain_of(Proposal((5,), (3,))) == (5,)
 
 

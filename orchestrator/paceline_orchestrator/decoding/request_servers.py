@@ -1,7 +1,8 @@
-"""Who can be given work on a request (its crew, and its text), and what happens to the others.
+"""The servers of one request over time: when they are assigned, replaced, and given up.
 
-The crew has the seats, and knows who may sit there. Here is when it is asked: servers come and go,
-calls fail, sessions open, methods change. Whatever happens, the method hears who is there now.
+`AssignedServers` has the slots, and decides which server takes which. `RequestServers` decides when
+it is asked: servers come and go, calls fail, sessions open, methods change. After each of these it
+tells the driver which slots can be given work now; the request's own text may be one more drafter.
 """
 
 from __future__ import annotations
@@ -24,52 +25,52 @@ from paceline_orchestrator.fleet.discovery import Role
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from paceline_orchestrator.decoding.crew import Crew
-    from paceline_orchestrator.decoding.seats import Staff
+    from paceline_orchestrator.decoding.assigned_servers import AssignedServers
     from paceline_orchestrator.decoding.session import RemoteSession
+    from paceline_orchestrator.decoding.slots import ServerNeeds
     from paceline_orchestrator.decoding.text_drafter import TextDrafter
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_protocol.messages import CapacityChanged
 
-__all__ = ["Assembly", "Endurance", "Workforce", "renew_sessions"]
+__all__ = ["RequestServers", "ShortageTimer", "StartBarrier", "renew_sessions"]
 
-# Who opens its session so much later than the first target joins a method that has begun.
-_ASSEMBLY_SECONDS = 0.05
+# A server that opens its session later than this after the first target joins a running method.
+_BARRIER_SECONDS = 0.05
 # A session's lease is 15 s; it is renewed when nothing was asked of it for so long.
 _RENEW_SECONDS = 5.0
 
 
-class Workforce:
-    """Owns a request's crew and its text: keeps seats filled, and tells who there is.
+class RequestServers:
+    """Owns a request's assigned servers and its text drafter, and tells which can be given work.
 
     Args:
-        crew: The servers: nobody else uses them from here on.
+        assigned: The servers and their sessions: nothing else uses them from here on.
         pool: Says when servers are back.
         text: The request's text as a drafter, if it is one.
     """
 
     def __init__(
         self,
-        crew: Crew,
+        assigned: AssignedServers,
         *,
         pool: ServerPool,
         text: TextDrafter | None,
     ) -> None:
-        self._crew = crew
+        self._assigned = assigned
         self._pool = pool
         self._text = text
         self._changed: Callable[[CapacityChanged], None] = lambda _: None
         self._given_up: Callable[[PacelineError], None] = lambda _: None
-        self._assembly = Assembly()
-        self._endurance = Endurance(self._give_up)
+        self._barrier = StartBarrier()
+        self._shortages = ShortageTimer(self._give_up)
         self._timers: list[asyncio.TimerHandle] = []
         self._tasks: asyncio.TaskGroup | None = None  # while at work
         self._reading: asyncio.Task[None] | None = None
-        crew.when_arrived(self._take_arrival)
+        assigned.when_opened(self._session_opened)
 
     def when_changed(self, changed: Callable[[CapacityChanged], None]) -> None:
-        """Have it called with who can be given work, at least whenever that has changed."""
+        """Have it called with the slots that can be given work, whenever they have changed."""
         self._changed = changed
 
     def when_given_up(self, given_up: Callable[[PacelineError], None]) -> None:
@@ -82,44 +83,44 @@ class Workforce:
         return self._text
 
     @property
-    def seat_count(self) -> int:
+    def slot_count(self) -> int:
         """How many targets could work on the request: 0 if there is nothing to do."""
-        return self._crew.seat_count
+        return self._assigned.slot_count
 
     @property
     def target_count(self) -> int:
         """How many targets work on it, or are about to."""
-        return self._crew.target_count
+        return self._assigned.target_count
 
     @property
     def lookahead(self) -> int | None:
         """Draft tokens in a verification since targets came; None as long as planned."""
-        return self._crew.lookahead
+        return self._assigned.lookahead
 
     @property
     def is_idle(self) -> bool:
         """Whether this orchestrator uses the targets for nothing else."""
-        return self._crew.is_idle
+        return self._assigned.is_idle
 
     @property
     def has_outgrown_drafters(self) -> bool:
         """Whether the text is too long for those that drafted, and no other drafter is there."""
-        return self._crew.has_outgrown_drafters
+        return self._assigned.has_outgrown_drafters
 
     def target(self, index: int) -> RemoteSession | None:
-        """Return the open session in a target's seat."""
-        return self._crew.target(index)
+        """Return the open session in a target's slot."""
+        return self._assigned.target(index)
 
     def drafter(self, index: int) -> RemoteSession | None:
-        """Return the open session in a drafter's seat."""
-        return self._crew.drafter(index)
+        """Return the open session in a drafter's slot."""
+        return self._assigned.drafter(index)
 
     @contextmanager
     def at_work(self, tasks: asyncio.TaskGroup) -> Iterator[None]:
-        """Keep sessions alive and seats filled meanwhile."""
+        """Renew leases and fill empty slots inside the block."""
         self._tasks = tasks
         renewing = tasks.create_task(
-            renew_sessions(lambda: self._crew.sessions), name="renew sessions"
+            renew_sessions(lambda: self._assigned.sessions), name="renew sessions"
         )
         try:
             with self._pool.listening(self._refill):
@@ -130,36 +131,38 @@ class Workforce:
             if self._reading is not None:
                 self._reading.cancel()
 
-    async def assembled(self) -> CapacityChanged:
-        """Wait until there is no reason to wait for more, and return who is there."""
+    async def until_ready(self) -> CapacityChanged:
+        """Wait until the method can begin, and return the slots that can be given work."""
         self._tell()
-        await self._assembly.ended()
+        await self._barrier.ended()
         return self._capacity
 
     def stop_waiting(self) -> None:
-        """Let `assembled` wait for nobody any more."""
-        self._assembly.end()
+        """Let `until_ready` return at once."""
+        self._barrier.end()
 
     def close(self) -> None:
         """End all sessions, behind the caller's back, and leave the text's room to others."""
         for timer in self._timers:
             timer.cancel()
-        self._assembly.end()
-        self._endurance.close()
-        self._crew.close()
+        self._barrier.end()
+        self._shortages.close()
+        self._assigned.close()
         if self._text is not None:
             self._text.close()
 
     def note_verdict(self) -> None:
         """Take notice that a target has room."""
-        self._endurance.note_verdict()
+        self._shortages.note_verdict()
 
     def lose(self, session: RemoteSession, error: PacelineError) -> None:
         """Do without a session that failed, or could not be opened, and find another server."""
         is_target = session.server.role is Role.TARGET
         if is_target and isinstance(error, CacheExhaustedError | OverloadedError):
-            self._endurance.note_refusal(session.server, error, targets=self._crew.target_servers)
-        pause = self._crew.vacate(session, error)
+            self._shortages.note_refusal(
+                session.server, error, targets=self._assigned.target_servers
+            )
+        pause = self._assigned.vacate(session, error)
         self._tell()
         self._refill()
         if is_target and is_refusal(error):
@@ -168,36 +171,36 @@ class Workforce:
             self._timers.append(asyncio.get_running_loop().call_later(pause, self._refill))
 
     def outgrow(self, sessions: Sequence[RemoteSession]) -> None:
-        """Do without drafters whose context the text has outgrown; others may take their seats."""
+        """Do without drafters whose context the text has outgrown; others may take their slots."""
         for session in sessions:
-            self._crew.outgrow(session)
+            self._assigned.outgrow(session)
         if sessions:
-            self._crew.fill()
+            self._assigned.fill()
             self._tell()
 
-    def widen(self, staff: Staff) -> None:
+    def widen(self, needs: ServerNeeds) -> None:
         """Look for the further servers that another method has work for."""
-        self._crew.widen(staff)
+        self._assigned.widen(needs)
         self._tell()
 
-    def resize(self, staff: Staff) -> None:
-        """Let go whom the present method has no work for. Their calls must have been withdrawn."""
+    def resize(self, needs: ServerNeeds) -> None:
+        """Release servers that the present method does not need. Their calls must be withdrawn."""
         if self._text is not None:
-            self._text.drafts = staff.drafts
-        self._crew.resize(staff)
+            self._text.drafts = needs.drafts
+        self._assigned.resize(needs)
         self._tell()
 
-    def _take_arrival(self, session: RemoteSession, error: PacelineError | None) -> None:
-        """Take notice of a session of the crew that has opened, or could not be opened."""
+    def _session_opened(self, session: RemoteSession, error: PacelineError | None) -> None:
+        """Use a session that has opened, or replace one that could not be opened."""
         if error is not None:
             self.lose(session, error)
             return
-        self._crew.fill()  # who has just come may have to leave already
+        self._assigned.fill()  # its server may be about to end already
         self._tell()
 
     def _note_refusal(self, error: PacelineError) -> None:
-        """Give up at once what no target can do; else the others do it."""
-        if self._crew.is_refused:
+        """Give up at once if no target can do it; otherwise the others do it."""
+        if self._assigned.is_refused:
             words = f"every target refuses this request: {error.message}"
             self._give_up(UnsupportedError(words))
 
@@ -206,31 +209,31 @@ class Workforce:
 
     @property
     def _capacity(self) -> CapacityChanged:
-        capacity = self._crew.capacity
+        capacity = self._assigned.capacity
         return capacity if self._text is None else self._text.join(capacity)
 
     def _refill(self) -> None:
-        """Find servers that are ready for empty seats."""
-        if self._crew.fill():
+        """Find servers that are ready for empty slots."""
+        if self._assigned.fill():
             self._tell()
 
     def _tell(self) -> None:
-        """Tell who is there; and end the assembly, if there is no reason to wait for more."""
+        """Tell which slots can be given work; end the barrier if there is no reason to wait."""
         self._have_text_read()
         capacity = self._capacity
-        if self._crew.seat_count:
-            self._endurance.note_targets(has_targets=bool(capacity.targets))
+        if self.slot_count:
+            self._shortages.note_targets(has_targets=bool(capacity.targets))
         self._changed(capacity)
         has_target = bool(capacity.targets)
-        is_whole = (has_target and self._crew.is_assembled) or not self._crew.seat_count
-        self._assembly.note(has_target=has_target, is_whole=is_whole)
+        is_whole = (has_target and self._assigned.has_opened_all) or not self.slot_count
+        self._barrier.update(has_target=has_target, is_whole=is_whole)
 
     def _have_text_read(self) -> None:
         """Have the text read its prompt, the first time that it is wanted as a drafter."""
         text, tasks = self._text, self._tasks
-        if text is None or tasks is None or self._reading is not None or not self._crew.seat_count:
+        if text is None or tasks is None or self._reading is not None or not self.slot_count:
             return
-        if text.is_wanted(self._crew.capacity) and self._crew.is_assembled:
+        if text.is_wanted(self._assigned.capacity) and self._assigned.has_opened_all:
             self._reading = tasks.create_task(self._read_prompt(text), name="read the prompt")
 
     async def _read_prompt(self, text: TextDrafter) -> None:
@@ -238,33 +241,33 @@ class Workforce:
         self._tell()
 
 
-class Assembly:
-    """Ends when everyone is there, or a little after the first target."""
+class StartBarrier:
+    """Holds a method back until all sessions are open, or until a little after the first target."""
 
     def __init__(self) -> None:
         self._has_ended = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
-    def note(self, *, has_target: bool, is_whole: bool) -> None:
-        """Take notice of who is there by now."""
+    def update(self, *, has_target: bool, is_whole: bool) -> None:
+        """End now if the servers are complete; end soon once there is a target."""
         if is_whole:
             self.end()
         elif has_target and self._timer is None and not self._has_ended.is_set():
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(_ASSEMBLY_SECONDS, self._has_ended.set)
+            self._timer = loop.call_later(_BARRIER_SECONDS, self._has_ended.set)
 
     async def ended(self) -> None:
-        """Wait until there is no reason to wait for more."""
+        """Wait for the end."""
         await self._has_ended.wait()
 
     def end(self) -> None:
-        """Wait for nobody any more."""
+        """End now, whichever sessions are open."""
         self._has_ended.set()
         if self._timer is not None:
             self._timer.cancel()
 
 
-class Endurance:
+class ShortageTimer:
     """Gives a request up when targets, or room at them, have been missing for too long.
 
     A session may open, and its first call be refused, again and again: a verdict alone shows that
