@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import time
+from functools import partial
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
+from paceline_gateway.access import Access
 from paceline_gateway.completions import chat, complete
+from paceline_gateway.endpoint import Endpoint
 from paceline_gateway.errors import RequestError
-from paceline_gateway.gateway import Endpoint
+from paceline_gateway.generations import Generations
 from paceline_gateway.live_stream import describe, watch
+from paceline_gateway.models import describe_model, list_models
 from paceline_gateway.responses import respond
 from paceline_gateway.static_page import page_routes
 
@@ -21,9 +26,14 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import Receive, Scope, Send
 
-    from paceline import SystemInfo
-    from paceline_gateway.connection import Connection
-    from paceline_gateway.gateway import Gateway
+    from paceline_gateway.chat_template import ChatTemplates
+    from paceline_gateway.endpoint import Handler
+    from paceline_gateway.metrics import GatewayMetrics
+    from paceline_gateway.orchestrators import Orchestrators
+    from paceline_gateway.readiness import Readiness
+    from paceline_gateway.settings import GatewaySettings
+    from paceline_serving import tracing
+    from paceline_serving.admission import Admission
 
 __all__ = ["application"]
 
@@ -43,69 +53,95 @@ class _Application(Starlette):
         await super().__call__(scope, receive, send)
 
 
-def application(gateway: Gateway) -> Starlette:
-    """Put the routes together."""
+def application(
+    settings: GatewaySettings,
+    *,
+    orchestrators: Orchestrators,
+    templates: ChatTemplates,
+    requests: Admission,
+    readiness: Readiness,
+    metrics: GatewayMetrics,
+    spans: tracing.Spans | None,
+) -> Starlette:
+    """Put the routes together: each path, the function that answers it, and what that needs.
+
+    Raises:
+        ValueError: The file of keys is unusable.
+    """
+    generations = Generations(
+        orchestrators.client,
+        choice_limit=settings.choice_limit,
+        call_limit_seconds=settings.call_limit_seconds,
+        resumed=metrics.resumed,
+    )
+    endpoint = partial(
+        Endpoint,
+        access=Access(settings, orchestrators=orchestrators, requests=requests),
+        orchestrators=orchestrators,
+        metrics=metrics,
+        spans=spans,
+        stall_seconds=settings.slow_reader_seconds,
+        has_cut=requests.has_cut,
+    )
+    began_at = int(time.time())
 
     async def live(_request: Request) -> Response:
         return PlainTextResponse("alive\n")
 
     async def ready(_request: Request) -> Response:
-        why_not = gateway.why_not_ready
+        why_not = readiness.why_not
         return PlainTextResponse(f"{why_not or 'ready'}\n", status_code=503 if why_not else 200)
 
-    def post(path: str, handle: Any, prompt: str) -> Route:
-        return Route(path, Endpoint(gateway, path, handle, prompt=prompt), methods=["POST"])
+    def get(path: str, handler: Handler) -> Route:
+        shown = path.replace(":path}", "}")
+        return Route(path, endpoint(shown, handler), methods=["GET"])
+
+    def post(path: str, handler: Handler, *, prompt: str) -> Route:
+        return Route(path, endpoint(path, handler, prompt=prompt), methods=["POST"])
 
     routed = _Application(
         routes=[
             Route("/health/live", live),
             Route("/health/ready", ready),
-            Route("/v1/models", Endpoint(gateway, "/v1/models", _list), methods=["GET"]),
-            Route(
+            get("/v1/models", partial(list_models, orchestrators=orchestrators, began_at=began_at)),
+            get(
                 "/v1/models/{model:path}",
-                Endpoint(gateway, "/v1/models/{model}", _describe),
-                methods=["GET"],
+                partial(describe_model, orchestrators=orchestrators, began_at=began_at),
             ),
-            post("/v1/completions", complete, "prompt"),
-            post("/v1/chat/completions", chat, "messages"),
-            post("/v1/responses", respond, "input"),
-            Route("/paceline/info", Endpoint(gateway, "/paceline/info", describe), methods=["GET"]),
-            post("/paceline/generate", watch, "prompt"),
-            *(page_routes() if gateway.settings.page else []),
+            post(
+                "/v1/completions",
+                partial(complete, orchestrators=orchestrators, generations=generations),
+                prompt="prompt",
+            ),
+            post(
+                "/v1/chat/completions",
+                partial(
+                    chat, orchestrators=orchestrators, templates=templates, generations=generations
+                ),
+                prompt="messages",
+            ),
+            post(
+                "/v1/responses",
+                partial(
+                    respond,
+                    orchestrators=orchestrators,
+                    templates=templates,
+                    generations=generations,
+                ),
+                prompt="input",
+            ),
+            get("/paceline/info", partial(describe, orchestrators=orchestrators)),
+            post(
+                "/paceline/generate",
+                partial(watch, orchestrators=orchestrators, generations=generations),
+                prompt="prompt",
+            ),
+            *(page_routes() if settings.page else []),
         ],
         exception_handlers={HTTPException: _no_such_route},
     )
     routed.router.redirect_slashes = False
     return routed
-
-
-async def _list(
-    gateway: Gateway, connection: Connection, _content: bytes, _request_id: str
-) -> None:
-    info = await gateway.orchestrators.info()
-    await connection.answer({"object": "list", "data": [_model(gateway, info)]})
-
-
-async def _describe(
-    gateway: Gateway, connection: Connection, _content: bytes, _request_id: str
-) -> None:
-    await gateway.model(connection.path.removeprefix("/v1/models/"))
-    await connection.answer(_model(gateway, await gateway.orchestrators.info()))
-
-
-def _model(gateway: Gateway, info: SystemInfo) -> dict[str, Any]:
-    return {
-        "id": info.model_name,
-        "object": "model",
-        "created": gateway.began_at,
-        "owned_by": "paceline",
-        "paceline": {
-            "version": info.version,
-            "fingerprint": info.model_fingerprint,
-            "context_length": info.context_length,
-            "vocabulary_size": info.vocabulary_size,
-        },
-    }
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:

@@ -7,6 +7,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from paceline.errors import PacelineError, UnsupportedError
 from paceline_gateway.content_forms import ContentForms, find_forms
 from paceline_gateway.errors import RequestError
 from paceline_gateway.special_texts import SpecialTexts
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from paceline import ChatTemplate, GenerateOptions, PromptPart
+    from paceline_gateway.orchestrators import Orchestrators
     from paceline_gateway.schemas import Message
 
-__all__ = ["WRITTEN", "ChatTemplates"]
+__all__ = ["WRITTEN", "ChatTemplates", "look_at_template", "write_prompt"]
 
 WRITTEN: GenerateOptions = {"add_special_tokens": False, "parse_special_tokens": True}
 """How a prompt is read that a template wrote: its special tokens are there. Parts say it, too."""
@@ -169,6 +171,34 @@ class ChatTemplates:
                 ": conversations are refused" if role == "user" else "",
             )
         return forms
+
+
+async def write_prompt(
+    messages: Sequence[Message],
+    *,
+    orchestrators: Orchestrators,
+    templates: ChatTemplates,
+    param: str = "messages",
+) -> str | list[PromptPart]:
+    """Write a conversation by the template that the model has now.
+
+    Raises:
+        RequestError: See `ChatTemplates.render`.
+        PacelineError: The model has no template, or nobody could say.
+    """
+    template = await orchestrators.chat_template()
+    most_bytes = await orchestrators.most_request_bytes()
+    return await templates.render(template, messages, most_bytes=most_bytes, param=param)
+
+
+async def look_at_template(*, orchestrators: Orchestrators, templates: ChatTemplates) -> None:
+    """Say in the log, before the first conversation, what is wrong with its template."""
+    try:
+        await templates.look_at(await orchestrators.chat_template())
+    except UnsupportedError:
+        pass  # the model continues text
+    except (PacelineError, NoProcessError) as error:
+        _log.info("the model's chat template was not looked at yet: %s", error)
 
 
 async def _done(work: Callable[[], _T], size: int) -> _T:

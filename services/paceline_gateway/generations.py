@@ -1,26 +1,40 @@
-"""The generations of a request, one or several, as one stream."""
+"""The generations of a request, one or several: made, and read as one stream."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from paceline import Chunk
 from paceline.errors import ContextLengthExceededError
+from paceline_gateway.errors import RequestError
+from paceline_serving import lanes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
-    from paceline import AsyncGeneration, Finished, Started, TimelineEvent
+    from paceline import (
+        AsyncClient,
+        AsyncGeneration,
+        Finished,
+        GenerateOptions,
+        Started,
+        TimelineEvent,
+    )
+    from paceline_gateway.connection import Connection
+    from paceline_gateway.parameter_types import Prompt
 
-__all__ = ["Choice", "Event", "Take", "deliver"]
+__all__ = ["Choice", "Event", "Generations", "Take", "deliver"]
 
 Take: TypeAlias = "Callable[[Choice, Chunk | None], Awaitable[None]]"
 Event: TypeAlias = "Chunk | TimelineEvent"
 
 _log = logging.getLogger(__name__)
+
+_MOST_NAME = 64  # characters of a request id on the wire
 
 
 class Choice:
@@ -128,6 +142,83 @@ def _is_about_max_tokens(error: ContextLengthExceededError) -> bool:
     return any(violation.field == "max_tokens" for violation in error.violations)
 
 
+class Generations:
+    """Makes the generations of requests.
+
+    Args:
+        client: The client of all orchestrators.
+        choice_limit: How many a request may have.
+        call_limit_seconds: How long each may take.
+        resumed: Called each time one went on at another orchestrator.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        *,
+        choice_limit: int,
+        call_limit_seconds: float,
+        resumed: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._choice_limit = choice_limit
+        self._call_limit_seconds = call_limit_seconds
+        self._resumed = resumed
+
+    def choices(
+        self,
+        prompts: Sequence[Prompt],
+        options: GenerateOptions,
+        *,
+        count: int,
+        request_id: str,
+        connection: Connection,
+        default_max_tokens: int | None = None,
+    ) -> list[Choice]:
+        """Make the generations of a request: each prompt so often, with one seed after the other.
+
+        Its client's take turns with those of others, at the orchestrators where they wait.
+
+        Args:
+            default_max_tokens: What `max_tokens` is where the options have none, cut to what the
+                context leaves; None is the orchestrator's default.
+
+        Raises:
+            RequestError: There are too many.
+        """
+        total = len(prompts) * count
+        if total > self._choice_limit:
+            raise RequestError(
+                f"n: {total} generations (prompts times n) are more than {self._choice_limit}",
+                param="n",
+            )
+        choices = []
+        for index in range(total):
+            prompt_index, number = divmod(index, count)
+            name = _name(request_id, index=index, total=total)
+            generate = partial(
+                self._client.generate,
+                prompts[prompt_index],
+                timeout=self._call_limit_seconds,
+                metadata={lanes.HEADER: connection.lane},
+                **_own(options, number=number, request_id=name),
+            )
+            limited = None
+            if default_max_tokens is not None and "max_tokens" not in options:
+                limited = generate(max_tokens=default_max_tokens)
+            choices.append(
+                Choice(
+                    index,
+                    limited or generate(),
+                    without_default=generate if limited else None,
+                    prompt_index=prompt_index,
+                    resumed=self._resumed,
+                    charge=connection.charge,
+                )
+            )
+        return choices
+
+
 async def deliver(choices: Sequence[Choice], take: Take) -> None:
     """Run generations at the same time, and hand over their chunks, and None at the end.
 
@@ -152,3 +243,18 @@ async def deliver(choices: Sequence[Choice], take: Take) -> None:
                 tasks.create_task(read(choice), name=f"read choice {choice.index}")
     except ExceptionGroup as group:
         raise group.exceptions[0] from None
+
+
+def _own(options: GenerateOptions, *, number: int, request_id: str) -> GenerateOptions:
+    """Return a choice's options: a seed and a name of its own."""
+    own = options.copy()
+    if "seed" in own:
+        own["seed"] = (own["seed"] + number) % (1 << 53)
+    own["request_id"] = request_id
+    return own
+
+
+def _name(request_id: str, *, index: int, total: int) -> str:
+    """Name a choice in the servers' logs after its request."""
+    suffix = f"-{index}" if total > 1 else ""
+    return request_id[: _MOST_NAME - len(suffix)] + suffix

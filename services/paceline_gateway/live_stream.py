@@ -13,8 +13,8 @@ from paceline_gateway.schemas import LiveBody
 if TYPE_CHECKING:
     from paceline import Started
     from paceline_gateway.connection import Connection
-    from paceline_gateway.gateway import Gateway
-    from paceline_gateway.generations import Choice, Event
+    from paceline_gateway.generations import Choice, Event, Generations
+    from paceline_gateway.orchestrators import Orchestrators
 
 __all__ = ["describe", "watch"]
 
@@ -27,10 +27,10 @@ _STRATEGIES = [
 
 
 async def describe(
-    gateway: Gateway, connection: Connection, _content: bytes, _request_id: str
+    connection: Connection, _content: bytes, _request_id: str, *, orchestrators: Orchestrators
 ) -> None:
     """Tell what model and servers there are, and by which strategies it can be decoded."""
-    info = await gateway.orchestrators.info()
+    info = await orchestrators.info()
     drafts_for_itself = any(each.self_draft_kind for each in info.servers)
     await connection.answer(
         {
@@ -50,11 +50,18 @@ async def describe(
     )
 
 
-async def watch(gateway: Gateway, connection: Connection, content: bytes, request_id: str) -> None:
+async def watch(
+    connection: Connection,
+    content: bytes,
+    request_id: str,
+    *,
+    orchestrators: Orchestrators,
+    generations: Generations,
+) -> None:
     """Continue a prompt, and tell of each draft, verification and cancel between the chunks."""
     body = parse(LiveBody, content)
-    await gateway.model(body.model)
-    (choice,) = gateway.choices(
+    await orchestrators.check_model(body.model)
+    (choice,) = generations.choices(
         [body.prompt], body.options(), count=1, request_id=request_id, connection=connection
     )
     await _tell(choice, connection)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from paceline import AsyncClient
 from paceline.errors import DeadlineError, LoadingError, NoTargetError, TryAgainError
 from paceline.limits import LEAST_MESSAGE_BYTES
+from paceline_gateway.errors import RequestError
 from paceline_gateway.health_watch import Watch
 from paceline_gateway.shared_answer import SharedAnswer
 from paceline_serving import tracing
@@ -134,6 +135,23 @@ class Orchestrators:
             PacelineError: What else an orchestrator or the transport said.
         """
         return await self._info.get()
+
+    async def check_model(self, asked: str) -> str:
+        """Return the model's name, if it is the one that was asked for.
+
+        Raises:
+            RequestError: There is another one here.
+            PacelineError: Nobody could say.
+        """
+        name = (await self.info()).model_name
+        if asked != name:
+            raise RequestError(
+                f"there is no model {asked[:200]!r} here; there is {name!r}",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+        return name
 
     async def most_request_bytes(self) -> int:
         """Ask how large a request may be; one that does not say takes what all of them take.

@@ -12,11 +12,13 @@ import uvicorn
 
 from paceline_gateway.application import application
 from paceline_gateway.certificate import server_context
-from paceline_gateway.gateway import Gateway
+from paceline_gateway.chat_template import ChatTemplates, look_at_template
 from paceline_gateway.http_connection import HttpConnection
 from paceline_gateway.metrics import GatewayMetrics
 from paceline_gateway.orchestrators import Orchestrators
+from paceline_gateway.readiness import Readiness
 from paceline_serving import telemetry, tracing
+from paceline_serving.admission import Admission
 from paceline_serving.keys import follow_key
 from paceline_serving.listener import Listener
 from paceline_serving.metrics_endpoint import MetricsEndpoint
@@ -56,7 +58,8 @@ class HttpProcess:
     Attributes:
         addresses: What is bound, by name.
         orchestrators: Where requests go.
-        gateway: What answers them.
+        requests: Those that are here.
+        readiness: Whether balancers shall send more.
     """
 
     def __init__(self, settings: GatewaySettings, *, registry: CollectorRegistry) -> None:
@@ -75,9 +78,15 @@ class HttpProcess:
             patience_seconds=settings.resume_seconds,
         )
         self._spans = tracing.spans_to(settings.trace_endpoint, service="paceline-gateway")
-        self.gateway = Gateway(
+        self.requests = Admission("this gateway is shutting down")
+        self.readiness = Readiness(self.orchestrators)
+        self._templates = ChatTemplates()
+        self._application = application(
             settings,
             orchestrators=self.orchestrators,
+            templates=self._templates,
+            requests=self.requests,
+            readiness=self.readiness,
             metrics=GatewayMetrics(registry),
             spans=self._spans,
         )
@@ -100,8 +109,8 @@ class HttpProcess:
         self._serving = self._tasks.create_task(
             self._server.serve(sockets=[listener]), name="serve HTTP"
         )
-        self._exit.push_async_callback(self.gateway.templates.close)
-        self._tasks.create_task(self.gateway.templates.prepare(), name="start a template's process")
+        self._exit.push_async_callback(self._templates.close)
+        self._tasks.create_task(self._templates.prepare(), name="start a template's process")
         if settings.metrics_listen:
             metrics = MetricsEndpoint(settings.metrics_listen, registry=self._registry, pages={})
             self._exit.callback(metrics.close)
@@ -116,7 +125,8 @@ class HttpProcess:
         announce("listening", self.addresses)
         await self.orchestrators.until_one_serves()
         looking = self._tasks.create_task(
-            self.gateway.look_at_template(), name="look at the chat template"
+            look_at_template(orchestrators=self.orchestrators, templates=self._templates),
+            name="look at the chat template",
         )
         self._exit.callback(looking.cancel)
         announce("ready", self.addresses)
@@ -129,7 +139,7 @@ class HttpProcess:
         """
         settings = self._settings
         configuration = uvicorn.Config(
-            application(self.gateway),
+            self._application,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -154,18 +164,18 @@ class HttpProcess:
 
     async def finish(self, *, drain: bool = True) -> None:
         """Drain and stop, in bounded time: readiness says no first, while requests are served."""
-        self.gateway.is_leaving = True
+        self.readiness.is_leaving = True
         if drain:
             await asyncio.sleep(self._settings.drain_delay_seconds)
-        self.gateway.requests.close()
+        self.requests.close()
         announce("draining", self.addresses)
         if drain:
             try:
                 async with asyncio.timeout(self._settings.drain_seconds):
-                    await self.gateway.requests.idle()
+                    await self.requests.idle()
             except TimeoutError:
                 _log.warning("work is left after %g s of draining", self._settings.drain_seconds)
-        self.gateway.requests.cut()
+        self.requests.cut()
         self._server.should_exit = True
         await self._serving
         await self._exit.aclose()

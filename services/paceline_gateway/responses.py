@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from paceline_gateway.chat_template import WRITTEN
+from paceline_gateway.chat_template import WRITTEN, write_prompt
 from paceline_gateway.generations import deliver
 from paceline_gateway.json_body import parse
 from paceline_gateway.rendering import details, finish_reason, usage
@@ -15,28 +15,35 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline import Chunk
+    from paceline_gateway.chat_template import ChatTemplates
     from paceline_gateway.connection import Connection
-    from paceline_gateway.gateway import Gateway
-    from paceline_gateway.generations import Choice
+    from paceline_gateway.generations import Choice, Generations
+    from paceline_gateway.orchestrators import Orchestrators
 
 __all__ = ["respond"]
 
 
 async def respond(
-    gateway: Gateway, connection: Connection, content: bytes, request_id: str
+    connection: Connection,
+    content: bytes,
+    request_id: str,
+    *,
+    orchestrators: Orchestrators,
+    templates: ChatTemplates,
+    generations: Generations,
 ) -> None:
     """Answer a conversation, as the model's template writes it; nothing is stored."""
     body = parse(ResponseBody, content)
-    model = await gateway.model(body.model)
-    template = await gateway.orchestrators.chat_template()
-    most_bytes = await gateway.orchestrators.most_request_bytes()
-    prompt = await gateway.templates.render(
-        template, body.messages, most_bytes=most_bytes, param="input"
+    model = await orchestrators.check_model(body.model)
+    prompt = await write_prompt(
+        body.messages, orchestrators=orchestrators, templates=templates, param="input"
     )
-    options = body.options()
-    options.update(WRITTEN)
-    (choice,) = gateway.choices(
-        [prompt], options, count=1, request_id=request_id, connection=connection
+    (choice,) = generations.choices(
+        [prompt],
+        {**body.options(), **WRITTEN},
+        count=1,
+        request_id=request_id,
+        connection=connection,
     )
     answer = _Answer(connection, body, request_id=request_id, model=model)
     await deliver([choice], answer.take)

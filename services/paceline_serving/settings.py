@@ -45,6 +45,7 @@ __all__ = [
     "StringList",
     "TcpAddress",
     "flag_of",
+    "is_service_link",
     "load",
     "nearest",
     "noted",

@@ -101,7 +101,7 @@ async def test_many_large_bodies_at_once_have_one_room_and_the_others_are_told_t
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         await fake.cancelled.wait()
-        await gateway.process.gateway.requests.idle()
+        await gateway.process.requests.idle()
         assert (await gateway.http.post("/v1/completions", json=asked)).status_code == 200
 
 

@@ -22,19 +22,19 @@ from paceline_orchestrator.decoding.deadline import Deadline
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.wire import fetch_chat_template
-from paceline_orchestrator.front.admission import (
-    allowed_tokens,
-    check,
-    check_lengths,
-    check_tokens,
-    seed_of,
-)
 from paceline_orchestrator.front.generation import Generation
 from paceline_orchestrator.front.identity import lane_of, share_of
 from paceline_orchestrator.front.order import Order
 from paceline_orchestrator.front.pacing import Pacing
 from paceline_orchestrator.front.prompts import encode_prompt, prompt_size
 from paceline_orchestrator.front.request_queue import RequestQueue
+from paceline_orchestrator.front.request_validation import (
+    allowed_tokens,
+    check,
+    check_lengths,
+    check_tokens,
+    seed_of,
+)
 from paceline_orchestrator.front.text import StreamedText
 from paceline_orchestrator.front.text_workers import TextWorkers
 from paceline_orchestrator.front.translation import read_options, server_message

@@ -14,8 +14,8 @@ from paceline.v1 import sampling_pb2
 from paceline_orchestrator.decoding.statistics import EventKind, Fallback
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.words import Word
-from paceline_orchestrator.front.admission import is_greedy
 from paceline_orchestrator.front.order import Options
+from paceline_orchestrator.front.request_validation import is_greedy
 from paceline_orchestrator.planning.planner import DrafterKind, Wish
 from paceline_protocol.draft_shape import Shape
 from paceline_protocol.messages import FinishReason

@@ -10,6 +10,7 @@ import pytest
 
 from paceline import errors
 from paceline_gateway.settings import GatewaySettings
+from paceline_serving import tracing
 from support.collected_spans import CollectedSpans
 from support.fake_orchestrator import FakeOrchestrator, Leg, serving
 from support.gateway import TEMPLATE, gateway_over
@@ -185,10 +186,10 @@ async def test_a_trace_goes_through_to_the_servers():
     assert generate["traceparent"] != headers["traceparent"], "a span of its own"
 
 
-async def test_a_request_is_a_span_above_its_generations():
+async def test_a_request_is_a_span_above_its_generations(monkeypatch):
     spans = CollectedSpans()
+    monkeypatch.setattr(tracing, "spans_to", lambda *_, **__: spans)
     async with gateway_over() as gateway:
-        gateway.process.gateway.spans = spans
         assert (await gateway.post("/v1/completions", prompt="p", n=2)).status_code == 200
         await until(lambda: spans.ended, what="it has ended")
         (span,) = spans.ended
@@ -270,7 +271,7 @@ async def test_a_reader_that_reads_nothing_is_given_up():
         await until(lambda: fake.requests, what="the orchestrator is asked")
         async with asyncio.timeout(90):
             await fake.cancelled.wait()
-            await gateway.process.gateway.requests.idle()
+            await gateway.process.requests.idle()
         writer.close()
         del reader
 
@@ -311,7 +312,7 @@ async def test_readiness_follows_the_orchestrators_and_the_drain():
         assert (await gateway.http.get("/health/live")).status_code == 200
         assert (await gateway.http.get("/health/ready")).status_code == 200
         finishing = asyncio.create_task(gateway.process.finish())
-        await until(lambda: gateway.process.gateway.why_not_ready, what="it leaves")
+        await until(lambda: gateway.process.readiness.why_not, what="it leaves")
         assert (await gateway.http.get("/health/ready")).status_code == 503
         assert (await gateway.post("/v1/completions", prompt="p")).status_code == 200
         finishing.cancel()  # nobody waits for the delay's end

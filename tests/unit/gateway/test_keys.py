@@ -154,7 +154,7 @@ async def test_who_goes_away_is_charged_for_what_came(one_a_minute):
         stream = await client.completions.create(**asked, stream=True)
         assert [(await anext(stream)).choices[0].text for _ in range(2)] == ["3 4 ", "5 6 "]
         await stream.close()
-        await gateway.process.gateway.requests.idle()
+        await gateway.process.requests.idle()
         assert await charged(gateway) == 3 + 4
 
 
@@ -236,14 +236,14 @@ async def test_a_gateway_that_is_refused_says_so_to_its_users_and_is_not_ready(p
             with pytest.raises(openai.InternalServerError, match="this gateway's own") as refused:
                 await client.completions.create(**asked, stream=stream)
             assert (refused.value.status_code, refused.value.code) == (502, "gateway_refused")
-        await until(lambda: gateway.process.gateway.why_not_ready, what="it is not ready")
+        await until(lambda: gateway.process.readiness.why_not, what="it is not ready")
         ready = await gateway.http.get("/health/ready")
         assert (ready.status_code, ready.text) == (
             503,
             "orchestrators refuse this gateway's own key or certificate\n",
         )
         fake.refusal = None
-        await until(lambda: not gateway.process.gateway.why_not_ready, what="it is ready again")
+        await until(lambda: not gateway.process.readiness.why_not, what="it is ready again")
         await client.completions.create(**asked)
     (told,) = [it.message for it in caplog.records if "refuses this gateway" in it.message]
     assert told.endswith(
@@ -271,11 +271,11 @@ async def test_a_gateway_that_is_refused_from_the_start_is_not_announced_as_read
         process = HttpProcess(settings, registry=CollectorRegistry())
         beginning = asyncio.create_task(process.begin())
         await until(lambda: process.orchestrators.any_refuses, what="it is refused")
-        assert process.gateway.why_not_ready
+        assert process.readiness.why_not
         assert not beginning.done()
         fake.refusal = None
         await beginning
-        assert process.gateway.why_not_ready is None
+        assert process.readiness.why_not is None
         await process.finish(drain=False)
 
 

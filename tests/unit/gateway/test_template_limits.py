@@ -74,7 +74,7 @@ async def test_others_are_served_while_a_template_runs_without_end(monkeypatch):
     monkeypatch.setattr(template_processes, "_PROCESSES", 2)
     async with gateway_over(model_with(ENDLESS)) as gateway:
         endless = asyncio.create_task(chat(gateway, "loop"))
-        await until(lambda: gateway.process.gateway.requests.present_count, what="it runs")
+        await until(lambda: gateway.process.requests.present_count, what="it runs")
         honest = await asyncio.gather(*(chat(gateway, f"{each}") for each in range(20)))
         assert [it.status_code for it in honest] == [200] * 20
         assert (await endless).status_code == 400
@@ -86,7 +86,7 @@ async def test_a_gateway_ends_while_templates_run_without_end_and_leaves_no_proc
     monkeypatch.setattr(template_processes, "_PROCESSES", 2)
     async with gateway_over(model_with(ENDLESS)) as gateway:
         loops = [asyncio.create_task(chat(gateway, "loop")) for _ in range(4)]
-        await until(lambda: gateway.process.gateway.requests.present_count == 4, what="they run")
+        await until(lambda: gateway.process.requests.present_count == 4, what="they run")
         await gateway.process.finish()
         assert not renderers()
         await asyncio.gather(*loops, return_exceptions=True)

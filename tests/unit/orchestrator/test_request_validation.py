@@ -10,7 +10,7 @@ from paceline.errors import ContextLengthExceededError, InvalidFieldError
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline_orchestrator.fleet.wire import ModelFacts
-from paceline_orchestrator.front.admission import (
+from paceline_orchestrator.front.request_validation import (
     allowed_tokens,
     check,
     check_lengths,

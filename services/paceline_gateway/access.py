@@ -1,0 +1,146 @@
+"""Who may call, how many at once, and how much room their bodies have."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from paceline.channel import is_loopback
+from paceline.errors import DrainingError, OverloadedError, UnauthenticatedError
+from paceline.shares import FairShares
+from paceline_gateway.browsers import refuse_other_pages
+from paceline_gateway.errors import no_key, of_paceline, too_much
+from paceline_gateway.request_body import BodyRules
+from paceline_serving import lanes
+from paceline_serving.keys import HEADER, Keys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from paceline_gateway.connection import Connection
+    from paceline_gateway.orchestrators import Orchestrators
+    from paceline_gateway.settings import GatewaySettings
+    from paceline_serving.admission import Admission
+
+__all__ = ["Access"]
+
+# JSON may write a letter with six bytes that has two in UTF-8, and an id of five with eight.
+_JSON_BYTES = 3
+
+
+class Access:
+    """Lets requests in, or refuses them at once: it is orchestrators where requests wait.
+
+    Args:
+        settings: The operator's.
+        orchestrators: Tell how large a request may be.
+        requests: Counts those that are here.
+
+    Raises:
+        ValueError: The file of keys is unusable.
+    """
+
+    def __init__(
+        self, settings: GatewaySettings, *, orchestrators: Orchestrators, requests: Admission
+    ) -> None:
+        self._settings = settings
+        self._orchestrators = orchestrators
+        self._requests = requests
+        self._keys = Keys(settings.api_keys) if settings.api_keys is not None else None
+        self._places = FairShares(settings.request_limit)
+        self._body_bytes = FairShares(settings.bodies_limit_bytes)
+
+    @contextmanager
+    def admitted(self, connection: Connection, headers: Mapping[str, str]) -> Iterator[BodyRules]:
+        """Count a request for as long as it is here, and yield what its body may take.
+
+        The connection learns whom its tokens are charged to, and in which lane they wait.
+
+        Raises:
+            RequestError: Its key is missing, wrong or used up; or, where none is demanded, it is
+                another site's page; or there is no room for it, or it was cut.
+        """
+        try:
+            with (
+                self._let_in(connection, headers),
+                self._requests.admitted(),
+                self._place(connection.lane),
+                self._requests.cuttable(),
+                self._room(connection.lane) as rules,
+            ):
+                yield rules
+        except (DrainingError, OverloadedError) as error:
+            raise of_paceline(error, prompt="") from None
+
+    @contextmanager
+    def _let_in(self, connection: Connection, headers: Mapping[str, str]) -> Iterator[None]:
+        """Let a client in whose key is good and not used up, and count what it costs.
+
+        Raises:
+            RequestError: It has no such key, or the key's limit is reached; or, where none is
+                demanded, it is another site's page.
+        """
+        connection.lane = lanes.lane_name(f"address:{lanes.network_of(connection.host)}")
+        if self._keys is None:
+            refuse_other_pages(
+                headers,
+                is_local=is_loopback(self._settings.listen),
+                scheme="http" if self._settings.tls_certificate is None else "https",
+            )
+            yield
+            return
+        with ExitStack() as stack:
+            try:
+                caller = self._keys.find(headers.get(HEADER, ""))
+                stack.enter_context(caller.admitted())
+            except UnauthenticatedError as error:
+                raise no_key(error) from None
+            except OverloadedError as error:
+                raise too_much(error) from None
+            connection.charge = caller.charge
+            connection.lane = lanes.lane_name(f"key:{caller.key.name}")
+            yield
+
+    @contextmanager
+    def _place(self, lane: str) -> Iterator[None]:
+        """Hold one of the places, which lanes share.
+
+        Raises:
+            OverloadedError: The lane can have none.
+        """
+        if not self._places.allows(lane):
+            raise OverloadedError(
+                f"{self._places.capacity - self._places.free} requests are here,"
+                f" {self._places.held_by(lane)} of them this client's",
+                retry_after_seconds=1.0,
+            )
+        self._places.take(lane)
+        try:
+            yield
+        finally:
+            self._places.give_back(lane)
+
+    @contextmanager
+    def _room(self, lane: str) -> Iterator[BodyRules]:
+        """Count the bytes of a request's body for as long as the request is here."""
+        kept = 0
+
+        def keep(byte_count: int) -> None:
+            nonlocal kept
+            if not self._body_bytes.allows(lane, byte_count):
+                raise OverloadedError("too many long texts are here", retry_after_seconds=1.0)
+            self._body_bytes.take(lane, byte_count)
+            kept += byte_count
+
+        try:
+            yield BodyRules(
+                ceiling_bytes=self._settings.body_limit_bytes,
+                most_bytes=self._most_body_bytes,
+                keep=keep,
+                mebibyte_seconds=self._settings.slow_reader_seconds,
+            )
+        finally:
+            self._body_bytes.give_back(lane, kept)
+
+    async def _most_body_bytes(self) -> int:
+        return _JSON_BYTES * await self._orchestrators.most_request_bytes()

@@ -1,0 +1,153 @@
+"""The way of one request: let in, its body read, handed to its route's handler, its errors said."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, TypeAlias
+
+from paceline.errors import ClientCancelledError, PacelineError, PermissionDeniedError
+from paceline.panics import taking_panics
+from paceline_gateway.connection import Connection
+from paceline_gateway.errors import RequestError, of_paceline
+from paceline_gateway.json_body import check_shape
+from paceline_gateway.metrics import LEFT
+from paceline_gateway.request_body import SMALL_BYTES, check_kind
+from paceline_serving import tracing
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from starlette.types import Receive, Scope, Send
+
+    from paceline_gateway.access import Access
+    from paceline_gateway.metrics import GatewayMetrics
+    from paceline_gateway.orchestrators import Orchestrators
+    from paceline_gateway.request_body import BodyRules
+
+__all__ = ["Endpoint", "Handler"]
+
+Handler: TypeAlias = "Callable[[Connection, bytes, str], Awaitable[None]]"
+"""Answers a request: its connection, its body, its id."""
+
+_log = logging.getLogger(__name__)
+
+# A value takes a microsecond to read, in which the event loop does nothing else.
+_LEAST_VALUES = 1 << 18
+_PROMPTS_OF_IDS = 4
+
+
+class Endpoint:
+    """An ASGI application for one route.
+
+    Args:
+        route: Its path, for metrics and logs.
+        handler: Answers its requests.
+        prompt: What a prompt is called there.
+        access: Lets requests in.
+        orchestrators: Tell what a body can need; doubted where they refuse this gateway.
+        metrics: Where requests are counted.
+        spans: Where requests' spans come from; None where nobody collects them.
+        stall_seconds: How long a client may read nothing.
+        has_cut: Set when the gateway ends, and waits for nobody.
+    """
+
+    def __init__(
+        self,
+        route: str,
+        handler: Handler,
+        *,
+        prompt: str = "prompt",
+        access: Access,
+        orchestrators: Orchestrators,
+        metrics: GatewayMetrics,
+        spans: tracing.Spans | None,
+        stall_seconds: float,
+        has_cut: asyncio.Event,
+    ) -> None:
+        self._route = route
+        self._handler = handler
+        self._prompt = prompt
+        self._access = access
+        self._orchestrators = orchestrators
+        self._metrics = metrics
+        self._spans = spans
+        self._stall_seconds = stall_seconds
+        self._has_cut = has_cut
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        headers = [
+            (name.decode("latin-1"), text.decode("latin-1")) for name, text in scope["headers"]
+        ]
+        call = tracing.enter(f"{scope['method']} {self._route}", headers, spans=self._spans)
+        connection = Connection(
+            scope,
+            receive,
+            send,
+            headers={"x-request-id": call.request_id},
+            stall_seconds=self._stall_seconds,
+            has_cut=self._has_cut,
+        )
+        with (
+            self._metrics.request(self._route, lambda: connection.status),
+            call.recorded(lambda: str(connection.status or LEFT)),
+        ):
+            try:
+                await self._serve(connection, call.request_id, headers=dict(headers))
+            except ClientCancelledError as error:
+                _log.info("not answered to the end: %s", error.message)
+            else:
+                _log.info("answered", extra={"status": connection.status})
+
+    async def _serve(
+        self, connection: Connection, request_id: str, *, headers: Mapping[str, str]
+    ) -> None:
+        try:
+            with self._access.admitted(connection, headers) as rules:
+                if connection.has_body:
+                    check_kind(headers)
+                content = await self._body(connection, rules, headers=headers)
+                await connection.while_connected(self._answer(connection, content, request_id))
+        except RequestError as error:
+            await connection.refuse(error)
+
+    async def _body(
+        self, connection: Connection, rules: BodyRules, *, headers: Mapping[str, str]
+    ) -> bytes:
+        try:
+            content = await connection.body(rules, headers=headers)
+            if len(content) > SMALL_BYTES:
+                await check_shape(content, most_values=await self._most_values())
+            return content
+        except ClientCancelledError:
+            raise
+        except PacelineError as error:
+            raise of_paceline(error, prompt=self._prompt) from error
+
+    async def _most_values(self) -> int:
+        """Return how many JSON values a body may have: ids of several prompts, and as many others.
+
+        Raises:
+            PacelineError: Nobody could say how long the model's context is.
+        """
+        return _LEAST_VALUES + _PROMPTS_OF_IDS * (await self._orchestrators.info()).context_length
+
+    async def _answer(self, connection: Connection, content: bytes, request_id: str) -> None:
+        try:
+            with taking_panics():
+                await self._handler(connection, content, request_id)
+        except (RequestError, ClientCancelledError):
+            raise
+        except PacelineError as error:
+            if isinstance(error, PermissionDeniedError):
+                self._orchestrators.doubt()
+            refusal = of_paceline(error, prompt=self._prompt)
+            if refusal.status == 500:
+                _log.error("a generation failed: %s", error.message)
+            elif refusal.status == 503:
+                _log.info("a request found no orchestrator: %s", error.message)
+            raise refusal from error
+        except Exception as error:
+            _log.exception("a request failed")
+            raise of_paceline(PacelineError("a bug"), prompt=self._prompt) from error

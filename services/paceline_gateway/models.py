@@ -1,0 +1,53 @@
+"""/v1/models: the one model that is here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline import SystemInfo
+    from paceline_gateway.connection import Connection
+    from paceline_gateway.orchestrators import Orchestrators
+
+__all__ = ["describe_model", "list_models"]
+
+
+async def list_models(
+    connection: Connection,
+    _content: bytes,
+    _request_id: str,
+    *,
+    orchestrators: Orchestrators,
+    began_at: int,
+) -> None:
+    """List it; it was made, as far as clients see, when this gateway began."""
+    info = await orchestrators.info()
+    await connection.answer({"object": "list", "data": [_model(info, began_at)]})
+
+
+async def describe_model(
+    connection: Connection,
+    _content: bytes,
+    _request_id: str,
+    *,
+    orchestrators: Orchestrators,
+    began_at: int,
+) -> None:
+    """Describe it, if it is the one that is asked for."""
+    await orchestrators.check_model(connection.path.removeprefix("/v1/models/"))
+    await connection.answer(_model(await orchestrators.info(), began_at))
+
+
+def _model(info: SystemInfo, began_at: int) -> dict[str, Any]:
+    return {
+        "id": info.model_name,
+        "object": "model",
+        "created": began_at,
+        "owned_by": "paceline",
+        "paceline": {
+            "version": info.version,
+            "fingerprint": info.model_fingerprint,
+            "context_length": info.context_length,
+            "vocabulary_size": info.vocabulary_size,
+        },
+    }
