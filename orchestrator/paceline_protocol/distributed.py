@@ -32,6 +32,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from paceline_protocol.branches import BranchQueue
 from paceline_protocol.commitment import Commitment, DraftStatistics
 from paceline_protocol.drafts import ends_text, useful_guesses
 from paceline_protocol.drafts_in_flight import DraftsInFlight
@@ -82,14 +83,15 @@ class DistributedDecoding:
             task.prompt[-1], length=len(task.prompt), statistics=self._commitment.statistics
         )
         self._capacity = capacity
+        self._waiting = BranchQueue()  # what no verification judges
         self._schedule = TargetSchedule(
-            self._tree, statistics=self._commitment.statistics, capacity=capacity
+            self._tree,
+            statistics=self._commitment.statistics,
+            capacity=capacity,
+            waiting=self._waiting,
         )
         self._drafts = DraftsInFlight(
-            self._tree,
-            commitment=self._commitment,
-            capacity=capacity,
-            branches=self._schedule.waiting,
+            self._tree, commitment=self._commitment, capacity=capacity, waiting=self._waiting
         )
         self._finished = False
 
@@ -243,12 +245,11 @@ class DistributedDecoding:
     def _dispatch_branches(self) -> list[Command]:
         """Give targets that would idle the likeliest branches that no verification decides."""
         commands: list[Command] = []
-        waiting = self._schedule.waiting
-        while self._schedule.free_targets and (best := waiting.pop()) is not None:
+        while self._schedule.free_targets and (best := self._waiting.pop()) is not None:
             # Siblings go together, but what a chain's token decides is its own block's business.
             assumed = best if best.parent is None or not best.parent.is_branch else best.parent
             commands.append(self._start_verify((assumed,)))
-        waiting.forget_what_is_over()
+        self._waiting.forget_what_is_over()
         return commands
 
     def _finish(self, reason: FinishReason) -> list[Command]:

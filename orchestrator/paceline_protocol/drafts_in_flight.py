@@ -31,7 +31,7 @@ class DraftsInFlight:
         tree: What they grow.
         commitment: What is final, and where the text ends.
         capacity: The drafters there are.
-        branches: Takes what they find beside their chains.
+        waiting: Takes what they find beside their chains; None if no target would take it up.
 
     Attributes:
         tips: The last token that a drafter found, by drafter.
@@ -43,21 +43,24 @@ class DraftsInFlight:
         *,
         commitment: Commitment,
         capacity: CapacityChanged,
-        branches: BranchQueue,
+        waiting: BranchQueue | None = None,
     ) -> None:
         self.tips: dict[int, Node] = {}
         self._tree = tree
         self._commitment = commitment
         self._capacity = capacity
-        self._branches = branches
+        self._waiting = waiting
         self._in_flight: dict[int, Draft] = {}
         self._count = 0
         self._warm: set[int] = set()  # drafters that have found a token
-        self._resting: dict[int, int] = {}  # by drafter that failed: what was committed then
+        self._resting: dict[int, int] = {}  # by drafter that found nothing: the length then
         self._text_ends: Node | None = None  # where the text says nothing
 
     def __contains__(self, draft_id: int) -> bool:
         return draft_id in self._in_flight
+
+    def __len__(self) -> int:
+        return len(self._in_flight)
 
     # --- what happened ------------------------------------------------------------------------
 
@@ -65,9 +68,9 @@ class DraftsInFlight:
         """Take in what one has found."""
         draft = self._in_flight[event.draft_id]
         self._warm.add(draft.drafter)
-        self._branches.extend(
-            draft.graft(event.proposal, tree=self._tree, commitment=self._commitment)
-        )
+        branches = draft.graft(event.proposal, tree=self._tree, commitment=self._commitment)
+        if self._waiting is not None:
+            self._waiting.extend(branches)
         self.tips[draft.drafter] = draft.tip
         if draft.missing == 0:
             del self._in_flight[draft.draft_id]
@@ -95,12 +98,16 @@ class DraftsInFlight:
     def _rest(self, draft: Draft) -> None:
         # Until something is committed, so that a broken drafter is not asked in a busy loop; the
         # text is asked again for another end.
+        self._resting[draft.drafter] = len(self._commitment.prefix)
         if draft.drafter == self._capacity.text:
             self._text_ends = draft.tip
-        else:
-            self._resting[draft.drafter] = len(self._commitment.prefix)
 
     # --- questions ----------------------------------------------------------------------------
+
+    @property
+    def came_to_nothing(self) -> bool:
+        """Whether one has found nothing, or failed, since the last commitment."""
+        return len(self._commitment.prefix) in self._resting.values()
 
     @property
     def awaits_text(self) -> bool:
@@ -123,6 +130,33 @@ class DraftsInFlight:
 
     # --- commands -----------------------------------------------------------------------------
 
+    def start(
+        self, drafter: int, tip: Node, window: int, *, task: DecodingTask, chunk_tokens: int = 1
+    ) -> Command:
+        """Let a drafter that has none draft after a token.
+
+        Args:
+            drafter: Who.
+            tip: What its chain follows.
+            window: How long the chain gets at most.
+            task: What is asked of the request.
+            chunk_tokens: See StartDraft.
+        """
+        self._count += 1
+        self._in_flight[self._count] = Draft(
+            self._count, drafter, tip, missing=window, cold=drafter not in self._warm
+        )
+        is_text = drafter == self._capacity.text  # it says one thing, if any
+        return StartDraft(
+            self._count,
+            drafter,
+            self._commitment.prefix + self._tree.token_ids_to(tip),
+            max_tokens=window,
+            chunk_tokens=chunk_tokens,
+            width=1 if is_text else task.width,
+            branch_count=0 if is_text else task.branches,
+        )
+
     def draft_on(self, task: DecodingTask) -> list[Command]:
         """Let drafters that have none go on with their chains."""
         commands: list[Command] = []
@@ -139,7 +173,7 @@ class DraftsInFlight:
             window = min(task.window, useful)
             is_near = tip.length + window <= committed + SPECULATION_LIMIT
             if is_near and can_grow(tip, self._commitment):
-                commands.append(self._start(drafter, tip, window, task=task))
+                commands.append(self.start(drafter, tip, window, task=task))
         return commands
 
     def ask_text(self, task: DecodingTask) -> list[Command]:
@@ -154,7 +188,7 @@ class DraftsInFlight:
         is_far = tip.length + window > len(self._commitment.prefix) + SPECULATION_LIMIT
         if waits or ends or is_far or self.awaits_text:
             return []
-        return [self._start(text, tip, min(window, task.draft_window), task=task)]
+        return [self.start(text, tip, min(window, task.draft_window), task=task)]
 
     def stop_stale(self) -> list[Command]:
         """Withdraw those whose tokens are of no use any more."""
@@ -163,21 +197,6 @@ class DraftsInFlight:
     def stop_all(self) -> list[Command]:
         """Withdraw what is left."""
         return [self._stop(draft) for draft in list(self._in_flight.values())]
-
-    def _start(self, drafter: int, tip: Node, window: int, *, task: DecodingTask) -> Command:
-        self._count += 1
-        self._in_flight[self._count] = Draft(
-            self._count, drafter, tip, missing=window, cold=drafter not in self._warm
-        )
-        is_text = drafter == self._capacity.text  # it says one thing, if any
-        return StartDraft(
-            self._count,
-            drafter,
-            self._commitment.prefix + self._tree.token_ids_to(tip),
-            max_tokens=window,
-            width=1 if is_text else task.width,
-            branch_count=0 if is_text else task.branches,
-        )
 
     def _stop(self, draft: Draft) -> Command:
         del self._in_flight[draft.draft_id]

@@ -5,10 +5,11 @@ yields one token more than it accepts: the correction, or after a block accepted
 one. No target forward is spent on anything else: the prompt's prefill is part of the first.
 
 Design. What was drafted is a token tree (`tree.py`), and the block is the beginning of its main
-path. There is at most one draft, which adds to the tree, and one verification, of the block. Events
-change the tree and end the two; `_proceed` then begins what is due, which follows from the three
-alone. Whatever goes wrong with drafting makes the block shorter, down to none, which is plain
-decoding; whatever goes wrong with verifying leaves it as it is.
+path. What runs is at most one draft, which adds to the tree (`drafts_in_flight.py`), and one
+verification, of the block (`target_schedule.py`). Events change the tree and end the two;
+`_proceed` then begins what is due, which follows from the three alone. Whatever goes wrong with
+drafting makes the block shorter, down to none, which is plain decoding; whatever goes wrong with
+verifying leaves it as it is.
 
 With a width of 2 or more the drafter finds branches beside the main path, and the verification
 judges as many as a tree may have, the likeliest first.
@@ -35,11 +36,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paceline_protocol.branches import branches_beside, guesses_beside
 from paceline_protocol.commitment import Commitment, DraftStatistics
-from paceline_protocol.drafts import Draft, can_grow, ends_text, useful_guesses
+from paceline_protocol.drafts import can_grow, ends_text, useful_guesses
+from paceline_protocol.drafts_in_flight import DraftsInFlight
 from paceline_protocol.messages import (
-    AbandonVerify,
     BlockVerified,
     CapacityChanged,
     Command,
@@ -50,21 +50,19 @@ from paceline_protocol.messages import (
     Finish,
     FinishReason,
     LookaheadChanged,
-    StartDraft,
-    StartVerify,
-    StopDraft,
     TokensDrafted,
     VerifyFailed,
 )
-from paceline_protocol.proposal import NOTHING
+from paceline_protocol.target_schedule import TargetSchedule
 from paceline_protocol.task import SPECULATION_LIMIT
-from paceline_protocol.tree import Node, TokenTree
-from paceline_protocol.verification import Verification
+from paceline_protocol.tree import TokenTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline_protocol.task import DecodingTask
+    from paceline_protocol.tree import Node
+    from paceline_protocol.verification import Verification
 
 __all__ = ["SpeculativeDecoding"]
 
@@ -87,17 +85,16 @@ class SpeculativeDecoding:
         self._commitment = Commitment(task)
         self._capacity = capacity
         self._target: int | None = None
-        self._draft_count = 0
-        self._verify_count = 0
-        self._draft: Draft | None = None  # in flight
-        self._verification: Verification | None = None  # in flight
         self._trunk: tuple[Node, ...] = ()  # what is verified, or to be verified again
         self._drafted = TokenTree(
             task.prompt[-1], length=len(task.prompt), statistics=self._commitment.statistics
         )
+        self._drafts = DraftsInFlight(self._drafted, commitment=self._commitment, capacity=capacity)
+        self._schedule = TargetSchedule(
+            self._drafted, statistics=self._commitment.statistics, capacity=capacity
+        )
         self._block_start = self._drafted.root.length  # the root's, but for the target's guesses
-        self._warm: set[int] = set()  # drafters that have found a token
-        self._drafter_rests = False  # until something is committed
+        self._drafter_lost = False  # since something was committed
         self._finished = False
 
     @property
@@ -115,18 +112,16 @@ class SpeculativeDecoding:
             return []
         commands: list[Command] = []
         match event:
-            case TokensDrafted(draft_id=draft_id) if self._is_drafting(draft_id):
-                commands += self._take_draft(event)
-            case DraftEnded(draft_id=draft_id) if self._is_drafting(draft_id):
-                self._drafter_rests |= self._draft is not None and not self._draft.fruitful
-                self._draft = None
-            case DraftFailed(draft_id=draft_id) if self._is_drafting(draft_id):
-                self._draft = None
-                self._drafter_rests = True
-            case BlockVerified(verify_id=verify_id) if self._is_verifying(verify_id):
-                commands.append(self._take_verdict(event))
-            case VerifyFailed(verify_id=verify_id) if self._is_verifying(verify_id):
-                self._end_verification()
+            case TokensDrafted(draft_id=draft_id) if draft_id in self._drafts:
+                commands += self._drafts.take(event)
+            case DraftEnded(draft_id=draft_id) if draft_id in self._drafts:
+                self._drafts.ended(draft_id)
+            case DraftFailed(draft_id=draft_id) if draft_id in self._drafts:
+                self._drafts.failed(draft_id)
+            case BlockVerified(verify_id=verify_id) if verify_id in self._schedule:
+                commands.append(self._take_verdict(self._schedule.answered(verify_id), event))
+            case VerifyFailed(verify_id=verify_id) if verify_id in self._schedule:
+                self._schedule.failed(verify_id)
             case CapacityChanged():
                 commands += self._take_capacity(event)
             case LookaheadChanged(lookahead=lookahead):
@@ -142,18 +137,18 @@ class SpeculativeDecoding:
     def _proceed(self) -> list[Command]:
         if self._commitment.finish_reason is not None:
             return self._finish(self._commitment.finish_reason)
-        commands = self._stop_stale_draft()
-        if self._verification is None and not self._trunk:
+        commands = self._drafts.stop_stale()
+        if not self._schedule and not self._trunk:
             self._trunk = self._next_trunk()
-        if self._verification is None and self._trunk and self._capacity.targets:
+        if not self._schedule and self._trunk and self._capacity.targets:
             commands.append(self._start_verify(self._trunk))
-        if self._draft is None:
+        if not self._drafts:
             commands += self._draft_on()
         return commands
 
     def _finish(self, reason: FinishReason) -> list[Command]:
         self._finished = True
-        commands = [*self._stop_draft(), *self._abandon()]
+        commands = self._drafts.stop_all() + self._schedule.abandon_all()
         self._drafted.discard()
         return [*commands, Finish(reason)]
 
@@ -175,11 +170,23 @@ class SpeculativeDecoding:
         missing = wanted - (tip.length - self._drafted.root.length)
         useful = self._commitment.limit - 1 - tip.length
         window = min(missing, useful, self._task.window)
-        return [self._start_draft(tip, window)] if window > 0 else []
+        if window <= 0:
+            return []
+        return [
+            self._drafts.start(
+                self._capacity.drafters[0],
+                tip,
+                window,
+                task=self._task,
+                # Else the target waits for the last one.
+                chunk_tokens=1 if self._drafts_ahead else window,
+            )
+        ]
 
     @property
     def _can_draft(self) -> bool:
-        return bool(self._capacity.drafters) and not self._drafter_rests
+        rests = self._drafter_lost or self._drafts.came_to_nothing
+        return bool(self._capacity.drafters) and not rests
 
     @property
     def _drafts_ahead(self) -> bool:
@@ -192,76 +199,18 @@ class SpeculativeDecoding:
         end = min(self._block_start + self._task.lookahead, self._commitment.limit - 1)
         return end - self._drafted.root.length
 
-    def _is_drafting(self, draft_id: int) -> bool:
-        return self._draft is not None and self._draft.draft_id == draft_id
-
-    def _is_verifying(self, verify_id: int) -> bool:
-        return self._verification is not None and self._verification.verify_id == verify_id
-
-    def _start_draft(self, tip: Node, max_tokens: int) -> Command:
-        self._draft_count += 1
-        drafter = self._capacity.drafters[0]
-        is_cold = drafter not in self._warm
-        self._draft = Draft(self._draft_count, drafter, tip, missing=max_tokens, cold=is_cold)
-        return StartDraft(
-            self._draft_count,
-            drafter,
-            prefix=self._commitment.prefix + self._drafted.token_ids_to(tip),
-            max_tokens=max_tokens,
-            # Else the target waits for the last one.
-            chunk_tokens=1 if self._drafts_ahead else max_tokens,
-            # The text says one thing, if any.
-            width=self._task.width if drafter != self._capacity.text else 1,
-            branch_count=self._task.branches if drafter != self._capacity.text else 0,
-        )
-
     def _start_verify(self, trunk: Sequence[Node]) -> Command:
         if self._target not in self._capacity.targets:
             self._target = self._capacity.targets[0]
-        self._verify_count += 1
-        branches = branches_beside(trunk, task=self._task)
-        self._verification = verification = Verification(
-            self._verify_count,
-            self._target,
-            trunk=tuple(trunk),
-            kept=None,
-            depth=0,
-            warms_up=False,
-            branches=branches,
-            guesses=guesses_beside(trunk, branches, task=self._task),
-        )
-        trunk[0].guessed = NOTHING  # once is enough
-        for node in verification.branches:
-            node.assigned = node.rides = True
-        self.statistics.branch_judged += len(verification.branches)
-        return StartVerify(
-            verify_id=self._verify_count,
-            target=self._target,
+        return self._schedule.start(
+            trunk,
             prefix=self._commitment.prefix,
-            proposal=verification.proposal(rule=self._task.rule),
-            depth=0,
-            propose=self._task.own_guesses,
+            task=self._task,
+            target=self._target,
+            anticipates=False,  # the next verification asks for what the drafter says there
         )
 
-    def _end_verification(self) -> None:
-        if self._verification is not None:
-            self._verification.release()
-            self._verification = None
-
-    def _take_draft(self, event: TokensDrafted) -> list[Command]:
-        draft = self._draft
-        assert draft is not None
-        self._warm.add(draft.drafter)
-        draft.graft(event.proposal, tree=self._drafted, commitment=self._commitment)
-        if draft.missing == 0:
-            self._draft = None
-        elif not can_grow(draft.tip, self._commitment):
-            return self._stop_draft()
-        return []
-
-    def _take_verdict(self, verdict: BlockVerified) -> EmitTokens:
-        verification = self._verification
-        assert verification is not None
+    def _take_verdict(self, verification: Verification, verdict: BlockVerified) -> EmitTokens:
         tip, path = self._drafted.main_path()[-1], verdict.accepted_path
         node = verification.trunk[0]
         accepted = (each.token_id for each in verification.along(path))
@@ -271,9 +220,9 @@ class SpeculativeDecoding:
         node.guessed = useful_guesses(
             verdict.proposal, node, task=self._task, commitment=self._commitment
         )
-        self._end_verification()
+        self._schedule.learnt(verification, node)
         self._trunk = ()
-        self._drafter_rests = False
+        self._drafter_lost = False
         passed = self._drafted.advance()
         self._block_start = self._next_block_start(tip, after=verification.trunk[-1].length)
         return self._commitment.commit(
@@ -297,28 +246,6 @@ class SpeculativeDecoding:
 
     def _take_capacity(self, capacity: CapacityChanged) -> list[Command]:
         self._capacity = capacity
-        self._warm.intersection_update(capacity.drafters)
-        commands: list[Command] = []
-        if self._draft is not None and self._draft.drafter not in capacity.drafters:
-            commands += self._stop_draft()
-            self._drafter_rests = True
-        is_lost = self._target is not None and not capacity.has(self._target)
-        if self._verification is not None and is_lost:
-            commands += self._abandon()
-        return commands
-
-    def _stop_stale_draft(self) -> list[Command]:
-        return self._stop_draft() if self._draft is not None and self._draft.is_stale else []
-
-    def _stop_draft(self) -> list[Command]:
-        if self._draft is None:
-            return []
-        draft, self._draft = self._draft, None
-        return [StopDraft(draft.draft_id)]
-
-    def _abandon(self) -> list[Command]:
-        if self._verification is None:
-            return []
-        verify_id = self._verification.verify_id
-        self._end_verification()
-        return [AbandonVerify(verify_id)]
+        stopped = self._drafts.change(capacity)
+        self._drafter_lost |= bool(stopped)
+        return stopped + self._schedule.change(capacity)

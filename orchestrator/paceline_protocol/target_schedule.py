@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline_protocol.branches import BranchQueue, branches_beside, guesses_beside
+from paceline_protocol.branches import branches_beside, guesses_beside
 from paceline_protocol.depths import Depths
 from paceline_protocol.messages import AbandonVerify, PromoteVerify, StartVerify
 from paceline_protocol.proposal import NOTHING
@@ -18,6 +18,7 @@ from paceline_protocol.verification import Verification
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from paceline_protocol.branches import BranchQueue
     from paceline_protocol.commitment import DraftStatistics
     from paceline_protocol.messages import CapacityChanged, Command
     from paceline_protocol.task import DecodingTask
@@ -33,16 +34,20 @@ class TargetSchedule:
         tree: What is drafted, and known.
         statistics: Told of the rows that branches take.
         capacity: The targets there are.
-
-    Attributes:
-        waiting: Branches that none of them judges.
+        waiting: Takes branches that none of them judges any more; None if no target would take
+            them up.
     """
 
     def __init__(
-        self, tree: TokenTree, *, statistics: DraftStatistics, capacity: CapacityChanged
+        self,
+        tree: TokenTree,
+        *,
+        statistics: DraftStatistics,
+        capacity: CapacityChanged,
+        waiting: BranchQueue | None = None,
     ) -> None:
-        self.waiting = BranchQueue()
         self._tree = tree
+        self._waiting = waiting
         self._statistics = statistics
         self._capacity = capacity
         self._in_flight: dict[int, Verification] = {}
@@ -51,6 +56,9 @@ class TargetSchedule:
 
     def __contains__(self, verify_id: int) -> bool:
         return verify_id in self._in_flight
+
+    def __len__(self) -> int:
+        return len(self._in_flight)
 
     # --- what happened ------------------------------------------------------------------------
 
@@ -101,22 +109,27 @@ class TargetSchedule:
         *,
         prefix: tuple[int, ...],
         task: DecodingTask,
+        target: int | None = None,
         warms_up: bool = False,
+        anticipates: bool = True,
     ) -> Command:
-        """Start one on the free target that holds the most of its text; one has to be free.
+        """Start one on a free target; there has to be one.
 
         Args:
             trunk: The last token of its prefix, then its block; branches ride along.
             prefix: The whole text that ends with the first of these.
             task: What is asked of the request.
+            target: A free one; if None, the free one that holds the most of its text.
             warms_up: Whether it is worth finishing for the session alone.
+            anticipates: Whether the next verification would ask for what follows a correction.
         """
+        candidates = self.free_targets if target is None else [target]
         kept = {
-            target: self._tree.last_common(held, trunk[-1])
-            for target in self.free_targets
-            if (held := self._held.get(target))
+            free: self._tree.last_common(held, trunk[-1])
+            for free in candidates
+            if (held := self._held.get(free))
         }
-        target = max(self.free_targets, key=lambda free: kept[free].length if free in kept else 0)
+        target = max(candidates, key=lambda free: kept[free].length if free in kept else 0)
         self._count += 1
         is_kept = task.keep_prefill and target not in self._held and not trunk[0].is_branch
         branches = branches_beside(trunk, task=task)
@@ -147,7 +160,7 @@ class TargetSchedule:
             proposal=verification.proposal(rule=task.rule),
             depth=verification.depth,
             # A correction is where both models begin anew; with guesses not from the text alone.
-            anticipate=len(verification.nodes) > 1 and not task.own_guesses,
+            anticipate=anticipates and len(verification.nodes) > 1 and not task.own_guesses,
             propose=task.own_guesses,
             is_branch=trunk[0].is_branch,
         )
@@ -216,4 +229,5 @@ class TargetSchedule:
 
     def _release(self, verification: Verification) -> None:
         verification.release()
-        self.waiting.extend((verification.trunk[0], *verification.branches))
+        if self._waiting is not None:
+            self._waiting.extend((verification.trunk[0], *verification.branches))

@@ -39,6 +39,7 @@ class Verification:
         kept: The last node of its path that the target had before; None if it had nothing.
         depth: How many unfinished verifications are before it, as told to the target.
         warms_up: Whether it is worth finishing for the target's session alone: it has the prompt.
+        nodes: The last token of its prefix, then all that it judges.
     """
 
     verify_id: int
@@ -50,20 +51,17 @@ class Verification:
     branches: tuple[Node, ...] = ()
     guesses: Proposal = NOTHING
     is_guess: bool = False
+    nodes: tuple[Node, ...] = field(init=False)
     _members: frozenset[Node] = field(init=False)
     _parents: tuple[int, ...] = field(init=False)
     """Of each token that it judges, which of its nodes that follows."""
 
     def __post_init__(self) -> None:
+        self.nodes = self.trunk + self.branches
         index = {node: i for i, node in enumerate(self.nodes)}
         self._members = frozenset(index)
         # Kept here, since nodes that the text has passed know their parents no more.
         self._parents = tuple(index[node.parent] for node in self.nodes[1:] if node.parent)
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """The last token of its prefix, then all that it judges."""
-        return self.trunk + self.branches
 
     def proposal(self, *, rule: VerificationRule) -> Proposal:
         """What its target is asked to judge."""

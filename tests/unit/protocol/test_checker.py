@@ -50,7 +50,7 @@ class ForgottenVerification(DistributedDecoding):
 class Impatient(DistributedDecoding):
     def handle(self, event):
         drafted = isinstance(event, TokensDrafted)
-        gives_up = self._verifications.abandon_all() if drafted else []
+        gives_up = self._schedule.abandon_all() if drafted else []
         return gives_up + super().handle(event)
 
 
@@ -58,8 +58,8 @@ class Repeating(DistributedDecoding):
     def handle(self, event):
         commands = super().handle(event)
         for block in [it for it in commands if isinstance(it, StartVerify) and it.proposal]:
-            self._verifications._count += 1
-            again = replace(block, verify_id=self._verifications._count, target=2)
+            self._schedule._count += 1
+            again = replace(block, verify_id=self._schedule._count, target=2)
             commands.append(again)
         return commands
 
