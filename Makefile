@@ -73,7 +73,7 @@ test-full: install ## the full form of the proofs (about three hours)
 
 CHAOS_TOKENS ?= 100000
 
-mutants: install ## seed each bug of tests/mutants, and see a test die of it (an hour; ONLY=PATTERN for some)
+mutants: install ## seed each bug of tests/mutants, and see a test die of it (ONLY=PATTERN for some)
 	$(BIN)/python tests/mutants/run.py --only='$(ONLY)' --jobs=$(JOBS)
 
 chaos: install ## every fault by chance, under 100,000 tokens of mixed streams (SEED=..., CHAOS_TOKENS=...)
