@@ -33,7 +33,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["ROOT", "Bug", "load"]
+__all__ = ["ROOT", "Bug", "copied_trees", "load", "source_folders"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -125,7 +125,7 @@ def main() -> int:
         for bug in bugs:
             print(f"{bug.part}: {bug.harm}")
         return 0
-    with _copied_trees(arguments.jobs) as trees:
+    with copied_trees(arguments.jobs) as trees:
         tests = sorted({test for bug in bugs for test in bug.tests})
         print(f"{len(bugs)} bugs; first the tests without any: {len(tests)} files and tests")
         spread = ["-n", str(len(trees)), "--dist", "loadfile"]
@@ -156,7 +156,8 @@ def _arguments() -> argparse.Namespace:
 
 
 @contextmanager
-def _copied_trees(count: int) -> Iterator[list[Path]]:
+def copied_trees(count: int) -> Iterator[list[Path]]:
+    """Lend so many copies of the working tree."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -234,7 +235,7 @@ def _pytest(tree: Path, arguments: list[str], quiet: bool) -> None:
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
     os.chdir(tree)
-    folders = _source_folders(tree)
+    folders = source_folders(tree)
     sys.path[:0] = folders
     os.environ["PYTHONPATH"] = os.pathsep.join(folders)
     code = pytest.main(arguments)
@@ -242,7 +243,7 @@ def _pytest(tree: Path, arguments: list[str], quiet: bool) -> None:
     os._exit(code)  # at once: after a test that failed with an open channel, gRPC may wait for ever
 
 
-def _source_folders(tree: Path) -> list[str]:
+def source_folders(tree: Path) -> list[str]:
     """Return where the packages lie: these come before the installed ones."""
     project = tomllib.loads((tree / "pyproject.toml").read_text())
     return [str(tree / name) for name in project["tool"]["hatch"]["build"]["dev-mode-dirs"]]
