@@ -25,7 +25,7 @@ TORCH ?= cuda
 UV_ARGS ?=
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help install demo test test-long test-full mutants chaos lint fmt protos verify-protos buf lock chart chart-test images models wide-models adapters bigrams bench bench-gpu bench-gpu-now figures clean \
+.PHONY: help install demo test test-long test-full mutants mutate chaos lint fmt protos verify-protos buf lock chart chart-test images models wide-models adapters bigrams bench bench-gpu bench-gpu-now figures clean \
   client-typescript client-go client-cpp test-clients conformance-page
 
 help: ## list the targets
@@ -73,8 +73,18 @@ test-full: install ## the full form of the proofs (about three hours)
 
 CHAOS_TOKENS ?= 100000
 
-mutants: install ## seed each bug of tests/mutants, and see a test die of it (an hour; ONLY=PATTERN for some)
+mutants: install ## seed each bug of tests/mutants, and see a test die of it (ONLY=PATTERN for some)
 	$(BIN)/python tests/mutants/run.py --only='$(ONLY)' --jobs=$(JOBS)
+
+MUTATE := build/mutate
+FILE ?= $(shell git diff --name-only --diff-filter=d $(BASE) -- '*.py' ':!tests' ':!clients/python/paceline/v1')
+
+mutate: install $(MUTATE)/bin/cosmic-ray ## change FILE in small ways, and list what TESTS do not see (BASE=origin/main: only lines that differ)
+	PYTHONPATH=tests $(BIN)/python -m mutants.mutate $(FILE) --since='$(BASE)' --tests $(TESTS)
+
+$(MUTATE)/bin/cosmic-ray:
+	$(PYTHON) -m venv $(MUTATE)
+	$(MUTATE)/bin/python -m pip install --quiet $(PIP_ARGS) cosmic-ray==8.7.0
 
 chaos: install ## every fault by chance, under 100,000 tokens of mixed streams (SEED=..., CHAOS_TOKENS=...)
 	$(BIN)/python -m pytest tests/fault/test_chaos.py -s --chaos-seed=$(or $(SEED),$(shell echo $$RANDOM)) \

@@ -8,6 +8,9 @@ Everything happens in copies of the tree, one for each job. What a list says of 
 from __future__ import annotations
 
 import argparse
+import ast
+import functools
+import itertools
 import multiprocessing
 import os
 import re
@@ -30,7 +33,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["ROOT", "Bug", "load"]
+__all__ = ["ROOT", "Bug", "copied_trees", "load", "source_folders"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,34 +52,66 @@ class Bug:
     """A bug that a test has to see.
 
     Attributes:
-        place: Which list it is in.
+        part: Which list it is in.
         harm: What goes wrong for a user: one sentence.
-        file: Where it is seeded.
-        find: What stands there, once.
+        place: A file, and after `::` a function or class of it, as `Driver.take_verdict`. Without
+            one the whole file is searched.
+        find: The words to replace. They stand once at that place, with any white space between.
         replace: What stands there instead.
         tests: Files or node ids; one of these tests has to fail.
-        harmless: Why none can; then it is not run.
     """
 
-    place: str
+    part: str
     harm: str
-    file: str
+    place: str
     find: str
     replace: str
-    tests: tuple[str, ...] = ()
-    harmless: str = ""
+    tests: tuple[str, ...]
+
+    @property
+    def file(self) -> str:
+        """Where the bug is seeded."""
+        return self.place.partition("::")[0]
 
     def seeded_in(self, text: str) -> str:
         """Return the file's text with the bug in it."""
-        count = text.count(self.find)
-        assert count == 1, f"{self.file} has {count} times what {self.harm!r} is to replace"
-        return text.replace(self.find, self.replace)
+        name = self.place.partition("::")[2]
+        spans = _definitions(text).get(name, []) if name else [(0, len(text))]
+        words = re.compile(r"\s+".join(map(re.escape, self.find.split())))
+        found = [match.span() for span in spans for match in words.finditer(text, *span)]
+        assert len(found) == 1, f"{self.place} has {len(found)} times what {self.harm!r} replaces"
+        start, end = found[0]
+        return text[:start] + self.replace + text[end:]
+
+
+@functools.cache
+def _definitions(text: str) -> dict[str, list[tuple[int, int]]]:
+    """Return where a program's functions and classes begin and end, by their qualified names.
+
+    A name may be defined more than once, as a property's getter and setter are.
+    """
+    line_starts = [0, *itertools.accumulate(map(len, text.splitlines(keepends=True)))]
+    spans: dict[str, list[tuple[int, int]]] = {}
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                first_line = min([child.lineno, *(it.lineno for it in child.decorator_list)])
+                end = line_starts[cast("int", child.end_lineno)]
+                name = prefix + child.name
+                spans.setdefault(name, []).append((line_starts[first_line - 1], end))
+                visit(child, f"{name}.")
+            else:
+                visit(child, prefix)
+
+    visit(ast.parse(text), "")
+    return spans
 
 
 def load() -> list[Bug]:
     """Read all lists."""
     return [
-        Bug(place=path.stem, **{**entry, "tests": tuple(entry.get("tests", ()))})
+        Bug(part=path.stem, **{**entry, "tests": tuple(entry["tests"])})
         for path in sorted(Path(__file__).parent.glob("*.toml"))
         for entry in tomllib.loads(path.read_text())["bug"]
     ]
@@ -85,25 +120,24 @@ def load() -> list[Bug]:
 def main() -> int:
     """Return 0 if every bug died, 1 if one survived, 2 if the tests fail without any."""
     arguments = _arguments()
-    bugs = [bug for bug in load() if arguments.only.search(f"{bug.place} {bug.file} {bug.harm}")]
+    bugs = [bug for bug in load() if arguments.only.search(f"{bug.part} {bug.place} {bug.harm}")]
     if arguments.list:
         for bug in bugs:
-            print(f"{bug.place}: {bug.harm}")
+            print(f"{bug.part}: {bug.harm}")
         return 0
-    to_run = [bug for bug in bugs if not bug.harmless]
-    with _copied_trees(arguments.jobs) as trees:
-        tests = sorted({test for bug in to_run for test in bug.tests})
-        print(f"{len(to_run)} bugs; first the tests without any: {len(tests)} files and tests")
+    with copied_trees(arguments.jobs) as trees:
+        tests = sorted({test for bug in bugs for test in bug.tests})
+        print(f"{len(bugs)} bugs; first the tests without any: {len(tests)} files and tests")
         spread = ["-n", str(len(trees)), "--dist", "loadfile"]
         seconds = 10 * _RUN_SECONDS
-        if to_run and _run(trees[0], [*spread, *tests], seconds=seconds, quiet=False) != _PASSED:
+        if bugs and _run(trees[0], [*spread, *tests], seconds=seconds, quiet=False) != _PASSED:
             print("the tests do not pass as they are")
             return 2
-        ends = _try_all(to_run, trees)
-    survivors = [bug for bug, end in zip(to_run, ends, strict=True) if end != "killed"]
-    print(f"{len(to_run) - len(survivors)} killed, {len(bugs) - len(to_run)} judged harmless")
+        ends = _try_all(bugs, trees)
+    survivors = [bug for bug, end in zip(bugs, ends, strict=True) if end != "killed"]
+    print(f"{len(bugs) - len(survivors)} killed")
     for bug in survivors:
-        print(f"NOT KILLED {bug.place}: {bug.harm}\n    {bug.file}; {' '.join(bug.tests)}")
+        print(f"NOT KILLED {bug.part}: {bug.harm}\n    {bug.place}; {' '.join(bug.tests)}")
     return int(bool(survivors))
 
 
@@ -114,7 +148,7 @@ def _arguments() -> argparse.Namespace:
         type=re.compile,
         default=re.compile(""),
         metavar="PATTERN",
-        help="those in whose list's name, file or sentence this is found",
+        help="those in whose list's name, place or sentence this is found",
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="COUNT", help="bugs at a time")
     parser.add_argument("--list", action="store_true", help="say what there is, and run nothing")
@@ -122,7 +156,8 @@ def _arguments() -> argparse.Namespace:
 
 
 @contextmanager
-def _copied_trees(count: int) -> Iterator[list[Path]]:
+def copied_trees(count: int) -> Iterator[list[Path]]:
+    """Lend so many copies of the working tree."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -173,7 +208,7 @@ def _try(bug: Bug, tree: Path) -> str:
         path.write_text(before)
     # Anything else is no test that failed, but a tree in which none can run.
     end = {_FAILED: "killed", _PASSED: "SURVIVED"}.get(code, "BROKEN")
-    print(f"{end:8} {time.monotonic() - began:5.1f} s  {bug.place}: {bug.harm}", flush=True)
+    print(f"{end:8} {time.monotonic() - began:5.1f} s  {bug.part}: {bug.harm}", flush=True)
     return end
 
 
@@ -200,7 +235,7 @@ def _pytest(tree: Path, arguments: list[str], quiet: bool) -> None:
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
     os.chdir(tree)
-    folders = _source_folders(tree)
+    folders = source_folders(tree)
     sys.path[:0] = folders
     os.environ["PYTHONPATH"] = os.pathsep.join(folders)
     code = pytest.main(arguments)
@@ -208,7 +243,7 @@ def _pytest(tree: Path, arguments: list[str], quiet: bool) -> None:
     os._exit(code)  # at once: after a test that failed with an open channel, gRPC may wait for ever
 
 
-def _source_folders(tree: Path) -> list[str]:
+def source_folders(tree: Path) -> list[str]:
     """Return where the packages lie: these come before the installed ones."""
     project = tomllib.loads((tree / "pyproject.toml").read_text())
     return [str(tree / name) for name in project["tool"]["hatch"]["build"]["dev-mode-dirs"]]
