@@ -77,10 +77,12 @@ class CheckPairSettings(LocalModelSettings, ClientTlsSettings):
         le=MOST_TARGETS,
         description="copies of the target to start; DSI gains from two or more",
     )
-    prompts: Path | None = Field(None, description="file with one prompt a line; else some of ours")
+    prompts: Path | None = Field(
+        None, description="file with one prompt a line; without it some of ours"
+    )
     max_tokens: int = Field(48, ge=2, description="tokens of each completion")
     timeout_seconds: float = Field(
-        600, gt=0, description="wait so long for a server that is still loading"
+        600, gt=0, description="seconds to wait for a server that is still loading"
     )
 
     @model_validator(mode="after")

@@ -83,8 +83,10 @@ class DemoSettings(Settings):
 
     prompts: int = Field(6, ge=1, le=100, description="held-out prompts to compare on")
     max_tokens: int = Field(64, ge=2, le=400, description="tokens of each completion")
-    models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
-    output_directory: Path = Field(Path("demo-output"), description="where the pictures go")
+    models: Path | None = Field(
+        None, description="folder of the bundled models, if not the usual one"
+    )
+    output_directory: Path = Field(Path("demo-output"), description="directory for the pictures")
 
 
 def main(arguments: Sequence[str]) -> int:

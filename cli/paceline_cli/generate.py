@@ -62,11 +62,15 @@ class _Sampling(CallerSettings):
 
     temperature: float | None = Field(None, description="0 is greedy (the server's default)")
     top_k: int | None = Field(None, description="keep the k most likely tokens; 0 keeps all")
-    top_p: float | None = Field(None, description="keep the likeliest tokens that make up so much")
-    min_p: float | None = Field(
-        None, description="keep tokens at least so many times as likely as the likeliest"
+    top_p: float | None = Field(
+        None, description="keep the likeliest tokens whose probabilities add up to this"
     )
-    seed: int | None = Field(None, description="the same seed gives the same text; else chosen")
+    min_p: float | None = Field(
+        None, description="keep tokens at least this many times as likely as the likeliest"
+    )
+    seed: int | None = Field(
+        None, description="the same seed gives the same text; without it one is chosen"
+    )
 
 
 class _Decoding(_Sampling):
@@ -84,24 +88,27 @@ class _Decoding(_Sampling):
         "self-si",
         "self",
     ] = Field("auto", description="how to decode")
-    lookahead: int | None = Field(None, description="draft tokens in a verification; else planned")
-    targets: int | None = Field(None, description="targets to use at most; else planned")
+    lookahead: int | None = Field(
+        None, description="draft tokens in a verification; without it planned"
+    )
+    targets: int | None = Field(None, description="most targets to use; without it planned")
     width: int | None = Field(
-        None, description="tokens drafted at a place: 2 or more make trees (else 1; auto: planned)"
+        None,
+        description="tokens drafted at a position: 2 or more make trees (default 1; auto: planned)",
     )
     branches: int | None = Field(
-        None, description="runners-up that each drafter forward follows, too (server: 0)"
+        None, description="runners-up that each drafter forward also extends (server: 0)"
     )
     drafter: Literal["server", "max-gram", "both"] | None = Field(
         None,
-        description="who drafts: servers, the text itself, both; else servers, and the text while"
-        " there is none",
+        description="the drafter: servers, the text itself, or both. Default: servers, and the"
+        " text while there is no server",
     )
     dispatch: Literal["work_conserving", "blocks"] | None = Field(
-        None, description="blocks: as in the papers; SI's drafter then rests while it is verified"
+        None, description="blocks: as in the papers; SI's drafter then rests during verification"
     )
     rule: Literal["exact", "rejection"] = Field(
-        "exact", description="what is promised: the target's tokens, or its distribution"
+        "exact", description="the promise: the target's tokens, or its distribution"
     )
 
 
@@ -115,21 +122,22 @@ class GenerateSettings(_Decoding):
         None, description="the prompt; - reads standard input", kind="argument"
     )
     file: Path | None = Field(None, description="read the prompt from a file")
-    max_tokens: int | None = Field(None, description="tokens to generate at most (server: 256)")
+    max_tokens: int | None = Field(None, description="most tokens to generate (server: 256)")
     stop: OneOrMore = Field((), description="end before this string")
     ignore_eos: bool = Field(False, description="go on after an end-of-text token")
     parse_special_tokens: bool = Field(
-        False, description="parse special tokens that are written in the prompt; else plain text"
+        False, description="parse special tokens in the prompt; without it they are plain text"
     )
     resume_attempts: int = Field(
-        2, ge=0, description="how often to go on by itself after a broken connection"
+        2, ge=0, description="how often a broken generation resumes by itself"
     )
     show_origins: bool = Field(
-        False, description="tell accepted draft tokens from the target's own tokens"
+        False, description="mark accepted draft tokens and the target's own tokens"
     )
     model_costs: ModelCosts = Field(
         {},
-        description="tell SWI: what a drafter's forward costs, the target's being 1: small=0.03",
+        description="print SWI, with the cost of a drafter's forward in target forwards:"
+        " small=0.03",
     )
     timeline: SvgFile | None = Field(None, description="write a picture of the request, as .svg")
     json_lines: bool = option(False, description="print JSON lines instead of text", flag="json")

@@ -34,7 +34,7 @@ class HealthSettings(ConnectionSettings):
     servers: StringList = option(
         (), description="addresses to ask; none: --address", kind="arguments"
     )
-    timeout_seconds: float = Field(5.0, description="wait so long for an answer", gt=0)
+    timeout_seconds: float = Field(5.0, description="seconds to wait for an answer", gt=0)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -51,8 +51,9 @@ class TopSettings(CallerSettings):
 
     metrics: StringList = Field(
         (),
-        description="where servers show metrics: HOST:PORT, NAME=HOST:PORT or a URL; a host name"
-        " with several addresses stands for all of them. Else those of `paceline up` at --address",
+        description="addresses of the servers' metrics: HOST:PORT, NAME=HOST:PORT or a URL; a"
+        " host name with several addresses stands for all of them. Default: those of"
+        " `paceline up` at --address",
     )
     interval_seconds: float = option(
         2.0, description="seconds between two looks", flag="interval", ge=0.1, le=3600
@@ -63,7 +64,7 @@ class TopSettings(CallerSettings):
     json_object: bool = option(
         False, description="print a JSON object for each look, one a line", flag="json"
     )
-    timeout_seconds: float = Field(2.0, description="wait so long for an answer", gt=0)
+    timeout_seconds: float = Field(2.0, description="seconds to wait for an answer", gt=0)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -55,40 +55,50 @@ _JOINT: dict[str, dict[str, float]] = {
 class _Sizes(Settings):
     """What is trained."""
 
-    reach: int = Field(4, ge=1, le=16, description="tokens to guess after the model's own")
+    reach: int = Field(
+        4, ge=1, le=16, description="tokens to guess after the model's own next token"
+    )
     layers: int | None = Field(
-        None, ge=1, description="of streams: upper layers that have them; else a quarter of all"
+        None,
+        ge=1,
+        description="for streams: number of upper layers with streams; without it a quarter of"
+        " all layers",
     )
     rank: int = Field(
-        32, ge=1, le=4096, description="of streams, and to fine-tune: rank of the low-rank weights"
+        32, ge=1, le=4096, description="for streams and --fine-tune: rank of the low-rank weights"
     )
-    exit_rank: int = Field(8, ge=1, le=4096, description="of streams: rank of the early exit")
-    tree_nodes: int = Field(16, ge=1, le=4096, description="guesses of the tree on the card")
+    exit_rank: int = Field(8, ge=1, le=4096, description="for streams: rank of the early exit")
+    tree_nodes: int = Field(16, ge=1, le=4096, description="guesses in the tree on the card")
 
 
 class _Schedule(Settings):
     """How it is trained."""
 
     steps: int | None = Field(
-        None, ge=1, description="in all; else as many as the paper's epochs are"
+        None, ge=1, description="number of steps; without it the paper's number of epochs"
     )
-    rate: float | None = Field(None, gt=0, description="highest learning rate; else the paper's")
+    rate: float | None = Field(
+        None, gt=0, description="highest learning rate; without it the paper's"
+    )
     labels: Literal["model", "text"] | None = Field(
         None,
-        description="what is right: the model's own distribution, or the text's token; else the"
-        " model's, and with --fine-tune the text's",
+        description="what guesses learn: the model's own distribution, or the text's token."
+        " Default: the model's; with --fine-tune the text's",
     )
     precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of products; weights are float32"
+        "float32", description="dtype of products; weights are float32"
     )
-    window: int = Field(512, ge=8, description="tokens of a window of text")
-    batch: int = Field(8, ge=1, description="windows of a step")
-    seed: int = Field(0, ge=0, description="of all that is random")
-    checkpoint_steps: int = Field(100, ge=1, description="save the state after so many steps each")
-    report_steps: int = Field(100, ge=1, description="measure hit rates after so many steps each")
-    device: str = Field("", description="where to compute: cpu, cuda:0, ...; else CUDA if there is")
+    window: int = Field(512, ge=8, description="tokens in a window of text")
+    batch: int = Field(8, ge=1, description="windows in a step")
+    seed: int = Field(0, ge=0, description="seed of all randomness")
+    checkpoint_steps: int = Field(100, ge=1, description="steps between two saves of the state")
+    report_steps: int = Field(100, ge=1, description="steps between two measurements of hit rates")
+    device: str = Field(
+        "",
+        description="device of the computation: cpu, cuda:0, ...; without it CUDA, if there is any",
+    )
     threads: int = Field(
-        1, ge=1, le=1024, description="CPU threads; another number rounds otherwise"
+        1, ge=1, le=1024, description="CPU threads; another number rounds differently"
     )
 
 
@@ -108,16 +118,16 @@ class TrainSettings(_Sizes, _Schedule):
     model: str = Field("", description="directory or hub id of the model")
     data: OneOrMore = Field((), description="file with text to learn from")
     validation: Path | None = Field(
-        None, description="file with text to measure on; else the last twentieth of the data"
+        None, description="file with text to measure on; without it the last twentieth of the data"
     )
-    out: Path | None = Field(None, description="where the adapter goes, with its card")
+    out: Path | None = Field(None, description="directory for the adapter and its card")
     go_on_from: Path | None = Field(
         None, description="begin with the weights of this adapter, which is for the same model"
     )
     fine_tune: Path | None = Field(
         None,
-        description="fine-tune the model, too (Speculative Streaming's shared LoRA, Medusa-2), and"
-        " write it there",
+        description="fine-tune the model, too (Speculative Streaming's shared LoRA, Medusa-2),"
+        " and write it to this directory",
     )
 
     @model_validator(mode="after")

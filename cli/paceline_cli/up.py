@@ -45,10 +45,10 @@ class UpSettings(LocalModelSettings):
     targets: int = Field(2, ge=1, le=MOST_TARGETS, description="targets to run")
     drafters: int = Field(1, ge=0, le=MOST_DRAFTERS, description="drafters to run")
     target_model: str | None = Field(
-        None, description="directory or hub id of the large model; else the bundled one"
+        None, description="directory or hub id of the large model; without it the bundled one"
     )
     drafter_model: str | None = Field(
-        None, description="directory or hub id of the small model; else the bundled one"
+        None, description="directory or hub id of the small model; without it the bundled one"
     )
     adapter: str = Field(
         "",
@@ -58,13 +58,17 @@ class UpSettings(LocalModelSettings):
         None,
         ge=0,
         le=1,
-        description="how likely its guesses have to be (`paceline serve target --help`); 0: none is"
-        " dropped",
+        description="least probability of its guesses (`paceline serve target --help`); 0: none"
+        " is dropped",
     )
-    models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
-    listen: Address = Field(_DEFAULT_ADDRESS, description="where the orchestrator listens")
+    models: Path | None = Field(
+        None, description="folder of the bundled models, if not the usual one"
+    )
+    listen: Address = Field(_DEFAULT_ADDRESS, description="address of the orchestrator")
     http: Address | Literal[""] = Field(
-        "", description="where a gateway listens for OpenAI's HTTP interface; else there is none"
+        "",
+        description="address of a gateway for OpenAI's HTTP interface; without it there is no"
+        " gateway",
     )
     insecure: bool = Field(False, description="let other machines connect in plaintext")
     orchestrator_option: OneOrMore = Field(
@@ -74,7 +78,9 @@ class UpSettings(LocalModelSettings):
     gateway_option: OneOrMore = Field(
         (), description="further option of the gateway, in the same way"
     )
-    log_directory: Path | None = Field(None, description="where logs go; else they are not kept")
+    log_directory: Path | None = Field(
+        None, description="directory for logs; without it they are not kept"
+    )
 
     @model_validator(mode="after")
     def _prunes_guesses_that_there_are(self) -> Self:

@@ -23,7 +23,8 @@ class LocalModelSettings(Settings):
     """Models that are started here."""
 
     backend: Literal["transformers", "simulated"] = Field(
-        "transformers", description="real models, or stand-ins that wait as long as one takes"
+        "transformers",
+        description="real models, or stand-ins that wait as long as real forwards take",
     )
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of each model")
     target_option: OneOrMore = Field(

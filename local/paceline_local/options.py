@@ -52,10 +52,12 @@ class ClientTlsSettings(Settings):
     """Transport security."""
 
     tls_authority: Path | None = Field(
-        None, description="PEM file with the certificates to trust; turns TLS on"
+        None, description="PEM file with the authorities to trust; turns TLS on"
     )
-    tls_certificate: Path | None = Field(None, description="PEM file: this client's, for mTLS")
-    tls_key: Path | None = Field(None, description="PEM file with its private key")
+    tls_certificate: Path | None = Field(
+        None, description="PEM file with this client's certificate, for mTLS"
+    )
+    tls_key: Path | None = Field(None, description="PEM file with the certificate's private key")
     insecure: bool = Field(False, description="allow plaintext to another machine")
 
     @model_validator(mode="after")
@@ -68,15 +70,15 @@ class ClientTlsSettings(Settings):
 class ConnectionSettings(ClientTlsSettings):
     """Connection."""
 
-    address: Address = Field("127.0.0.1:50050", description="where the orchestrator listens")
-    timeout_seconds: float = Field(120, gt=0, description="give up after so long")
+    address: Address = Field("127.0.0.1:50050", description="address of the orchestrator")
+    timeout_seconds: float = Field(120, gt=0, description="seconds until the call is given up")
 
 
 class CallerSettings(ConnectionSettings):
     """Credentials."""
 
     api_key_file: Path | None = Field(
-        None, description="file with the API key, where the orchestrator asks for one"
+        None, description="file with the API key, if the orchestrator requires one"
     )
 
 

@@ -38,13 +38,14 @@ class PoolSettings(Settings):
 
     discovery: Literal["static", "dns", "kubernetes"] = Field(
         "static",
-        description="how they are found: listed in --targets and --drafters; or as the pods behind"
-        " --target-service and --drafter-service, by looking the names up in DNS, or by watching"
-        " their EndpointSlices in the pod's namespace (needs get, list and watch on them)",
+        description="how model servers are found: listed in --targets and --drafters; or as the"
+        " pods behind --target-service and --drafter-service, by looking the names up in DNS,"
+        " or by watching their EndpointSlices in the pod's namespace (needs get, list and"
+        " watch on them)",
     )
     targets: StringList = Field((), description="targets, HOST:PORT or NAME=HOST:PORT")
     drafters: StringList = Field(
-        (), description="drafters, in the same way; without one there is plain decoding"
+        (), description="drafters, in the same way; without a drafter there is plain decoding"
     )
     target_service: StringList = Field(
         (), description="a headless Service of targets, NAME or NAME:PORT"
@@ -53,12 +54,16 @@ class PoolSettings(Settings):
         (), description="a headless Service of drafters, in the same way"
     )
     pool_tls_authority: Path | None = Field(
-        None, description="PEM file: speak TLS to model servers, and trust these"
+        None,
+        description="PEM file with the authorities of model servers' certificates; turns TLS to"
+        " model servers on",
     )
     pool_tls_certificate: Path | None = Field(
-        None, description="PEM file with the certificate that is shown to model servers (mTLS)"
+        None, description="PEM file with this orchestrator's certificate for model servers (mTLS)"
     )
-    pool_tls_key: Path | None = Field(None, description="PEM file with its private key")
+    pool_tls_key: Path | None = Field(
+        None, description="PEM file with this certificate's private key"
+    )
 
     @property
     def pool_tls(self) -> TlsFiles | None:
@@ -114,27 +119,31 @@ class ScalingSettings(Settings):
     scaler_listen: Address | Literal[""] = Field(
         "",
         description="HOST:PORT for KEDA's external scaler (gRPC), and for --peer-service. Empty:"
-        " none; the gauge paceline_desired_verifiers is there all the same",
+        " none; the gauge paceline_desired_verifiers exists in any case",
     )
     peer_service: str = Field(
         "",
         description="the orchestrators' own headless Service, NAME:PORT with the port of"
-        " --scaler-listen: then each of them answers for all. Empty: this one is alone",
+        " --scaler-listen: each orchestrator then reports the number for all. Empty: this"
+        " orchestrator is alone",
     )
     verifier_lookahead: int = Field(
         5,
         ge=1,
         le=MOST_LOOKAHEAD,
-        description="draft tokens in a verification that targets are provided for: a stream wants"
-        " ceil(target latency / (this * drafter latency)) of them",
+        description="draft tokens in a verification, for the number of targets that a stream wants:"
+        " ceil(target latency / (this * drafter latency))",
     )
     fixed_verifiers: int = Field(
-        0, ge=0, le=10_000, description="targets that nobody scales; so many fewer are wanted"
+        0,
+        ge=0,
+        le=10_000,
+        description="targets that are not scaled; they are subtracted from the wanted number",
     )
-    least_verifiers: int = Field(1, ge=0, le=10_000, description="targets to want at least")
-    most_verifiers: int = Field(64, ge=1, le=10_000, description="targets to want at most")
+    least_verifiers: int = Field(1, ge=0, le=10_000, description="least number of wanted targets")
+    most_verifiers: int = Field(64, ge=1, le=10_000, description="largest number of wanted targets")
     scale_down_seconds: float = Field(
-        60.0, ge=0, le=86_400, description="seconds for which the largest wish stands"
+        60.0, ge=0, le=86_400, description="seconds for which the largest wanted number stays valid"
     )
 
     @property
@@ -162,40 +171,41 @@ class RequestSettings(Settings):
 
     api_keys: Path | None = Field(
         None,
-        description="YAML file with the hashes of the keys that may call, read again when it"
-        " changes. Else every client may that gets through",
+        description="YAML file with the hashes of the allowed keys, read again when it changes."
+        " Without it every client that can connect may call",
     )
     request_limit: int = Field(
-        128, ge=1, le=100_000, description="requests worked on at the same time; more wait"
+        128, ge=1, le=100_000, description="requests worked on at the same time; further ones wait"
     )
     queue_limit: int = Field(
         4096,
         ge=0,
         le=1_000_000,
-        description="requests that wait for their turn; more are refused at once. One client alone"
-        " gets four fifths of this, and of --request-limit",
+        description="requests that wait for their turn; further ones are refused at once. One"
+        " client alone gets four fifths of this, and of --request-limit",
     )
     queue_limit_bytes: int = Field(
         64 << 20,
         ge=1 << 20,
         le=1 << 40,
-        description="bytes of their messages; what is more is refused at once, too",
+        description="bytes of the waiting requests' messages together; further requests are refused"
+        " at once, too",
     )
     message_limit_bytes: int = Field(
         DEFAULT_MESSAGE_BYTES,
         ge=LEAST_MESSAGE_BYTES,
         le=MOST_MESSAGE_BYTES,
-        description="bytes of one message that is read at all. What a request may have follows from"
-        " the targets' context, and is less as a rule",
+        description="most bytes of one message that is read at all. The limit by the targets'"
+        " context is usually smaller",
     )
     queue_seconds: float = Field(
         300.0,
         gt=0,
         le=86_400,
-        description="seconds that a request waits for its turn at most; then it is refused",
+        description="most seconds that a request waits for its turn; then it is refused",
     )
     default_deadline_seconds: float = Field(
-        120.0, gt=0, le=86_400, description="seconds for a request that comes without a deadline"
+        120.0, gt=0, le=86_400, description="seconds for a request without a deadline"
     )
 
     @model_validator(mode="after")
@@ -212,12 +222,12 @@ class TextSettings(Settings):
     """Drafting from the text."""
 
     max_gram_tie: Literal["earliest", "latest"] = Field(
-        "earliest", description="of several places in a text, which one Max-Gram copies from"
+        "earliest", description="which of several earlier places in a text Max-Gram copies from"
     )
     max_gram_bigrams: Path | None = Field(
         None,
-        description="file with what mostly follows each token, for Max-Gram; see make bigrams."
-        " It is left out where the targets' vocabulary has another size",
+        description="file with the most frequent successor of each token, for Max-Gram; see make"
+        " bigrams. It is left out if the targets' vocabulary has another size",
     )
 
     def text_rules(self) -> MaxGramRules:

@@ -22,24 +22,28 @@ class OrchestratorAddressSettings(Settings):
 
     orchestrators: StringList = Field(
         (),
-        description="HOST:PORT of the orchestrators. Requests are spread over"
-        " those that serve; what one of them leaves unfinished goes on at another",
+        description="HOST:PORT of the orchestrators. Requests are spread over those that serve; a"
+        " generation that breaks at one goes on at another",
     )
     orchestrator_tls_authority: Path | None = Field(
-        None, description="PEM file: speak TLS to orchestrators, and trust these"
+        None,
+        description="PEM file with the authorities of orchestrators' certificates; turns TLS to"
+        " orchestrators on",
     )
     orchestrator_tls_certificate: Path | None = Field(
-        None, description="PEM file with the certificate that is shown to orchestrators (mTLS)"
+        None, description="PEM file with this gateway's certificate for orchestrators (mTLS)"
     )
-    orchestrator_tls_key: Path | None = Field(None, description="PEM file with its private key")
+    orchestrator_tls_key: Path | None = Field(
+        None, description="PEM file with this certificate's private key"
+    )
     orchestrator_tls_server_name: str = Field(
         "",
-        description="name in the orchestrators' certificate, where it is not the address's",
+        description="name in the orchestrators' certificate, if it differs from the address",
     )
     orchestrator_key_file: Path | None = Field(
         None,
-        description="file with the API key that is shown to orchestrators, read again when it"
-        " changes. Theirs should not limit it: --api-keys limits clients here",
+        description="file with this gateway's API key for orchestrators, read again when it"
+        " changes. Give this key no limits there: --api-keys limits clients here",
     )
 
     @property
@@ -75,22 +79,22 @@ class HttpSettings(Settings):
     )
     metrics_listen: TcpAddress | Literal[""] = Field(
         "",
-        description="HOST:PORT for Prometheus metrics over HTTP. Plaintext everywhere: they are"
-        " counts and times. Empty: none",
+        description="HOST:PORT for Prometheus metrics over HTTP. Plaintext everywhere, since"
+        " metrics are counts and times. Empty: none",
     )
     tls_certificate: Path | None = Field(
         None, description="PEM file with this server's certificate chain: speak HTTPS"
     )
-    tls_key: Path | None = Field(None, description="PEM file with its private key")
+    tls_key: Path | None = Field(None, description="PEM file with the certificate's private key")
     api_keys: Path | None = Field(
         None,
-        description="YAML file with the hashes of the keys that may call, read again when it"
-        " changes. Needed on an address that other machines can reach",
+        description="YAML file with the hashes of the allowed keys, read again when it changes."
+        " Required on an address that other machines can reach",
     )
     page: bool = Field(
         True,
-        description="show a page at / on which strategies race; it asks for a key where one is"
-        " demanded",
+        description="show a page at / on which strategies race; it asks for a key if one is"
+        " required",
     )
     insecure: bool = Field(
         False,
@@ -107,7 +111,7 @@ class RequestLimitSettings(Settings):
         ge=1,
         le=100_000,
         description="requests here at the same time, including those that wait at orchestrators;"
-        " more are refused at once (429). One client alone gets four fifths",
+        " further ones are refused at once (429). One client alone gets four fifths",
     )
     choice_limit: int = Field(
         16, ge=1, le=128, description="generations of one request: its prompts times n"
@@ -116,37 +120,37 @@ class RequestLimitSettings(Settings):
         DEFAULT_MESSAGE_BYTES,
         ge=1024,
         le=MOST_MESSAGE_BYTES,
-        description="bytes of a request's body, whatever the model is. What its context needs is"
-        " less as a rule, and is the limit then",
+        description="most bytes of a request's body, whatever the model is. The limit by the"
+        " model's context is usually smaller, and then applies",
     )
     bodies_limit_bytes: int = Field(
         64 << 20,
         ge=1024,
         le=1 << 40,
-        description="bytes of all bodies that are here; one more is refused at once (429). One"
-        " client alone gets four fifths",
+        description="bytes of all bodies in work together; a further body is refused at once (429)."
+        " One client alone gets four fifths",
     )
     resume_seconds: float = Field(
         8,
         ge=0,
         le=86_400,
-        description="seconds for which a generation that was broken off waits for an orchestrator"
-        " that goes on with it; then it ends (503)",
+        description="seconds for which a broken generation waits for an orchestrator to continue"
+        " it; then it ends (503)",
     )
     keep_alive_seconds: int = Field(
         620,
         ge=1,
         le=86_400,
-        description="seconds for which a connection may be idle between two requests; longer than a"
-        " balancer in front lets it be, or a request that it sends just then is lost: nginx and"
-        " AWS's ALB have 60, Google's has 600",
+        description="seconds for which a connection may be idle between two requests. It must be"
+        " longer than the idle limit of a balancer in front, or a request that the"
+        " balancer sends just then is lost: nginx and AWS's ALB have 60, Google's has 600",
     )
     slow_reader_seconds: float = Field(
         30,
         gt=0,
         le=3600,
-        description="seconds a client may take for a request's head and for each mebibyte of its"
-        " body, and may read nothing of an answer",
+        description="most seconds for a client to send a request's head, to send each mebibyte of"
+        " its body, and to read nothing of an answer",
     )
 
     # What a drain cuts here is lost: over HTTP nobody can go on with it elsewhere.
@@ -155,7 +159,8 @@ class RequestLimitSettings(Settings):
         ge=0,
         le=86_400,
         description="seconds for running requests to end after SIGTERM and --drain-delay-seconds;"
-        " longer ones are cut. Not given: as long as a call may take (--call-limit-seconds)",
+        " longer requests are cut. Not given: as long as a call may take"
+        " (--call-limit-seconds)",
     )
 
     @model_validator(mode="after")

@@ -32,7 +32,8 @@ class ModelSettings(Settings):
 
     backend: Literal["transformers", "simulated"] = Field(
         "transformers",
-        description="what computes: a real model, or a stand-in that waits as long as one takes",
+        description="what computes: a real model, or a stand-in that waits as long as a real"
+        " forward takes",
     )
     model: str = Field(
         "", description="directory with a decoder-only model in safetensors, or a hub id"
@@ -41,41 +42,42 @@ class ModelSettings(Settings):
     model_name: str = Field(
         "",
         max_length=MOST_MODEL_NAME_CHARACTERS,
-        description="what people call it; empty: after --model",
+        description="the model's name for people; empty: after --model",
     )
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = Field(
-        "float32", description="what to compute in"
+        "float32", description="dtype of the computation"
     )
-    device: str = Field("cpu", description="where: cpu, cuda, cuda:1, ...")
+    device: str = Field("cpu", description="device of the computation: cpu, cuda, cuda:1, ...")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of a forward")
     capture: bool = Field(
         False,
         description="on CUDA, record forwards of one row and replay them: small models gain, but a"
-        " cancelled one then runs to its end",
+        " cancelled forward then runs to its end",
     )
     invariant: bool = Field(
         False,
-        description="let what is computed for a text follow from the text alone, bit by bit,"
-        " whatever else a forward computes: on a CPU, with one thread",
+        description="make a text's logits depend on this text alone, bit by bit, whatever else a"
+        " forward computes: on a CPU, with one thread",
     )
     adapter: str = Field(
         "",
         description="directory with an adapter, with which a target drafts for itself; paceline"
-        " train makes them",
+        " train makes adapters",
     )
     guesses: int = Field(
         0,
         ge=0,
         le=MOST_TREE_TOKENS,
-        description="with an adapter: guess so many tokens after each verdict, the likeliest; few"
-        " where further rows of a forward take time, as on a CPU; 0: as many as its card says",
+        description="with an adapter: how many tokens to guess after each verdict, the likeliest"
+        " ones. Use few where further rows of a forward take time, as on a CPU; 0: the"
+        " number on the adapter's card",
     )
     prune_below: float = Field(
         0.001,
         ge=0,
         le=1,
-        description="where the adapter has an early exit, drop its guesses that this thinks less"
-        " likely before the upper layers are computed; 0: none",
+        description="drop guesses whose probability by the adapter's early exit is below this,"
+        " before the upper layers are computed; 0: drop none",
     )
 
 
@@ -84,27 +86,28 @@ class StackSettings(Settings):
 
     then: StringList = Field(
         (),
-        description="also draft with these, on the same device: smaller models of the same"
+        description="models that also draft, on the same device: smaller models with the same"
         f" tokenizer, largest first, and at last {MAX_GRAM}, the text itself",
     )
     cascade: str = Field(
         "auto",
-        description="who drafts how many tokens for whom, a row for the target and each model:"
+        description="how many tokens each stage drafts, a row for the target and each model:"
         ' "[[5,14,10],[0,1,10],[0,0,10]]"; auto: by measured costs and acceptances',
     )
     leniency: float = Field(
         1.0,
         ge=1,
         le=1000,
-        description="a model of the stack accepts what is up to so many times too likely; above 1"
-        " drafts may differ, outputs never",
+        description="how many times too likely a token may be for a model of the stack still to"
+        " accept it; above 1 drafts may differ, outputs never",
     )
     max_gram_tie: Literal["earliest", "latest"] = Field(
-        "earliest", description=f"of several places in a text, which one {MAX_GRAM} copies from"
+        "earliest", description=f"which of several earlier places in a text {MAX_GRAM} copies from"
     )
     max_gram_bigrams: str = Field(
         "",
-        description=f"file with what mostly follows each token, for {MAX_GRAM}; see make bigrams",
+        description=f"file with the most frequent successor of each token, for {MAX_GRAM}; see make"
+        " bigrams",
     )
 
 
@@ -117,24 +120,26 @@ class LimitSettings(Settings):
     token_budget: int | None = Field(
         None,
         ge=1,
-        description="tokens that all sessions together can reserve. Not given: what fits into 0.8"
-        " of the memory that the loaded model leaves free on its device, 0.5 on a CPU, and at most"
-        f" {MOST_DERIVED_TOKENS}",
+        description="tokens that all sessions together can reserve. Not given: as many as fit into"
+        " 0.8 of the memory that the loaded model leaves free on its device, 0.5 on a CPU, and at"
+        f" most {MOST_DERIVED_TOKENS}",
     )
     queue_limit: int = Field(256, ge=1, le=100_000, description="calls that can wait for the model")
     keep_seconds: float = Field(
         300,
         ge=0,
         le=86_400,
-        description="how long what was computed of an ended session's text is kept, in memory that"
-        " no session reserves, for the same client's next text that begins alike; 0: not at all",
+        description="seconds to keep the keys and values of an ended session's text, in memory that"
+        " no session reserves, for the same client's next text that begins alike; 0: none"
+        " are kept",
     )
     hang_limit_seconds: float = Field(
         120,
         ge=0,
         le=86_400,
-        description="how long a forward may hang before the process ends, so that whoever started"
-        " it starts it anew; counted from when health says NOT_SERVING for it; 0: for ever",
+        description="seconds that a forward may hang before the process ends, so that its"
+        " supervisor starts it anew; counted from the time when health says NOT_SERVING because of"
+        " this forward; 0: for ever",
     )
 
 
@@ -148,7 +153,7 @@ class SimulatedSettings(Settings):
         0.03, ge=0, le=60, description="seconds of every other forward"
     )
     simulated_row_seconds: float = Field(
-        0, ge=0, le=60, description="seconds more for each row of a forward beyond its first"
+        0, ge=0, le=60, description="further seconds for each row of a forward beyond its first"
     )
     simulated_acceptance_rate: float = Field(
         0.8, ge=0, le=1, description="how often a drafter agrees with the target"
@@ -164,14 +169,17 @@ class SimulatedSettings(Settings):
         (),
         max_length=16,
         description="let a target draft for itself: how often its guess for the token after its own"
-        ' next one is right, for the one after that, and so on: "0.8,0.6,0.4". Runners-up as of'
-        " drafters",
+        ' next token is right, then for the token after that, and so on: "0.8,0.6,0.4".'
+        " Wrong guesses have runners-up like a drafter's",
     )
     simulated_self_nodes: int = Field(
-        16, ge=1, le=256, description="how many tokens such a target proposes at most"
+        16, ge=1, le=256, description="most tokens that such a target proposes"
     )
     simulated_salt: int = Field(
-        0, ge=0, lt=1 << 53, description="which text; the same for drafter and targets"
+        0,
+        ge=0,
+        lt=1 << 53,
+        description="number of the simulated text; the same for drafter and targets",
     )
     simulated_vocabulary_size: int = Field(2048, ge=2, le=1 << 20, description="number of tokens")
     simulated_context_length: int = Field(

@@ -37,13 +37,13 @@ class ListenSettings(Settings):
     listen: Address = Field("127.0.0.1:50051", description=LISTEN_DESCRIPTION)
     health_listen: Address | Literal[""] = Field(
         "127.0.0.1:0",
-        description="HOST:PORT for grpc.health.v1 alone, for probes; it is served at --listen, too."
-        " Plaintext everywhere: it tells a status. Empty: no port of its own",
+        description="HOST:PORT for grpc.health.v1 alone, for probes; --listen serves it, too."
+        " Plaintext everywhere, since it tells only a status. Empty: no port of its own",
     )
     metrics_listen: TcpAddress | Literal[""] = Field(
         "",
-        description="HOST:PORT for Prometheus metrics over HTTP. Plaintext everywhere: they are"
-        " counts and times. Empty: none",
+        description="HOST:PORT for Prometheus metrics over HTTP. Plaintext everywhere, since"
+        " metrics are counts and times. Empty: none",
     )
     reflection: bool = Field(False, description="let clients ask for the protos (gRPC reflection)")
 
@@ -54,14 +54,14 @@ class ServerTlsSettings(Settings):
     tls_certificate: Path | None = Field(
         None, description="PEM file with this server's certificate chain"
     )
-    tls_key: Path | None = Field(None, description="PEM file with its private key")
+    tls_key: Path | None = Field(None, description="PEM file with the certificate's private key")
     tls_client_authority: Path | None = Field(
-        None, description="PEM file: demand client certificates that descend from these (mTLS)"
+        None, description="PEM file: require client certificates of these authorities (mTLS)"
     )
     peer_roles: StringList = Field(
         (),
-        description="who may call what, as SPIFFE_ID=ROLE with a role of"
-        f" {', '.join(sorted(ROLES))}; then all others are refused. Needs"
+        description="allowed callers, as SPIFFE_ID=ROLE with a role of"
+        f" {', '.join(sorted(ROLES))}; all others are then refused. Needs"
         " --tls-client-authority. Empty: every client certificate may call",
     )
     insecure: bool = Field(
@@ -120,16 +120,19 @@ class ProcessSettings(Settings):
     """Start and stop."""
 
     call_limit_seconds: float = Field(
-        600, gt=0, le=86_400, description="seconds a call may take at most, whatever its deadline"
+        600, gt=0, le=86_400, description="most seconds that a call may take, whatever its deadline"
     )
     drain_delay_seconds: float = Field(
         0,
         ge=0,
         le=600,
-        description="seconds to go on serving after SIGTERM, so that balancers notice",
+        description="seconds to keep serving after SIGTERM, so that balancers notice",
     )
     drain_seconds: float = Field(
-        25, ge=0, le=86_400, description="seconds after that for running work to end"
+        25,
+        ge=0,
+        le=86_400,
+        description="seconds after --drain-delay-seconds for running work to end",
     )
     exit_with_parent: bool = Field(
         False, description="stop at once when standard input closes: the parent process is gone"

@@ -67,16 +67,18 @@ class CascadeSettings(Settings):
     """
 
     prompts: int = Field(12, ge=1, le=60, description="held-out prompts of each kind to decode")
-    search_prompts: int = Field(6, ge=1, le=60, description="other ones to search parameters on")
-    repeats: int = Field(1, ge=1, le=100, description="how often each is decoded by everybody")
+    search_prompts: int = Field(
+        6, ge=1, le=60, description="further prompts of each kind, for the parameter search"
+    )
+    repeats: int = Field(1, ge=1, le=100, description="how often each way decodes each prompt")
     max_tokens: int = Field(96, ge=2, le=400, description="tokens of each text")
     targets: int = Field(2, ge=1, le=MOST_TARGETS, description="targets that DSI verifies on")
     per_gpu: bool = Field(False, description="also tokens/s over the GPUs that would be in use")
-    models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
-    json_file: ResultFile | None = option(
-        None, description="where to keep the results", flag="json"
+    models: Path | None = Field(
+        None, description="folder of the bundled models, if not the usual one"
     )
-    chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
+    json_file: ResultFile | None = option(None, description="file for the results", flag="json")
+    chart: PictureFile | None = Field(None, description="file for the picture, .svg or .png")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -45,11 +45,9 @@ class GatewayBenchSettings(Settings):
         "1,64", validate_default=True, description="requests at the same time"
     )
     tokens: int = Field(48, ge=2, le=4096, description="tokens of each request")
-    repeats: int = Field(7, ge=1, le=1000, description="turns of each door")
+    repeats: int = Field(7, ge=1, le=1000, description="turns of gRPC and of HTTP")
     target_ms: float = Field(40, gt=0, le=10_000, description="ms of a forward")
-    json_file: ResultFile | None = option(
-        None, description="where to keep the results", flag="json"
-    )
+    json_file: ResultFile | None = option(None, description="file for the results", flag="json")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -74,11 +74,11 @@ def _of_both(name: str, description: str, **limits: Any) -> Any:
 class _Simulated(Settings):
     """Simulated models."""
 
-    parts: _PartNames = Field(",".join(PARTS), validate_default=True, description="what to do")
+    parts: _PartNames = Field(",".join(PARTS), validate_default=True, description="parts to run")
     scaling_streams: _Numbers = Field(
         "32,64",
         validate_default=True,
-        description="streams at the same time, for scaling; many, or they are the limit",
+        description="streams at the same time, for scaling; use many, or the streams are the limit",
     )
     orchestrators: _Numbers = Field(
         "1,2",
@@ -86,13 +86,19 @@ class _Simulated(Settings):
         description="orchestrators to spread the streams over; all strategies are for the smallest "
         "number, the others get non-si and auto",
     )
-    target_ms: float = Field(40, gt=0, le=10_000, description="a target's forward")
-    drafter_ms: float = Field(4, gt=0, le=10_000, description="a drafter's forward")
+    target_ms: float = Field(40, gt=0, le=10_000, description="ms of a target's forward")
+    drafter_ms: float = Field(4, gt=0, le=10_000, description="ms of a drafter's forward")
     target_row_ms: float = Field(
-        0, ge=0, le=10_000, description="more for each row of a target's forward beyond its first"
+        0,
+        ge=0,
+        le=10_000,
+        description="further ms for each row of a target's forward beyond its first",
     )
     drafter_row_ms: float = Field(
-        0, ge=0, le=10_000, description="more for each row of a drafter's forward beyond its first"
+        0,
+        ge=0,
+        le=10_000,
+        description="further ms for each row of a drafter's forward beyond its first",
     )
     acceptance: float = Field(0.8, ge=0, le=1, description="how often a draft token is right")
     per_gpu: bool = Field(False, description="also tokens/s over the GPUs, one for each server")
@@ -102,9 +108,11 @@ class RealSettings(Settings):
     """Real models."""
 
     prompt_tokens: int = Field(64, ge=1, le=4096, description="tokens of each prompt")
-    rounds: int = Field(3, ge=1, le=100, description="how often each takes its turn")
+    rounds: int = Field(3, ge=1, le=100, description="how often each way takes its turn")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of each model")
-    models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
+    models: Path | None = Field(
+        None, description="folder of the bundled models, if not the usual one"
+    )
 
 
 _OWN: dict[str, type[Settings]] = {"simulated": _Simulated, "transformers": RealSettings}
@@ -143,10 +151,8 @@ class LoadSettings(RealSettings, _Simulated):
     )
     targets: int = _of_both("targets", "target processes", ge=1, le=MOST_TARGETS)
     drafters: int = Field(1, ge=1, le=MOST_DRAFTERS, description="drafter processes")
-    json_file: ResultFile | None = option(
-        None, description="where to keep the results", flag="json"
-    )
-    chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
+    json_file: ResultFile | None = option(None, description="file for the results", flag="json")
+    chart: PictureFile | None = Field(None, description="file for the picture, .svg or .png")
 
     @model_validator(mode="before")
     @classmethod

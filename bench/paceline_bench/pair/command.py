@@ -80,21 +80,23 @@ class _Models(Settings):
     """Models."""
 
     target_model: str | None = Field(
-        None, description="directory or hub id of the large model; else the bundled one"
+        None, description="directory or hub id of the large model; without it the bundled one"
     )
     drafter_model: str | None = Field(
-        None, description="directory or hub id of the small model; else the bundled one"
+        None, description="directory or hub id of the small model; without it the bundled one"
     )
-    models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
+    models: Path | None = Field(
+        None, description="folder of the bundled models, if not the usual one"
+    )
     random_target: _Shape = Field(
         None,
         description="instead: random weights for a Llama of LAYERSxWIDTH, such as 40x5120; then"
         " only latencies are measured",
     )
     random_drafter: _Shape = Field(None, description="the same for the drafter")
-    device: str = Field("cpu", description="where everything runs: cpu, cuda:0, ...")
+    device: str = Field("cpu", description="device of the computation: cpu, cuda:0, ...")
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = Field(
-        "float32", description="what to compute in"
+        "float32", description="dtype of the computation"
     )
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of each model")
     capture: bool = Field(
@@ -118,18 +120,19 @@ class PairSettings(_Models):
     """
 
     parts: Annotated[StringList, names_of(_PARTS, kind="part")] = Field(
-        ",".join(_PARTS), validate_default=True, description="what to do beside latencies"
+        ",".join(_PARTS), validate_default=True, description="measurements beside latencies"
     )
     prompts: Path | None = Field(
-        None, description="file with a prompt on each line, as text or JSON; else held-out code"
+        None,
+        description="file with a prompt on each line, as text or JSON; without it held-out code",
     )
     latency_prompts: int = Field(50, ge=1, description="texts to take latencies from")
     latency_tokens: int = Field(20, ge=2, description="tokens of each")
     acceptance_prompts: int = Field(50, ge=1, description="texts to take acceptance from")
     acceptance_tokens: int = Field(256, ge=1, description="tokens of each")
-    contest_prompts: int = Field(12, ge=1, description="texts that everybody decodes")
+    contest_prompts: int = Field(12, ge=1, description="texts that every way decodes")
     contest_tokens: int = Field(64, ge=2, description="tokens of each")
-    repeats: int = Field(3, ge=1, description="how often everybody decodes each")
+    repeats: int = Field(3, ge=1, description="how often every way decodes each text")
     lookaheads: _Lookaheads = Field(
         "2,4,8", validate_default=True, description="lookaheads to compare with"
     )
@@ -137,10 +140,8 @@ class PairSettings(_Models):
     per_gpu: bool = Field(
         False, description="also tokens/s over the GPUs in use if each server had one"
     )
-    json_file: ResultFile | None = option(
-        None, description="where to keep the results", flag="json"
-    )
-    chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
+    json_file: ResultFile | None = option(None, description="file for the results", flag="json")
+    chart: PictureFile | None = Field(None, description="file for the picture, .svg or .png")
 
     @property
     def new_tokens(self) -> int:

@@ -55,58 +55,71 @@ class PlanSettings(Settings):
     other requests, and batching.
     """
 
-    target_ms: float = Field(gt=0, le=1e6, description="a decoding step of the target, in ms")
-    drafter_ms: float = Field(gt=0, le=1e6, description="a decoding step of the drafter, in ms")
+    target_ms: float = Field(gt=0, le=1e6, description="ms of a decoding step of the target")
+    drafter_ms: float = Field(gt=0, le=1e6, description="ms of a decoding step of the drafter")
     acceptance: float = Field(
-        ge=0, le=1, description="share of draft tokens that the target accepts, 0 to 1"
+        ge=0, le=1, description="fraction of draft tokens that the target accepts, 0 to 1"
     )
-    gpus: int = Field(ge=1, le=65, description="GPUs, or other devices, there are")
+    gpus: int = Field(ge=1, le=65, description="number of available GPUs, or other devices")
     tokens: int = Field(100, ge=2, le=2000, description="tokens of a generation")
     target_first_ms: float | None = Field(
-        None, gt=0, le=1e6, description="the target's first forward, the prompt's; else a step"
+        None,
+        gt=0,
+        le=1e6,
+        description="ms of the target's first forward, the prompt's; without it a step",
     )
     drafter_first_ms: float | None = Field(
-        None, gt=0, le=1e6, description="the drafter's first forward; else a step"
+        None, gt=0, le=1e6, description="ms of the drafter's first forward; without it a step"
     )
     target_row_ms: float = Field(
-        0, ge=0, le=1e6, description="more for each row of a target's forward beyond its first"
+        0,
+        ge=0,
+        le=1e6,
+        description="further ms for each row of a target's forward beyond its first",
     )
     drafter_row_ms: float = Field(
-        0, ge=0, le=1e6, description="more for each row of a drafter's forward beyond its first"
+        0,
+        ge=0,
+        le=1e6,
+        description="further ms for each row of a drafter's forward beyond its first",
     )
     call_ms: float = Field(
-        0, ge=0, le=1e6, description="what a call to a server takes besides its forward"
+        0, ge=0, le=1e6, description="ms of a call to a server beside its forward"
     )
     width: int = Field(
-        1, ge=1, le=MOST_WIDTH, description="also with trees of so many draft tokens at a place"
+        1,
+        ge=1,
+        le=MOST_WIDTH,
+        description="also with trees of this many draft tokens at a position",
     )
     branches: int = Field(
         0,
         ge=0,
         le=MOST_BRANCHES,
-        description="tokens that a draft forward follows beside the chain's",
+        description="tokens beside the chain's that a draft forward extends",
     )
     rank_decay: Annotated[str, BeforeValidator(check_rank_decay)] = Field(
         "0.4",
-        description="how likely the next runner-up is right where the drafter is wrong, or"
+        description="probability that the next runner-up is right where the drafter is wrong, or"
         " 'llama' for a published vector",
     )
     self_rates: RateList = Field(
         (),
         max_length=16,
-        description="also a target that drafts for itself: how often its guess for the token after"
-        ' its own next one is right, for the one after that, and so on: "0.6,0.4,0.3"',
+        description="also a target that drafts for itself: how often its guess for the token"
+        " after its own next token is right, then for the token after that, and so on:"
+        ' "0.6,0.4,0.3"',
     )
     self_nodes: int = Field(
         16, ge=1, le=256, description="guesses that such a target proposes: the likeliest tree"
     )
     self_guess_ms: float = Field(
-        0, ge=0, le=1e6, description="more for each forward beside which such a target guesses"
+        0, ge=0, le=1e6, description="further ms for each forward in which such a target guesses"
     )
     per_gpu: bool = Field(False, description="tokens/s over the GPUs in use, instead of gains")
     repeats: int = Field(20, ge=2, le=10_000, description="simulated generations for each row")
-    chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
-    json_file: ResultFile | None = option(None, description="where to keep the rows", flag="json")
+    chart: PictureFile | None = Field(None, description="file for the picture, .svg or .png")
+    json_file: ResultFile | None = option(None, description="file for the rows", flag="json")
 
     @model_validator(mode="after")
     def _has_what_goes_together(self) -> Self:

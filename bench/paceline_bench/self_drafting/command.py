@@ -60,35 +60,35 @@ class SelfSettings(Settings):
         0,
         ge=0,
         le=MOST_TREE_TOKENS,
-        description="tokens to guess after each verdict; 0: as adapters' cards say",
+        description="tokens to guess after each verdict; 0: the numbers on the adapters' cards",
     )
     prompts: int = Field(12, ge=1, le=120, description="held-out prompts to decode")
-    repeats: int = Field(1, ge=1, le=100, description="how often each is decoded by everybody")
+    repeats: int = Field(1, ge=1, le=100, description="how often each way decodes each prompt")
     max_tokens: int = Field(96, ge=2, le=400, description="tokens of each text")
     lookahead: int = Field(
         4, ge=1, le=MOST_LOOKAHEAD, description="draft tokens in a verification of SI"
     )
     sweep: bool = Field(False, description="try many trees, and pruning, in this process")
     widths: Annotated[tuple[int, ...], numbers_to(16)] = Field(
-        "1-3", validate_default=True, description="of a sweep: guesses at each place (k)"
+        "1-3", validate_default=True, description="for a sweep: guesses at each position (k)"
     )
     sizes: Annotated[tuple[int, ...], numbers_to(MOST_TREE_TOKENS)] = Field(
         "1,2,4,8,16,32,64",
         validate_default=True,
-        description="of a sweep: guesses in trees of the likeliest",
+        description="for a sweep: guesses in trees of the likeliest",
     )
     prune_below: RateList = Field(
         (0.0, 0.001, 0.01),
         min_length=1,
         max_length=8,
-        description="of a sweep: thresholds of pruning; 0: none",
+        description="for a sweep: thresholds of pruning; 0: none",
     )
     per_gpu: bool = Field(False, description="also tokens/s over the GPUs that would be in use")
-    models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
-    json_file: ResultFile | None = option(
-        None, description="where to keep the results", flag="json"
+    models: Path | None = Field(
+        None, description="folder of the bundled models, if not the usual one"
     )
-    chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
+    json_file: ResultFile | None = option(None, description="file for the results", flag="json")
+    chart: PictureFile | None = Field(None, description="file for the picture, .svg or .png")
 
     @model_validator(mode="after")
     def _sweeps_or_not(self) -> Self:

@@ -79,10 +79,10 @@ class SimulateSettings(Settings):
     """
 
     what: Literal["all", "table1", "ewif", "figure2", "figure7", "trees", "table2"] = option(
-        "all", kind="argument", description="what to reproduce"
+        "all", kind="argument", description="results to reproduce"
     )
     grid: Literal["coarse", "full"] = Field(
-        "coarse", description="every 5 per cent of both axes, or every single one, as in the paper"
+        "coarse", description="step of both axes: 5 per cent, or 1 per cent as in the paper"
     )
     tokens: int = Field(
         100, ge=2, le=1000, description="tokens of a generation; time grows with their square"
@@ -91,18 +91,18 @@ class SimulateSettings(Settings):
     widths: Annotated[tuple[int, ...], numbers_to(MOST_WIDTH)] = Field(
         "4",
         validate_default=True,
-        description="trees: tokens at a place, the chain's and its runners-up",
+        description="trees: tokens at a position, the chain's and its runners-up",
     )
     branches: int = Field(
         3,
         ge=0,
         le=MOST_BRANCHES,
-        description="trees: tokens that a draft forward follows beside the chain's",
+        description="trees: tokens beside the chain's that a draft forward extends",
     )
     rank_decay: Annotated[str, BeforeValidator(check_rank_decay)] = Field(
         "0.4",
-        description="trees: how likely the next runner-up is right where the drafter is wrong, or"
-        " 'llama' for a published vector",
+        description="trees: probability that the next runner-up is right where the drafter is"
+        " wrong, or 'llama' for a published vector",
     )
     sp: Annotated[tuple[int, ...], numbers_to(MOST_TARGETS)] = Field(
         "1,2,7", validate_default=True, description="trees: SP degrees, targets of DSI"
@@ -116,11 +116,15 @@ class SimulateSettings(Settings):
     self_rates: RateList = Field(
         (),
         max_length=16,
-        description="trees: also a target that drafts for itself, by how often its guess for the"
-        " token after its own next one is right, for the one after that, and so on",
+        description="trees: also a target that drafts for itself: how often its guess for the"
+        " token after its own next token is right, then for the token after that, and"
+        " so on",
     )
     self_nodes: int = Field(
-        16, ge=1, le=256, description="trees: guesses that it proposes, the likeliest tree"
+        16,
+        ge=1,
+        le=256,
+        description="trees: guesses that such a target proposes, the likeliest tree",
     )
     per_gpu: bool = Field(
         False, description="also tokens in a target forward's time over the GPUs in use"
@@ -132,9 +136,9 @@ class SimulateSettings(Settings):
         " free target takes all waiting tokens, and Equation 1 does not bind",
     )
     image: Literal["png", "svg"] = Field("png", description="format of the pictures")
-    output_directory: Path = Field(Path("simulation"), description="where the files go")
+    output_directory: Path = Field(Path("simulation"), description="directory for the files")
     json_file: ResultFile | None = option(
-        None, description="where to keep what the figures show", flag="json"
+        None, description="file for the numbers in the figures", flag="json"
     )
 
     @model_validator(mode="after")

@@ -52,24 +52,26 @@ class SoakSettings(Settings):
     """
 
     requests: int = Field(50_000, ge=10, description="requests after the warm-up")
-    warm_up: int = Field(5_000, ge=0, description="requests before: what grows once grows here")
+    warm_up: int = Field(
+        5_000, ge=0, description="requests before the measurement, in which memory grows once"
+    )
     streams: int = Field(8, ge=1, le=64, description="requests at the same time")
     tokens: int = Field(6, ge=1, le=4096, description="tokens of each request")
-    leaving: float = Field(0.1, ge=0, le=1, description="how many clients leave in the middle")
+    leaving: float = Field(
+        0.1, ge=0, le=1, description="fraction of clients that leave in the middle"
+    )
     targets: int = Field(2, ge=1, le=8, description="target processes")
     strategies: _StrategyNames = Field(
-        tuple(STRATEGIES), description="what the requests ask for, in turn"
+        tuple(STRATEGIES), description="strategies of the requests, in turn"
     )
     acceptance: float = Field(0.7, ge=0, le=1, description="how often a draft token is right")
     limit_bytes: float = Field(
-        100, ge=0, description="by how much each server may grow with each request"
+        100, ge=0, description="bytes by which each server may grow with each request"
     )
-    seed: int = Field(1, ge=0, description="what the requests follow from")
-    json_file: ResultFile | None = option(
-        None, description="where to keep the results", flag="json"
-    )
+    seed: int = Field(1, ge=0, description="seed of the requests")
+    json_file: ResultFile | None = option(None, description="file for the results", flag="json")
     log: ResultFile | None = Field(
-        None, description="whose list of soaks gets a line, as bench/LOG.md"
+        None, description="file whose list of soaks gets a line, such as bench/LOG.md"
     )
 
 

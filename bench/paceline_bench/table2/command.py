@@ -88,9 +88,9 @@ class Table2Settings(Settings):
     rows: Annotated[
         StringList, AfterValidator(_named), names_of(_ROWS, kind="row", needed=True)
     ] = Field(
-        str(len(TABLE2)), validate_default=True, description="how many rows, or the names of some"
+        str(len(TABLE2)), validate_default=True, description="number of rows, or the names of some"
     )
-    repeats: int = Field(10, ge=1, le=1000, description="timed runs of everything, in turn")
+    repeats: int = Field(10, ge=1, le=1000, description="timed runs of each method, in turn")
     targets: int = Field(7, ge=1, le=32, description="target processes")
     max_tokens: int = Field(50, ge=2, le=1000, description="tokens of each run")
     si_lookaheads: _Lookaheads = Field(
@@ -105,37 +105,38 @@ class Table2Settings(Settings):
         0,
         ge=0,
         le=21,
-        description="instead of the rows, a grid of so many drafter latencies and as many"
-        " acceptance rates, SI with the lookahead that is best in expectation, DSI as planned",
+        description="instead of the rows, a grid of this many drafter latencies and acceptance"
+        " rates; SI has the lookahead that is best in expectation, DSI the planner's",
     )
     width: int = Field(
-        1, ge=1, le=MOST_WIDTH, description="SI and DSI also with trees, so many tokens at a place"
+        1,
+        ge=1,
+        le=MOST_WIDTH,
+        description="SI and DSI also with trees, with this many tokens at a position",
     )
     branches: int = Field(
         0,
         ge=0,
         le=MOST_BRANCHES,
-        description="tokens that a draft forward follows beside the chain's",
+        description="tokens beside the chain's that a draft forward extends",
     )
     rank_decay: float = Field(
         DEFAULT_RANK_DECAY,
         gt=0,
         le=1,
-        description="how likely the drafters' next runner-up is right where they are wrong",
+        description="probability that the drafters' next runner-up is right where they are wrong",
     )
     ahead: bool = Field(
         False, description="SI also drafting ahead while its target verifies, with trees, too"
     )
     extended: bool = Field(
         False,
-        description="DSI also with the text itself beyond its drafter; there are two tokens then,"
-        " so that the text is right half of the time",
+        description="DSI also with the text itself after its drafter; the vocabulary then has two"
+        " tokens, so that the text is right half of the time",
     )
     per_gpu: bool = Field(False, description="also tokens/s over the GPUs that would be in use")
-    json_file: ResultFile | None = option(
-        None, description="where to keep the results", flag="json"
-    )
-    chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
+    json_file: ResultFile | None = option(None, description="file for the results", flag="json")
+    chart: PictureFile | None = Field(None, description="file for the picture, .svg or .png")
 
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> Self:

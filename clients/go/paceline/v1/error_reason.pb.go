@@ -21,8 +21,8 @@ const (
 )
 
 // Why a call failed: the `reason` of the google.rpc.ErrorInfo in the status details, without the
-// ERROR_REASON_ prefix; its `domain` is "paceline". Behind each reason: the status code, and what
-// the caller does.
+// ERROR_REASON_ prefix; its `domain` is "paceline". Each reason's comment has the status code and
+// the caller's action.
 type ErrorReason int32
 
 const (
@@ -34,11 +34,11 @@ const (
 	ErrorReason_ERROR_REASON_CONTEXT_LENGTH_EXCEEDED ErrorReason = 2
 	// INVALID_ARGUMENT. The bytes are not the request message. Fix the client.
 	ErrorReason_ERROR_REASON_MALFORMED_REQUEST ErrorReason = 3
-	// NOT_FOUND. The session is unknown here: never opened, closed, expired, or of another server
-	// process. Open a new one and send the prefix again.
+	// NOT_FOUND. The session is unknown here: it was never opened, was closed, expired, or belongs to
+	// another server process. Open a new one and send the prefix again.
 	ErrorReason_ERROR_REASON_SESSION_NOT_FOUND ErrorReason = 4
-	// OUT_OF_RANGE. The session holds fewer tokens than base_length; metadata held_length says how
-	// many. Call again with a base_length that is held.
+	// OUT_OF_RANGE. The session holds fewer tokens than base_length; the metadata held_length has the
+	// number. Call again with a base_length that is held.
 	ErrorReason_ERROR_REASON_PREFIX_NOT_HELD ErrorReason = 5
 	// FAILED_PRECONDITION. The session holds other tokens than base_digest says. Call again with
 	// base_length 0 and the whole prefix.
@@ -51,8 +51,8 @@ const (
 	ErrorReason_ERROR_REASON_MODEL_MISMATCH ErrorReason = 9
 	// FAILED_PRECONDITION. Drafter and target have different tokenizers. Pair other models.
 	ErrorReason_ERROR_REASON_TOKENIZER_MISMATCH ErrorReason = 10
-	// RESOURCE_EXHAUSTED. No memory for another session or a longer text, or too much of it is
-	// the caller's already. Retry after RetryInfo, or elsewhere.
+	// RESOURCE_EXHAUSTED. No memory for another session or a longer text, or the caller already has
+	// too much of it. Retry after RetryInfo, or elsewhere.
 	ErrorReason_ERROR_REASON_CACHE_EXHAUSTED ErrorReason = 11
 	// RESOURCE_EXHAUSTED. Too many requests at once, or a limit of the caller's key is reached. Retry
 	// after RetryInfo.
@@ -69,7 +69,7 @@ const (
 	ErrorReason_ERROR_REASON_SLOW_CONSUMER ErrorReason = 17
 	// CANCELLED. The caller went away.
 	ErrorReason_ERROR_REASON_CLIENT_CANCELLED ErrorReason = 18
-	// UNIMPLEMENTED. This server cannot do what was asked. Ask another, or leave it out.
+	// UNIMPLEMENTED. This server cannot do this. Ask another server, or leave it out of the request.
 	ErrorReason_ERROR_REASON_UNSUPPORTED ErrorReason = 19
 	// DATA_LOSS. A promise was about to be broken, so the stream was stopped. Report it.
 	ErrorReason_ERROR_REASON_INVARIANT_VIOLATED ErrorReason = 20

@@ -20,7 +20,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Which kind of model server this is.
+// The kinds of model servers.
 type ModelRole int32
 
 const (
@@ -118,16 +118,16 @@ type GetModelInfoResponse struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// What people call the model, for example "python-target".
+	// The model's name for people, for example "python-target".
 	ModelName string `protobuf:"bytes,1,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
 	// The weights' revision: a commit id of a hub, or the digest of a local directory.
 	ModelRevision string `protobuf:"bytes,2,opt,name=model_revision,json=modelRevision,proto3" json:"model_revision,omitempty"`
-	// Names everything that decides a token: weights, configuration, tokenizer, ends of a text, dtype;
-	// and nothing of how files write that. Two servers with the same fingerprint are interchangeable
+	// Names everything that decides a token: weights, configuration, tokenizer, ends of a text,
+	// dtype; but not the form of the files. Two servers with the same fingerprint are interchangeable
 	// within one stream.
 	Fingerprint string `protobuf:"bytes,3,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
 	// SHA-256, in hexadecimal, of the tokenizer's bytes, as GetTokenizer streams them. Drafter and
-	// target must agree on it.
+	// target must have the same.
 	TokenizerFingerprint string `protobuf:"bytes,4,opt,name=tokenizer_fingerprint,json=tokenizerFingerprint,proto3" json:"tokenizer_fingerprint,omitempty"`
 	// Token ids are in [0, vocabulary_size): the tokenizer's size. Rows of the model's head beyond it
 	// are padding and can never be chosen.
@@ -136,59 +136,63 @@ type GetModelInfoResponse struct {
 	EosTokenIds []uint32 `protobuf:"varint,6,rep,packed,name=eos_token_ids,json=eosTokenIds,proto3" json:"eos_token_ids,omitempty"`
 	// The most tokens a session can hold, prompt included.
 	ContextLength uint32 `protobuf:"varint,7,opt,name=context_length,json=contextLength,proto3" json:"context_length,omitempty"`
-	// Which of the servers this is.
+	// The kind of this server.
 	Role ModelRole `protobuf:"varint,8,opt,name=role,proto3,enum=paceline.v1.ModelRole" json:"role,omitempty"`
 	// The backend that computes: "transformers" or "simulated".
 	Backend string `protobuf:"bytes,9,opt,name=backend,proto3" json:"backend,omitempty"`
 	// The arithmetic's dtype, for example "float32".
 	Dtype string `protobuf:"bytes,10,opt,name=dtype,proto3" json:"dtype,omitempty"`
-	// Where it computes, for example "cpu" or "cuda:0".
+	// The device that computes, for example "cpu" or "cuda:0".
 	Device string `protobuf:"bytes,11,opt,name=device,proto3" json:"device,omitempty"`
-	// Transformer layers; 0 where the backend has none.
+	// Number of transformer layers; 0 if the backend has none.
 	LayerCount uint32 `protobuf:"varint,12,opt,name=layer_count,json=layerCount,proto3" json:"layer_count,omitempty"`
-	// Whether every cancelled forward stops at the next layer. Elsewhere some run to their end, and
-	// are dropped: those of one row where forwards are captured, or all where layers cannot be told.
+	// Whether every cancelled forward stops at the next layer. If false, some forwards run to their
+	// end, and are dropped: forwards of one row where forwards are captured, or all forwards where
+	// layers cannot be told apart.
 	CancelsBetweenLayers bool `protobuf:"varint,13,opt,name=cancels_between_layers,json=cancelsBetweenLayers,proto3" json:"cancels_between_layers,omitempty"`
-	// Sessions that can be open at once, of all shares together: one alone gets about four fifths.
+	// Sessions that can be open at once, for all tenants together; one tenant alone gets about four
+	// fifths.
 	SessionLimit uint32 `protobuf:"varint,14,opt,name=session_limit,json=sessionLimit,proto3" json:"session_limit,omitempty"`
-	// Tokens that all sessions together can reserve; shared in the same way.
+	// Tokens that all sessions together can reserve; divided in the same way.
 	TokenBudget uint64 `protobuf:"varint,15,opt,name=token_budget,json=tokenBudget,proto3" json:"token_budget,omitempty"`
 	// This server process. A session handle of another incarnation is NOT_FOUND here.
 	Incarnation string `protobuf:"bytes,16,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// The verification rules that sessions can be opened with.
 	VerificationRules []VerificationRule `protobuf:"varint,17,rep,packed,name=verification_rules,json=verificationRules,proto3,enum=paceline.v1.VerificationRule" json:"verification_rules,omitempty"`
-	// What forwards cost here, measured: by rows, ascending.
+	// Measured times of forwards here, by rows, ascending.
 	ForwardLatencies []*ForwardLatency `protobuf:"bytes,18,rep,name=forward_latencies,json=forwardLatencies,proto3" json:"forward_latencies,omitempty"`
-	// The first forward on a prompt, ns: what it takes for each prompt token beyond the forward's
-	// fixed cost. 0 where it was not measured.
+	// The time of the first forward on a prompt for each prompt token, beyond the forward's fixed
+	// cost, ns. 0 if not measured.
 	PrefillNsPerToken uint64 `protobuf:"varint,19,opt,name=prefill_ns_per_token,json=prefillNsPerToken,proto3" json:"prefill_ns_per_token,omitempty"`
-	// The fixed cost of the first forward on a prompt, ns. 0 where it was not measured.
+	// The fixed cost of the first forward on a prompt, ns. 0 if not measured.
 	PrefillFixedNs uint64 `protobuf:"varint,20,opt,name=prefill_fixed_ns,json=prefillFixedNs,proto3" json:"prefill_fixed_ns,omitempty"`
-	// Whether one forward computes calls of several sessions. Elsewhere each has its own.
+	// Whether one forward computes calls of several sessions. If false each call has its own forward.
 	SharesForwards bool `protobuf:"varint,21,opt,name=shares_forwards,json=sharesForwards,proto3" json:"shares_forwards,omitempty"`
-	// The most tokens of a tree that Verify judges in one forward. 0 where proposals have to be
-	// chains, as they have to be everywhere under REJECTION; and where Draft follows no branches.
+	// The most tokens of a tree that Verify judges in one forward. 0 if proposals have to be chains
+	// (under REJECTION they always have to be), or if Draft extends no branches.
 	TreeTokenLimit uint32 `protobuf:"varint,22,opt,name=tree_token_limit,json=treeTokenLimit,proto3" json:"tree_token_limit,omitempty"`
 	// The most tokens of a path of such a tree.
 	TreeDepthLimit uint32 `protobuf:"varint,23,opt,name=tree_depth_limit,json=treeDepthLimit,proto3" json:"tree_depth_limit,omitempty"`
-	// Whether what is decided for a text follows from the text alone, bit by bit: not from how it is
-	// cut into calls, nor from other calls. Elsewhere rounding does depend on both.
+	// Whether the decisions for a text follow from the text alone, bit by bit: not from its division
+	// into calls, nor from other calls. If false, rounding depends on both.
 	IsInvariant bool `protobuf:"varint,24,opt,name=is_invariant,json=isInvariant,proto3" json:"is_invariant,omitempty"`
-	// How many tokens after its own a target can propose with a verdict (VerifyRequest.propose): the
-	// most tokens of a path of what it proposes. 0 where it does not draft for itself.
+	// How many tokens after its own next token a target can propose with a verdict
+	// (VerifyRequest.propose): the most tokens on a path of its proposal. 0 if it does not draft for
+	// itself.
 	SelfDraftDepth uint32 `protobuf:"varint,25,opt,name=self_draft_depth,json=selfDraftDepth,proto3" json:"self_draft_depth,omitempty"`
-	// What it drafts for itself with: "streams" (Speculative Streaming), "medusa" or "simulated".
-	// Empty where it does not.
+	// The kind of adapter with which it drafts for itself: "streams" (Speculative Streaming),
+	// "medusa" or "simulated". Empty if it does not draft for itself.
 	SelfDraftKind string `protobuf:"bytes,26,opt,name=self_draft_kind,json=selfDraftKind,proto3" json:"self_draft_kind,omitempty"`
-	// Of a drafter that is a stack: its stages, largest first. Empty elsewhere.
+	// The stages of a drafter that is a stack, largest first. Empty for any other server.
 	Stages []*Stage `protobuf:"bytes,27,rep,name=stages,proto3" json:"stages,omitempty"`
-	// The hardware that computes. Not set where forwards compute nothing, or it cannot be told apart.
+	// The hardware that computes. Not set if forwards compute nothing, or if the hardware cannot be
+	// told apart.
 	Hardware *Hardware `protobuf:"bytes,28,opt,name=hardware,proto3" json:"hardware,omitempty"`
 	// Paceline's version, for example "0.2.1". Servers before 0.2 leave it empty.
 	Version string `protobuf:"bytes,29,opt,name=version,proto3" json:"version,omitempty"`
-	// The tokens that ask for what is between two texts (fill in the middle): the one before the
-	// first text, the one before the last text, and the one after both, in this order. Empty where
-	// the model has no such tokens, or none that its server knows.
+	// The tokens that ask for the text between two texts (fill in the middle): the token before the
+	// first text, the token before the last text, and the token after both, in this order. Empty if
+	// the model has no such tokens, or its server does not know them.
 	FimTokenIds []uint32 `protobuf:"varint,30,rep,packed,name=fim_token_ids,json=fimTokenIds,proto3" json:"fim_token_ids,omitempty"`
 }
 
@@ -434,17 +438,17 @@ func (x *GetModelInfoResponse) GetFimTokenIds() []uint32 {
 	return nil
 }
 
-// What a model computes on, which other servers may compute on, too.
+// The hardware on which a model computes; other servers may compute on the same hardware.
 type Hardware struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Names it among all machines: servers that say the same take time from each other. An opaque
-	// text of at most 64 characters.
+	// A name that is unique among all machines: servers with the same name take time from each other.
+	// An opaque text of at most 64 characters.
 	Identity string `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
-	// The part of it that a forward keeps busy, in (0, 1]: a GPU whole, of a CPU's cores one for each
-	// thread.
+	// The part of the hardware that a forward keeps busy, in (0, 1]: the whole of a GPU, or one core
+	// of a CPU for each thread.
 	Share float32 `protobuf:"fixed32,2,opt,name=share,proto3" json:"share,omitempty"`
 }
 
@@ -494,17 +498,17 @@ func (x *Hardware) GetShare() float32 {
 	return 0
 }
 
-// A stage of a stack, and what was measured of it while it drafted.
+// A stage of a stack, and its measurements while it drafted.
 type Stage struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Its model's name; "max-gram" where it is none, which only the last can be.
+	// Its model's name; "max-gram" for Max-Gram, which has no model and can only be the last stage.
 	ModelName string `protobuf:"bytes,1,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
-	// What its forwards cost, measured: by rows, ascending. Empty of Max-Gram.
+	// Measured times of its forwards, by rows, ascending. Empty for Max-Gram.
 	ForwardLatencies []*ForwardLatency `protobuf:"bytes,2,rep,name=forward_latencies,json=forwardLatencies,proto3" json:"forward_latencies,omitempty"`
-	// What it decided on draft tokens of each smaller stage, in their order.
+	// Its decisions on draft tokens of each smaller stage, in their order.
 	Verdicts []*StageVerdicts `protobuf:"bytes,3,rep,name=verdicts,proto3" json:"verdicts,omitempty"`
 }
 
@@ -561,15 +565,15 @@ func (x *Stage) GetVerdicts() []*StageVerdicts {
 	return nil
 }
 
-// What a stage decided on another one's draft tokens; older ones count less.
+// A stage's decisions on another stage's draft tokens; older decisions count less.
 type StageVerdicts struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Tokens that it decided on.
+	// Judged tokens.
 	JudgedCount uint32 `protobuf:"varint,1,opt,name=judged_count,json=judgedCount,proto3" json:"judged_count,omitempty"`
-	// Those of them that it accepted.
+	// Accepted tokens among them.
 	AcceptedCount uint32 `protobuf:"varint,2,opt,name=accepted_count,json=acceptedCount,proto3" json:"accepted_count,omitempty"`
 }
 
@@ -619,7 +623,7 @@ func (x *StageVerdicts) GetAcceptedCount() uint32 {
 	return 0
 }
 
-// What a forward of a given size takes.
+// The time of a forward of a given size.
 type ForwardLatency struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
@@ -822,7 +826,7 @@ func (*GetChatTemplateRequest) Descriptor() ([]byte, []int) {
 	return file_paceline_v1_model_service_proto_rawDescGZIP(), []int{8}
 }
 
-// How the model wants a conversation.
+// The model's chat template.
 type GetChatTemplateResponse struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
@@ -871,21 +875,22 @@ func (x *GetChatTemplateResponse) GetChatTemplate() *ChatTemplate {
 	return nil
 }
 
-// How a model wants a conversation written as a prompt.
+// A model's template, which writes a conversation as a prompt.
 type ChatTemplate struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// SHA-256, in hexadecimal, of all that follows; cache what is made of it under that.
+	// SHA-256, in hexadecimal, of the other fields; cache compiled templates under this digest.
 	Fingerprint string `protobuf:"bytes,1,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
-	// A Jinja template of the messages, as it lies beside the model; at most 256 KiB. It is a program
+	// A Jinja template of the messages, as stored beside the model; at most 256 KiB. It is a program
 	// of the model's author: render it in a sandbox.
 	Source string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"`
 	// Texts of tokens by the names that the source has for them, such as "bos_token".
 	NamedTokens map[string]string `protobuf:"bytes,3,rep,name=named_tokens,json=namedTokens,proto3" json:"named_tokens,omitempty" protobuf_key:"bytes,1,opt,name=key,proto3" protobuf_val:"bytes,2,opt,name=value,proto3"`
-	// The texts of all special tokens. The rendered prompt is parsed with them, so a message that has
-	// one in it could forge the conversation, unless it is sent as a part of its own (PromptPart).
+	// The texts of all special tokens. The rendered prompt is parsed with them, so a message that
+	// contains such a text could forge the conversation, unless the message is sent as a part of its
+	// own (PromptPart).
 	SpecialTokens []string `protobuf:"bytes,4,rep,name=special_tokens,json=specialTokens,proto3" json:"special_tokens,omitempty"`
 }
 

@@ -28,10 +28,10 @@ type ModelServiceClient interface {
 	GetModelInfo(ctx context.Context, in *GetModelInfoRequest, opts ...grpc.CallOption) (*GetModelInfoResponse, error)
 	// Stream the tokenizer in chunks, in the order of its bytes.
 	//
-	// The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library, written
-	// so that equal tokenizers have equal bytes: without white space, keys in order, without what a
-	// call decides (truncation and padding). Its fingerprint is in the first chunk; cache it under
-	// that.
+	// The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library,
+	// written so that equal tokenizers have equal bytes: without white space, keys in order, without
+	// the properties of a single call (truncation and padding). Its fingerprint is in the first
+	// chunk; cache the tokenizer under this fingerprint.
 	//
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors:
@@ -39,7 +39,7 @@ type ModelServiceClient interface {
 	//	UNAVAILABLE / LOADING       retry after RetryInfo
 	//	UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: send token ids
 	GetTokenizer(ctx context.Context, in *GetTokenizerRequest, opts ...grpc.CallOption) (ModelService_GetTokenizerClient, error)
-	// Tell how the model wants a conversation written as a prompt.
+	// Return the model's template for a conversation.
 	//
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors:
@@ -122,10 +122,10 @@ type ModelServiceServer interface {
 	GetModelInfo(context.Context, *GetModelInfoRequest) (*GetModelInfoResponse, error)
 	// Stream the tokenizer in chunks, in the order of its bytes.
 	//
-	// The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library, written
-	// so that equal tokenizers have equal bytes: without white space, keys in order, without what a
-	// call decides (truncation and padding). Its fingerprint is in the first chunk; cache it under
-	// that.
+	// The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library,
+	// written so that equal tokenizers have equal bytes: without white space, keys in order, without
+	// the properties of a single call (truncation and padding). Its fingerprint is in the first
+	// chunk; cache the tokenizer under this fingerprint.
 	//
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors:
@@ -133,7 +133,7 @@ type ModelServiceServer interface {
 	//	UNAVAILABLE / LOADING       retry after RetryInfo
 	//	UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: send token ids
 	GetTokenizer(*GetTokenizerRequest, ModelService_GetTokenizerServer) error
-	// Tell how the model wants a conversation written as a prompt.
+	// Return the model's template for a conversation.
 	//
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors:

@@ -20,14 +20,15 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// How a request is decoded. The output is the same with every one.
+// How a request is decoded. The output is the same with every strategy.
 type Strategy int32
 
 const (
 	// Not set; a request that leaves it so gets AUTO.
 	Strategy_STRATEGY_UNSPECIFIED Strategy = 0
-	// The planner picks from measured latencies, acceptance and load; `started` says what. While it
-	// runs that follows the load and its verdicts; see FALLBACK_KIND_LOAD_CHANGED.
+	// The planner picks a strategy by measured latencies, acceptance and load; `started` names it.
+	// The strategy of a running request follows the load and the request's own verdicts; see
+	// FALLBACK_KIND_LOAD_CHANGED.
 	Strategy_STRATEGY_AUTO Strategy = 1
 	// Plain decoding with one target ("non-SI").
 	Strategy_STRATEGY_AUTOREGRESSIVE Strategy = 2
@@ -35,9 +36,9 @@ const (
 	Strategy_STRATEGY_SPECULATIVE Strategy = 3
 	// Distributed speculative inference: drafting and several verifications overlap ("DSI").
 	Strategy_STRATEGY_DISTRIBUTED Strategy = 4
-	// Self-speculation with one target that drafts for itself ("self-SI"): each of its verdicts brings
-	// the tokens that the next one judges. Needs a target with GetModelInfoResponse.self_draft_depth
-	// above 0, and EXACT.
+	// Self-speculation with one target that drafts for itself ("self-SI"): each of its verdicts
+	// brings the tokens that the next verdict judges. Needs a target with
+	// GetModelInfoResponse.self_draft_depth above 0, and EXACT.
 	Strategy_STRATEGY_SELF_SPECULATIVE Strategy = 5
 )
 
@@ -88,18 +89,18 @@ func (Strategy) EnumDescriptor() ([]byte, []int) {
 	return file_paceline_v1_orchestrator_service_proto_rawDescGZIP(), []int{0}
 }
 
-// Who drafts, where a strategy has work for a drafter.
+// The kind of drafter, for strategies that draft.
 type DrafterKind int32
 
 const (
-	// Not set: drafter servers, and Max-Gram while there is none. AUTO without a drafter server uses
-	// Max-Gram if the texts of late have repeated themselves.
+	// Not set: drafter servers, and Max-Gram while there is no server. AUTO without a drafter server
+	// uses Max-Gram if recent texts have repeated themselves.
 	DrafterKind_DRAFTER_KIND_UNSPECIFIED DrafterKind = 0
-	// Drafter servers only. While there is none, tokens are decoded plainly.
+	// Drafter servers only. While there is no server, tokens are decoded plainly.
 	DrafterKind_DRAFTER_KIND_SERVER DrafterKind = 1
-	// Max-Gram only: the orchestrator guesses from prompt and output what follows, without a model.
+	// Max-Gram only: the orchestrator drafts from prompt and output, without a model.
 	DrafterKind_DRAFTER_KIND_MAX_GRAM DrafterKind = 2
-	// Both: with DISTRIBUTED, Max-Gram goes on beyond what the drafter servers have found.
+	// Both: with DISTRIBUTED, Max-Gram goes on after the drafter servers' tokens.
 	DrafterKind_DRAFTER_KIND_SERVER_AND_MAX_GRAM DrafterKind = 3
 )
 
@@ -146,18 +147,18 @@ func (DrafterKind) EnumDescriptor() ([]byte, []int) {
 	return file_paceline_v1_orchestrator_service_proto_rawDescGZIP(), []int{1}
 }
 
-// When a block of draft tokens goes to a target, and whether SI's drafter works meanwhile.
+// When a block of draft tokens goes to a target, and whether SI's drafter works in the meantime.
 type DispatchPolicy int32
 
 const (
 	// Not set; a request that leaves it so gets WORK_CONSERVING.
 	DispatchPolicy_DISPATCH_POLICY_UNSPECIFIED DispatchPolicy = 0
-	// DISTRIBUTED: a free target takes all waiting draft tokens, once there are lookahead of them or
-	// earlier where the first open position needs it. SPECULATIVE: the drafter drafts ahead while the
-	// target verifies, where no other request has work for it.
+	// DISTRIBUTED: a free target takes all waiting draft tokens, once there are `lookahead` of them,
+	// or earlier if the first open position needs a verification. SPECULATIVE: the drafter drafts
+	// ahead while the target verifies, unless another request has work for the drafter.
 	DispatchPolicy_DISPATCH_POLICY_WORK_CONSERVING DispatchPolicy = 1
-	// Exactly lookahead tokens for each verification, and with SPECULATIVE none drafted meanwhile: as
-	// in the papers.
+	// Exactly lookahead tokens for each verification, and with SPECULATIVE no drafting in the
+	// meantime, as in the papers.
 	DispatchPolicy_DISPATCH_POLICY_BLOCKS DispatchPolicy = 2
 )
 
@@ -202,7 +203,7 @@ func (DispatchPolicy) EnumDescriptor() ([]byte, []int) {
 	return file_paceline_v1_orchestrator_service_proto_rawDescGZIP(), []int{2}
 }
 
-// Where a token came from.
+// The origin of a token.
 type TokenOrigin int32
 
 const (
@@ -210,7 +211,7 @@ const (
 	TokenOrigin_TOKEN_ORIGIN_UNSPECIFIED TokenOrigin = 0
 	// Guessed by a drafter and accepted by a target.
 	TokenOrigin_TOKEN_ORIGIN_ACCEPTED_DRAFT TokenOrigin = 1
-	// Chosen by a target where no draft token stood, or instead of one that it rejected.
+	// Chosen by a target at a position without a draft token, or instead of a rejected draft token.
 	TokenOrigin_TOKEN_ORIGIN_TARGET TokenOrigin = 2
 )
 
@@ -312,7 +313,7 @@ func (FinishReason) EnumDescriptor() ([]byte, []int) {
 	return file_paceline_v1_orchestrator_service_proto_rawDescGZIP(), []int{4}
 }
 
-// What can go otherwise than planned.
+// The kinds of deviation from the plan.
 type FallbackKind int32
 
 const (
@@ -320,19 +321,19 @@ const (
 	FallbackKind_FALLBACK_KIND_UNSPECIFIED FallbackKind = 0
 	// A server had lost a session; it was opened anew, there or elsewhere.
 	FallbackKind_FALLBACK_KIND_SESSION_LOST FallbackKind = 1
-	// A session held something else than was believed; the whole prefix was sent.
+	// A session did not hold the expected tokens; the whole prefix was sent.
 	FallbackKind_FALLBACK_KIND_PREFIX_RESENT FallbackKind = 2
-	// A target failed; another one took over, or it was waited for.
+	// A target failed; another target took over, or the request waited for one.
 	FallbackKind_FALLBACK_KIND_TARGET_LOST FallbackKind = 3
 	// A drafter failed.
 	FallbackKind_FALLBACK_KIND_DRAFTER_LOST FallbackKind = 4
-	// There was no drafter: tokens were guessed from the text, or decoded plainly.
+	// There was no drafter: tokens were drafted from the text, or decoded plainly.
 	FallbackKind_FALLBACK_KIND_NO_DRAFTER FallbackKind = 5
 	// A server had no room for a session.
 	FallbackKind_FALLBACK_KIND_SESSION_REFUSED FallbackKind = 6
-	// A server did not answer in time, and was left alone.
+	// A server did not answer in time, and got no more calls.
 	FallbackKind_FALLBACK_KIND_DEADLINE FallbackKind = 7
-	// Under AUTO: how it is decoded has changed, with the load or with how often drafts are right.
+	// Under AUTO: the method has changed, because of the load or of the accuracy of drafts.
 	FallbackKind_FALLBACK_KIND_LOAD_CHANGED FallbackKind = 8
 )
 
@@ -389,7 +390,7 @@ func (FallbackKind) EnumDescriptor() ([]byte, []int) {
 	return file_paceline_v1_orchestrator_service_proto_rawDescGZIP(), []int{5}
 }
 
-// What a timeline event tells of.
+// The kinds of timeline events.
 type TimelineEventKind int32
 
 const (
@@ -397,15 +398,16 @@ const (
 	TimelineEventKind_TIMELINE_EVENT_KIND_UNSPECIFIED TimelineEventKind = 0
 	// A drafter found tokens.
 	TimelineEventKind_TIMELINE_EVENT_KIND_DRAFTED TimelineEventKind = 1
-	// A target works on a block. Live: a moment at its start, then its span. At last: the span.
+	// A target works on a block. While streaming: a moment at its start, then its span. In the final
+	// timeline: the span alone.
 	TimelineEventKind_TIMELINE_EVENT_KIND_VERIFYING TimelineEventKind = 2
 	// Draft tokens became final.
 	TimelineEventKind_TIMELINE_EVENT_KIND_ACCEPTED TimelineEventKind = 3
 	// A target's own token became final.
 	TimelineEventKind_TIMELINE_EVENT_KIND_CORRECTED TimelineEventKind = 4
-	// Draft tokens became worthless.
+	// Draft tokens became useless.
 	TimelineEventKind_TIMELINE_EVENT_KIND_DISCARDED TimelineEventKind = 5
-	// A call was cancelled because it had become worthless.
+	// A call was cancelled because it had become useless.
 	TimelineEventKind_TIMELINE_EVENT_KIND_CANCELLED TimelineEventKind = 6
 )
 
@@ -458,40 +460,41 @@ func (TimelineEventKind) EnumDescriptor() ([]byte, []int) {
 	return file_paceline_v1_orchestrator_service_proto_rawDescGZIP(), []int{6}
 }
 
-// How a server stands with an orchestrator, in one word.
+// The state of a server for an orchestrator, in one word.
 type ServerStanding int32
 
 const (
 	// Not set: the orchestrator is older than 0.2.
 	ServerStanding_SERVER_STANDING_UNSPECIFIED ServerStanding = 0
-	// It takes work, and requests have taken it of late, or there were too few to tell.
+	// It takes work, and recent requests have used it, or there were too few requests to tell.
 	ServerStanding_SERVER_STANDING_USED ServerStanding = 1
-	// It takes work, and none of many requests has taken it: it is a spare, AUTO expects nothing of
-	// its kind, or its hardware is another server's, too.
+	// It takes work, but none of many requests has used it: it is a spare, AUTO expects no gain from
+	// its kind, or it shares its hardware with another server.
 	ServerStanding_SERVER_STANDING_RESTING ServerStanding = 2
-	// It is well and not used: most targets have another model.
+	// It is healthy and not used: most targets have another model.
 	ServerStanding_SERVER_STANDING_OTHER_MODEL ServerStanding = 3
-	// It is well and not used: most targets have another tokenizer, so that its token ids mean
-	// something else.
+	// It is healthy and not used: most targets have another tokenizer, so that its token ids have
+	// other meanings.
 	ServerStanding_SERVER_STANDING_OTHER_TOKENIZER ServerStanding = 4
-	// It is well and not used: most targets compute the same model in another dtype.
+	// It is healthy and not used: most targets compute the same model in another dtype.
 	ServerStanding_SERVER_STANDING_OTHER_DTYPE ServerStanding = 5
-	// It is well and not used: it computes the same bits whatever is beside (is_invariant), and most
-	// targets do not; or the other way round. A stream that mixed them would have no such promise.
+	// It is healthy and not used: its logits do not depend on other calls (is_invariant), and those
+	// of most targets do; or the other way round. A stream with both kinds of targets would lose this
+	// promise.
 	ServerStanding_SERVER_STANDING_OTHER_INVARIANCE ServerStanding = 6
-	// It is well and not used: it is a drafter and listed as a target, or the other way round.
+	// It is healthy and not used: it is a drafter and listed as a target, or the other way round.
 	ServerStanding_SERVER_STANDING_OTHER_ROLE ServerStanding = 7
-	// It is well and not used: it is a process that is listed under another name or address, too.
+	// It is healthy and not used: the same process is also listed under another name or address.
 	ServerStanding_SERVER_STANDING_LISTED_TWICE ServerStanding = 8
 	// It is not used: it cannot be reached.
 	ServerStanding_SERVER_STANDING_UNREACHABLE ServerStanding = 9
 	// It is not used yet: its model is being loaded, or discovery does not say that it is ready.
 	ServerStanding_SERVER_STANDING_LOADING ServerStanding = 10
-	// It gets nothing new: it is about to end, or its health says NOT_SERVING.
+	// It gets no new work: it is about to end, or its health says NOT_SERVING.
 	ServerStanding_SERVER_STANDING_DRAINING ServerStanding = 11
-	// It is not used: it said what the protos forbid; the detail names the field.
+	// It is not used: it gave an answer that the protos forbid; the detail names the field.
 	ServerStanding_SERVER_STANDING_BAD_ANSWER ServerStanding = 12
-	// It is not used for up to 10 s: calls to it failed. Or it fails to say what its model is.
+	// It is not used for up to 10 s: calls to it failed. Or it fails to describe its model.
 	ServerStanding_SERVER_STANDING_FAILING ServerStanding = 13
 	// It is not used: it left calls unanswered, and has to compute a token first.
 	ServerStanding_SERVER_STANDING_SILENT ServerStanding = 14
@@ -623,9 +626,9 @@ func (x *TokenIds) GetIds() []uint32 {
 	return nil
 }
 
-// A text of parts, such as what a chat template wrote and what people said. It is tokenised as one
-// text: where one part ends and the next begins makes no difference, but that no special token
-// reaches across it.
+// A text of parts, such as a chat template's own text and people's messages. It is tokenised as one
+// text. The borders of parts make no difference, except that no special token reaches across a
+// border.
 type PromptParts struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
@@ -732,15 +735,16 @@ func (x *PromptPart) GetParseSpecialTokens() bool {
 	return false
 }
 
-// Two texts, between which text is wanted: the tokenizer's own tokens for that go around them.
+// Two texts, between which text is to be generated: the tokenizer's tokens for filling go around
+// them.
 type FillIn struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// What comes before; together with the suffix as long as a text may be.
+	// The text before; together with the suffix as long as a text may be.
 	Prefix string `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
-	// What comes after.
+	// The text after.
 	Suffix string `protobuf:"bytes,2,opt,name=suffix,proto3" json:"suffix,omitempty"`
 }
 
@@ -809,14 +813,14 @@ type GenerateRequest struct {
 	// Default true.
 	AddSpecialTokens *bool `protobuf:"varint,3,opt,name=add_special_tokens,json=addSpecialTokens,proto3,oneof" json:"add_special_tokens,omitempty"`
 	// Whether special tokens written in the prompt's text (such as "<|endoftext|>") are parsed as
-	// such. Default false: they are plain text, so that users' input cannot forge them. Parts say it
-	// each for itself.
+	// such. Default false: they are plain text, so that users' input cannot forge them. Each part
+	// says this for itself.
 	ParseSpecialTokens *bool `protobuf:"varint,4,opt,name=parse_special_tokens,json=parseSpecialTokens,proto3,oneof" json:"parse_special_tokens,omitempty"`
 	// Tokens to generate at most, resumed ones included. In [1, context length - prompt]. Default:
-	// 256, or what the context leaves.
+	// 256, or the room in the context.
 	MaxTokens *uint32 `protobuf:"varint,5,opt,name=max_tokens,json=maxTokens,proto3,oneof" json:"max_tokens,omitempty"`
-	// End before the first of these strings; it is not part of the text. At most 4, each 1 to 64
-	// bytes of UTF-8.
+	// End before the first of these strings; the string is not part of the text. At most 4, each 1 to
+	// 64 bytes of UTF-8.
 	StopStrings []string `protobuf:"bytes,6,rep,name=stop_strings,json=stopStrings,proto3" json:"stop_strings,omitempty"`
 	// Go on after an end-of-text token.
 	IgnoreEos bool `protobuf:"varint,7,opt,name=ignore_eos,json=ignoreEos,proto3" json:"ignore_eos,omitempty"`
@@ -825,7 +829,7 @@ type GenerateRequest struct {
 	Logprobs bool `protobuf:"varint,8,opt,name=logprobs,proto3" json:"logprobs,omitempty"`
 	// How tokens are chosen. Default: greedy.
 	Sampling *SamplingParameters `protobuf:"bytes,9,opt,name=sampling,proto3" json:"sampling,omitempty"`
-	// Seed of the noise, in [0, 2^53). Chosen at random, and told in `started`, if absent.
+	// Seed of the noise, in [0, 2^53). If absent, chosen at random, and returned in `started`.
 	Seed *uint64 `protobuf:"varint,10,opt,name=seed,proto3,oneof" json:"seed,omitempty"`
 	// How to decode. Default AUTO.
 	Strategy Strategy `protobuf:"varint,11,opt,name=strategy,proto3,enum=paceline.v1.Strategy" json:"strategy,omitempty"`
@@ -840,8 +844,8 @@ type GenerateRequest struct {
 	VerificationRule VerificationRule `protobuf:"varint,15,opt,name=verification_rule,json=verificationRule,proto3,enum=paceline.v1.VerificationRule" json:"verification_rule,omitempty"`
 	// When blocks are sent to targets, and whether SI drafts ahead. Default WORK_CONSERVING.
 	DispatchPolicy DispatchPolicy `protobuf:"varint,16,opt,name=dispatch_policy,json=dispatchPolicy,proto3,enum=paceline.v1.DispatchPolicy" json:"dispatch_policy,omitempty"`
-	// Tokens of this generation that were received already: go on after them. They count towards
-	// max_tokens, and are not sent again. Needs a seed, unless the temperature is 0.
+	// Tokens of this generation that were received already. The generation goes on after them. They
+	// count towards max_tokens, and are not sent again. Needs a seed, unless the temperature is 0.
 	ResumeTokenIds []uint32 `protobuf:"varint,17,rep,packed,name=resume_token_ids,json=resumeTokenIds,proto3" json:"resume_token_ids,omitempty"`
 	// Put every draft and verification into the last message.
 	IncludeTimeline bool `protobuf:"varint,18,opt,name=include_timeline,json=includeTimeline,proto3" json:"include_timeline,omitempty"`
@@ -850,18 +854,18 @@ type GenerateRequest struct {
 	// The caller's name for the request, for logs. At most 64 characters of [A-Za-z0-9._-]. Chosen
 	// if empty.
 	RequestId string `protobuf:"bytes,20,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// How many tokens drafters find at a place, in [1, 16]: with 2 or more, targets judge trees of
-	// tokens, and a rejected token's correction may be among them. Default 1: chains; with AUTO what
-	// the planner expects to pay. UNSUPPORTED under REJECTION with a temperature above 0. Servers that
-	// judge or draft no trees get chains.
+	// How many tokens drafters find at a position, in [1, 16]. With 2 or more, targets judge trees of
+	// tokens, which may contain a rejected token's correction. Default 1: chains; with AUTO the
+	// planner's choice. UNSUPPORTED under REJECTION with a temperature above 0. Servers that judge or
+	// draft no trees get chains.
 	Width *uint32 `protobuf:"varint,21,opt,name=width,proto3,oneof" json:"width,omitempty"`
-	// How many tokens beside the likeliest ones each forward of a drafter follows, too, in [0, 64].
-	// Default 0, or the planner's choice where the width is. Needs a width of 2 or more.
+	// How many tokens beside the likeliest ones each forward of a drafter extends, in [0, 64].
+	// Default 0, or the planner's choice if the width is its choice. Needs a width of 2 or more.
 	Branches *uint32 `protobuf:"varint,22,opt,name=branches,proto3,oneof" json:"branches,omitempty"`
-	// Who drafts. Default: servers, and Max-Gram while there is none.
+	// The kind of drafter. Default: servers, and Max-Gram while there is no server.
 	Drafter DrafterKind `protobuf:"varint,23,opt,name=drafter,proto3,enum=paceline.v1.DrafterKind" json:"drafter,omitempty"`
-	// Return for each token what else was likely at its place: so many of the likeliest tokens, by the
-	// softmax of `logprobs`. In [0, 20]; default 0: none.
+	// For each token, return this many of the likeliest tokens at its position, by the softmax of
+	// `logprobs`. In [0, 20]; default 0: none.
 	TopLogprobs uint32 `protobuf:"varint,24,opt,name=top_logprobs,json=topLogprobs,proto3" json:"top_logprobs,omitempty"`
 }
 
@@ -1102,14 +1106,14 @@ type GenerateRequest_TokenIds struct {
 }
 
 type GenerateRequest_Parts struct {
-	// As text of parts, some of which can have special tokens. Orchestrators before 0.2 find no
-	// prompt in it (INVALID_FIELD).
+	// As text of parts, some of which may have special tokens. Orchestrators before 0.2 find no
+	// prompt here (INVALID_FIELD).
 	Parts *PromptParts `protobuf:"bytes,30,opt,name=parts,proto3,oneof"`
 }
 
 type GenerateRequest_FillIn struct {
-	// As a text with a gap, in the order prefix, suffix, what is generated. UNSUPPORTED if the
-	// tokenizer has no tokens for that. Orchestrators before 0.2 find no prompt in it.
+	// As a text with a gap, in the order prefix, suffix, generated text. UNSUPPORTED if the
+	// tokenizer has no tokens for filling. Orchestrators before 0.2 find no prompt here.
 	FillIn *FillIn `protobuf:"bytes,31,opt,name=fill_in,json=fillIn,proto3,oneof"`
 }
 
@@ -1127,7 +1131,7 @@ type GenerateResponse struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// What the message is. A client ignores those it does not know.
+	// The kind of message. A client ignores unknown kinds.
 	//
 	// Types that are assignable to Event:
 	//
@@ -1220,7 +1224,7 @@ type GenerateResponse_Chunk struct {
 }
 
 type GenerateResponse_TimelineEvent struct {
-	// Something happened behind the scenes; only if stream_timeline was set.
+	// An event of drafting or verifying; only if stream_timeline was set.
 	TimelineEvent *TimelineEvent `protobuf:"bytes,3,opt,name=timeline_event,json=timelineEvent,proto3,oneof"`
 }
 
@@ -1237,7 +1241,7 @@ func (*GenerateResponse_TimelineEvent) isGenerateResponse_Event() {}
 
 func (*GenerateResponse_Finished) isGenerateResponse_Event() {}
 
-// What the generation will be. Sent before any token.
+// The start of a generation. Sent before any token.
 type GenerationStarted struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
@@ -1247,11 +1251,11 @@ type GenerationStarted struct {
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// The seed in use: with it a broken stream can be resumed.
 	Seed uint64 `protobuf:"varint,2,opt,name=seed,proto3" json:"seed,omitempty"`
-	// The target's fingerprint. A resumed stream should have the same.
+	// The target's fingerprint. A resumed stream should have the same fingerprint.
 	ModelFingerprint string `protobuf:"bytes,3,opt,name=model_fingerprint,json=modelFingerprint,proto3" json:"model_fingerprint,omitempty"`
 	// The strategy in use; never AUTO.
 	Strategy Strategy `protobuf:"varint,4,opt,name=strategy,proto3,enum=paceline.v1.Strategy" json:"strategy,omitempty"`
-	// What the output promises.
+	// The promise for the output.
 	Promise VerificationRule `protobuf:"varint,5,opt,name=promise,proto3,enum=paceline.v1.VerificationRule" json:"promise,omitempty"`
 	// Tokens in the prompt.
 	PromptTokenCount uint32 `protobuf:"varint,6,opt,name=prompt_token_count,json=promptTokenCount,proto3" json:"prompt_token_count,omitempty"`
@@ -1259,11 +1263,11 @@ type GenerationStarted struct {
 	Lookahead uint32 `protobuf:"varint,7,opt,name=lookahead,proto3" json:"lookahead,omitempty"`
 	// Targets in use at the start.
 	TargetCount uint32 `protobuf:"varint,8,opt,name=target_count,json=targetCount,proto3" json:"target_count,omitempty"`
-	// Why AUTO chose so, in one line; empty if the request said it all.
+	// The reason of AUTO's choice, in one line; empty if the request left no choice.
 	PlanNote string `protobuf:"bytes,9,opt,name=plan_note,json=planNote,proto3" json:"plan_note,omitempty"`
-	// How many tokens drafters find at a place; 1: chains, and so for AUTOREGRESSIVE.
+	// How many tokens drafters find at a position; 1: chains, also for AUTOREGRESSIVE.
 	Width uint32 `protobuf:"varint,10,opt,name=width,proto3" json:"width,omitempty"`
-	// How many tokens beside the likeliest ones each forward of a drafter follows.
+	// How many tokens beside the likeliest ones each forward of a drafter extends.
 	Branches uint32 `protobuf:"varint,11,opt,name=branches,proto3" json:"branches,omitempty"`
 }
 
@@ -1384,13 +1388,13 @@ type GenerationChunk struct {
 
 	// Absolute position of the first of token_ids, the prompt counted.
 	Position uint32 `protobuf:"varint,1,opt,name=position,proto3" json:"position,omitempty"`
-	// The tokens. They are held back together with their text while it ends in an incomplete UTF-8
-	// character, or where a stop string could begin. A stop string may name special tokens, which have
-	// no text: it is complete with the token.
+	// The tokens. Tokens and text are held back together while the text ends in an incomplete UTF-8
+	// character, or while a stop string could begin there. A stop string may name special tokens,
+	// which have no text; such a stop string is complete with the token.
 	TokenIds []uint32 `protobuf:"varint,2,rep,packed,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
-	// Their text. All chunks' texts concatenated are what the tokenizer makes of prompt and tokens, less
-	// what it makes of the prompt; except that the last is cut before a stop string, and that bytes
-	// which are no UTF-8 are one U+FFFD for each part that could have begun a character.
+	// Their text. All chunks' texts concatenated are the tokenizer's text of prompt and tokens, less
+	// its text of the prompt. There are two exceptions: the last chunk is cut before a stop string,
+	// and invalid UTF-8 becomes one U+FFFD for each part that could have begun a character.
 	Text string `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
 	// If asked for: one for each token.
 	Logprobs []float64 `protobuf:"fixed64,4,rep,packed,name=logprobs,proto3" json:"logprobs,omitempty"`
@@ -1398,9 +1402,9 @@ type GenerationChunk struct {
 	Origins []TokenOrigin `protobuf:"varint,5,rep,packed,name=origins,proto3,enum=paceline.v1.TokenOrigin" json:"origins,omitempty"`
 	// If asked for: one for each token.
 	TopLogprobs []*LikeliestTokens `protobuf:"bytes,6,rep,name=top_logprobs,json=topLogprobs,proto3" json:"top_logprobs,omitempty"`
-	// One for each token: how many characters (Unicode code points) of text it adds, 0 to all of them;
-	// together as many as text has. A character that several tokens make is its last token's.
-	// Orchestrators before 0.2 leave this out.
+	// One for each token: how many characters (Unicode code points) of `text` the token adds. The
+	// numbers add up to the length of `text`. A character made by several tokens counts for the last
+	// of them. Orchestrators before 0.2 leave this out.
 	TextLengths []uint32 `protobuf:"varint,7,rep,packed,name=text_lengths,json=textLengths,proto3" json:"text_lengths,omitempty"`
 }
 
@@ -1505,12 +1509,12 @@ type GenerationFinished struct {
 	PromptTokenCount uint32 `protobuf:"varint,6,opt,name=prompt_token_count,json=promptTokenCount,proto3" json:"prompt_token_count,omitempty"`
 	// Tokens generated, resumed ones included.
 	CompletionTokenCount uint32 `protobuf:"varint,7,opt,name=completion_token_count,json=completionTokenCount,proto3" json:"completion_token_count,omitempty"`
-	// What it took.
+	// Counts and times of the generation.
 	Statistics *GenerationStatistics `protobuf:"bytes,8,opt,name=statistics,proto3" json:"statistics,omitempty"`
 	// If asked for: every draft and verification, by start.
 	Timeline []*TimelineEvent `protobuf:"bytes,9,rep,name=timeline,proto3" json:"timeline,omitempty"`
-	// Of the prompt's tokens, those that the target which decided first had computed before, for an
-	// earlier request of the same client.
+	// How many prompt tokens the first deciding target had computed before, for an earlier request of
+	// the same client.
 	CachedPromptTokenCount uint32 `protobuf:"varint,10,opt,name=cached_prompt_token_count,json=cachedPromptTokenCount,proto3" json:"cached_prompt_token_count,omitempty"`
 }
 
@@ -1616,7 +1620,7 @@ func (x *GenerationFinished) GetCachedPromptTokenCount() uint32 {
 	return 0
 }
 
-// What a generation took.
+// Counts and times of a generation.
 //
 // drafted = accepted + rejected + discarded, over draft tokens.
 type GenerationStatistics struct {
@@ -1634,42 +1638,43 @@ type GenerationStatistics struct {
 	AcceptedTokenCount uint32 `protobuf:"varint,4,opt,name=accepted_token_count,json=acceptedTokenCount,proto3" json:"accepted_token_count,omitempty"`
 	// Draft tokens that a target decided against.
 	RejectedTokenCount uint32 `protobuf:"varint,5,opt,name=rejected_token_count,json=rejectedTokenCount,proto3" json:"rejected_token_count,omitempty"`
-	// Draft tokens that nothing was decided about: they followed a rejected one, or came too late.
+	// Draft tokens without a decision: they followed a rejected token, or came too late.
 	DiscardedTokenCount uint32 `protobuf:"varint,6,opt,name=discarded_token_count,json=discardedTokenCount,proto3" json:"discarded_token_count,omitempty"`
-	// accepted / (accepted + rejected); 0 where nothing was judged.
+	// accepted / (accepted + rejected); 0 if no draft token was judged.
 	AcceptanceRate float64 `protobuf:"fixed64,7,opt,name=acceptance_rate,json=acceptanceRate,proto3" json:"acceptance_rate,omitempty"`
-	// RPCs that were cancelled because a rejection made them worthless.
+	// RPCs that were cancelled because a rejection made them useless.
 	CancelledRpcCount uint32 `protobuf:"varint,8,opt,name=cancelled_rpc_count,json=cancelledRpcCount,proto3" json:"cancelled_rpc_count,omitempty"`
-	// What had to be done differently, and how often.
+	// The deviations from the plan, with their counts.
 	Fallbacks []*Fallback `protobuf:"bytes,9,rep,name=fallbacks,proto3" json:"fallbacks,omitempty"`
-	// Time in queues: the request's own at the orchestrator, until it was worked on, and that of
-	// answered calls at the servers, ns.
+	// Time in queues, ns: the request's own wait at the orchestrator, and the waits of its answered
+	// calls at the servers.
 	QueueNs uint64 `protobuf:"varint,10,opt,name=queue_ns,json=queueNs,proto3" json:"queue_ns,omitempty"`
-	// Of answered calls: time in forwards, ns.
+	// Time of answered calls in forwards, ns.
 	ForwardNs uint64 `protobuf:"varint,11,opt,name=forward_ns,json=forwardNs,proto3" json:"forward_ns,omitempty"`
-	// Of answered calls: the rest, spent on the network, in gRPC and in the orchestrator, ns.
+	// The remaining time of answered calls, on the network, in gRPC and in the orchestrator, ns.
 	NetworkNs uint64 `protobuf:"varint,12,opt,name=network_ns,json=networkNs,proto3" json:"network_ns,omitempty"`
 	// From the request's arrival to the first token, ns.
 	TimeToFirstTokenNs uint64 `protobuf:"varint,13,opt,name=time_to_first_token_ns,json=timeToFirstTokenNs,proto3" json:"time_to_first_token_ns,omitempty"`
 	// From the request's arrival to the end, ns.
 	TotalNs uint64 `protobuf:"varint,14,opt,name=total_ns,json=totalNs,proto3" json:"total_ns,omitempty"`
-	// Of the accepted tokens those that a drafter had found as a runner-up: corrections that were known
-	// before they were needed. They do not count for acceptance_rate.
+	// Accepted tokens that a drafter had found as a runner-up: corrections that were known before
+	// they were needed. They do not count for acceptance_rate.
 	CorrectionsAheadCount uint32 `protobuf:"varint,15,opt,name=corrections_ahead_count,json=correctionsAheadCount,proto3" json:"corrections_ahead_count,omitempty"`
-	// Tokens beside the likeliest ones that targets were given to judge: a forward's row each.
+	// Tokens beside the likeliest ones that targets judged, each a row of a forward.
 	BranchTokenCount uint32 `protobuf:"varint,16,opt,name=branch_token_count,json=branchTokenCount,proto3" json:"branch_token_count,omitempty"`
-	// How many of these became output.
+	// How many of branch_token_count became output.
 	BranchAcceptedCount uint32 `protobuf:"varint,17,opt,name=branch_accepted_count,json=branchAcceptedCount,proto3" json:"branch_accepted_count,omitempty"`
-	// Of the draft tokens, those that Max-Gram found in the text.
+	// Draft tokens that Max-Gram found in the text.
 	MaxGramDraftedTokenCount uint32 `protobuf:"varint,18,opt,name=max_gram_drafted_token_count,json=maxGramDraftedTokenCount,proto3" json:"max_gram_drafted_token_count,omitempty"`
-	// Of those, how many are what became output; a drafter may have found the same.
+	// How many tokens of max_gram_drafted_token_count equal the output; a drafter may have found the
+	// same tokens.
 	MaxGramAcceptedTokenCount uint32 `protobuf:"varint,19,opt,name=max_gram_accepted_token_count,json=maxGramAcceptedTokenCount,proto3" json:"max_gram_accepted_token_count,omitempty"`
-	// The drafters' forwards by model, of a stack the largest model first.
+	// The drafters' forwards by model; for a stack the largest model first.
 	DrafterModels []*ModelForwards `protobuf:"bytes,20,rep,name=drafter_models,json=drafterModels,proto3" json:"drafter_models,omitempty"`
-	// SWI: the new tokens at the mean time of a target's forward, over the time in all forwards. It is
-	// 1 for plain decoding of a prompt that takes one forward, and what the same forwards would gain if
-	// they alone took time and none overlapped. 0 where it is not known: calls were withdrawn, and
-	// never said what they ran.
+	// SWI: the new tokens at the mean time of a target's forward, over the time in all forwards. It
+	// is the gain of these forwards over plain decoding if only forwards took time and none
+	// overlapped; 1 for plain decoding of a prompt that takes one forward. 0 if it is not known,
+	// because calls were withdrawn and never reported their forwards.
 	WalltimeImprovement float64 `protobuf:"fixed64,21,opt,name=walltime_improvement,json=walltimeImprovement,proto3" json:"walltime_improvement,omitempty"`
 }
 
@@ -1852,7 +1857,7 @@ func (x *GenerationStatistics) GetWalltimeImprovement() float64 {
 	return 0
 }
 
-// What a model ran.
+// The forwards of one model.
 type ModelForwards struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
@@ -1919,7 +1924,7 @@ func (x *ModelForwards) GetForwardNs() uint64 {
 	return 0
 }
 
-// Something that did not go as planned and cost no token.
+// A deviation from the plan that cost no token.
 type Fallback struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
@@ -1977,7 +1982,7 @@ func (x *Fallback) GetCount() uint32 {
 	return 0
 }
 
-// Something that happened to a request, on the orchestrator's clock.
+// An event of a request, on the orchestrator's clock.
 type TimelineEvent struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
@@ -1985,7 +1990,7 @@ type TimelineEvent struct {
 
 	// What happened.
 	Kind TimelineEventKind `protobuf:"varint,1,opt,name=kind,proto3,enum=paceline.v1.TimelineEventKind" json:"kind,omitempty"`
-	// Where: the server's name, or "orchestrator".
+	// The place: the server's name, or "orchestrator".
 	Server string `protobuf:"bytes,2,opt,name=server,proto3" json:"server,omitempty"`
 	// Its start, ns since the request arrived.
 	StartNs uint64 `protobuf:"varint,3,opt,name=start_ns,json=startNs,proto3" json:"start_ns,omitempty"`
@@ -1995,15 +2000,15 @@ type TimelineEvent struct {
 	Position uint32 `protobuf:"varint,5,opt,name=position,proto3" json:"position,omitempty"`
 	// The tokens concerned.
 	TokenIds []uint32 `protobuf:"varint,6,rep,packed,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
-	// Which draft or verification, where there is one: unique within the request.
+	// The draft or verification, if any: unique within the request.
 	CallId uint32 `protobuf:"varint,7,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
-	// For a verification: how far it ran ahead (VerifyRequest.speculation_depth).
+	// For a verification: its VerifyRequest.speculation_depth.
 	SpeculationDepth uint32 `protobuf:"varint,8,opt,name=speculation_depth,json=speculationDepth,proto3" json:"speculation_depth,omitempty"`
-	// Tokens beside the chain, which token_ids has not: those that a draft found, or that a
-	// verification judges.
+	// Number of tokens beside the chain, which are not in token_ids: a draft found them, or a
+	// verification judges them.
 	BranchTokenCount uint32 `protobuf:"varint,9,opt,name=branch_token_count,json=branchTokenCount,proto3" json:"branch_token_count,omitempty"`
-	// For a verification: whether it goes on from a token beside the chain, at a target that would
-	// idle.
+	// For a verification: whether it continues from a token beside the chain, at an otherwise idle
+	// target.
 	IsBranch bool `protobuf:"varint,10,opt,name=is_branch,json=isBranch,proto3" json:"is_branch,omitempty"`
 }
 
@@ -2148,7 +2153,7 @@ func (*GetSystemInfoRequest) Descriptor() ([]byte, []int) {
 	return file_paceline_v1_orchestrator_service_proto_rawDescGZIP(), []int{13}
 }
 
-// What an orchestrator works with.
+// The models and servers of an orchestrator.
 type GetSystemInfoResponse struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
@@ -2170,8 +2175,8 @@ type GetSystemInfoResponse struct {
 	Servers []*ServerInfo `protobuf:"bytes,7,rep,name=servers,proto3" json:"servers,omitempty"`
 	// Requests running.
 	RunningRequestCount uint32 `protobuf:"varint,8,opt,name=running_request_count,json=runningRequestCount,proto3" json:"running_request_count,omitempty"`
-	// The largest GenerateRequest that is taken, in bytes: as much as the targets' context needs, and
-	// no more than the operator allows. A proxy reads no more than that from its own clients.
+	// The largest accepted GenerateRequest, in bytes: as much as the targets' context needs, and no
+	// more than the operator allows. A proxy need not read more than this from its own clients.
 	MostRequestBytes uint64 `protobuf:"varint,9,opt,name=most_request_bytes,json=mostRequestBytes,proto3" json:"most_request_bytes,omitempty"`
 }
 
@@ -2282,19 +2287,19 @@ type ServerInfo struct {
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
 	// What kind of server it is.
 	Role ModelRole `protobuf:"varint,3,opt,name=role,proto3,enum=paceline.v1.ModelRole" json:"role,omitempty"`
-	// Whether new requests may get it: whether its standing is USED or RESTING.
+	// Whether new requests may use it: its standing is USED or RESTING.
 	Ready bool `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`
-	// Why not, in one line.
+	// If not ready, the reason, in one line.
 	Status string `protobuf:"bytes,5,opt,name=status,proto3" json:"status,omitempty"`
 	// Its model's fingerprint.
 	ModelFingerprint string `protobuf:"bytes,6,opt,name=model_fingerprint,json=modelFingerprint,proto3" json:"model_fingerprint,omitempty"`
-	// One decoding step there, ns: measured.
+	// Measured time of one decoding step there, ns.
 	DecodeStepNs uint64 `protobuf:"varint,7,opt,name=decode_step_ns,json=decodeStepNs,proto3" json:"decode_step_ns,omitempty"`
-	// What it drafts for itself with; empty where it does not: GetModelInfoResponse.self_draft_kind.
+	// GetModelInfoResponse.self_draft_kind; empty if it does not draft for itself.
 	SelfDraftKind string `protobuf:"bytes,8,opt,name=self_draft_kind,json=selfDraftKind,proto3" json:"self_draft_kind,omitempty"`
-	// Whether its choices are the same bit by bit: GetModelInfoResponse.is_invariant.
+	// GetModelInfoResponse.is_invariant: whether its choices are the same bit by bit.
 	IsInvariant bool `protobuf:"varint,9,opt,name=is_invariant,json=isInvariant,proto3" json:"is_invariant,omitempty"`
-	// Whether it is used, rests, or is not used and why.
+	// Whether it is used, rests, or is not used, with the reason.
 	Standing ServerStanding `protobuf:"varint,10,opt,name=standing,proto3,enum=paceline.v1.ServerStanding" json:"standing,omitempty"`
 	// More on the standing, for people: a clause or several, mostly about "it". May be empty.
 	StandingDetail string `protobuf:"bytes,11,opt,name=standing_detail,json=standingDetail,proto3" json:"standing_detail,omitempty"`
@@ -2448,7 +2453,7 @@ func (*GetSystemChatTemplateRequest) Descriptor() ([]byte, []int) {
 	return file_paceline_v1_orchestrator_service_proto_rawDescGZIP(), []int{16}
 }
 
-// How the model wants a conversation.
+// The model's chat template.
 type GetSystemChatTemplateResponse struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache

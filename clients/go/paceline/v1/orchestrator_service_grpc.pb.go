@@ -25,8 +25,9 @@ type OrchestratorServiceClient interface {
 	//
 	// Precondition: none. Effect: none that outlives the call; leaving the stream frees everything.
 	// Idempotency: under EXACT the same request with the same seed gives the same text.
-	// A request beyond what is worked on at once waits for its turn, fairly among clients. A proxy
-	// can tell its own clients apart by the metadata `paceline-lane`: they take turns within its share.
+	// While the orchestrator works on as many requests as it may, a further request waits for its
+	// turn, fairly among clients. A proxy can tell its own clients apart by the metadata
+	// `paceline-lane`: they take turns within the proxy's turns.
 	// Errors:
 	//
 	//	INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
@@ -37,15 +38,16 @@ type OrchestratorServiceClient interface {
 	//	UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported
 	//	DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
 	Generate(ctx context.Context, in *GenerateRequest, opts ...grpc.CallOption) (OrchestratorService_GenerateClient, error)
-	// Describe the models and servers this orchestrator works with now.
+	// Describe the models and servers that this orchestrator works with now.
 	//
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors: none of its own.
 	GetSystemInfo(ctx context.Context, in *GetSystemInfoRequest, opts ...grpc.CallOption) (*GetSystemInfoResponse, error)
-	// Tell how the model wants a conversation written as a prompt, as a target says now.
+	// Return the model's template for a conversation, as a target gives it now.
 	//
-	// Send the rendered text with add_special_tokens = false and parse_special_tokens = true; or in
-	// parts, if a message has the text of a special token in it, which is then a part of its own.
+	// Send the rendered text with add_special_tokens = false and parse_special_tokens = true. If a
+	// message contains the text of a special token, send the text in parts, with that message in a
+	// part of its own.
 	//
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors:
@@ -125,8 +127,9 @@ type OrchestratorServiceServer interface {
 	//
 	// Precondition: none. Effect: none that outlives the call; leaving the stream frees everything.
 	// Idempotency: under EXACT the same request with the same seed gives the same text.
-	// A request beyond what is worked on at once waits for its turn, fairly among clients. A proxy
-	// can tell its own clients apart by the metadata `paceline-lane`: they take turns within its share.
+	// While the orchestrator works on as many requests as it may, a further request waits for its
+	// turn, fairly among clients. A proxy can tell its own clients apart by the metadata
+	// `paceline-lane`: they take turns within the proxy's turns.
 	// Errors:
 	//
 	//	INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
@@ -137,15 +140,16 @@ type OrchestratorServiceServer interface {
 	//	UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported
 	//	DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
 	Generate(*GenerateRequest, OrchestratorService_GenerateServer) error
-	// Describe the models and servers this orchestrator works with now.
+	// Describe the models and servers that this orchestrator works with now.
 	//
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors: none of its own.
 	GetSystemInfo(context.Context, *GetSystemInfoRequest) (*GetSystemInfoResponse, error)
-	// Tell how the model wants a conversation written as a prompt, as a target says now.
+	// Return the model's template for a conversation, as a target gives it now.
 	//
-	// Send the rendered text with add_special_tokens = false and parse_special_tokens = true; or in
-	// parts, if a message has the text of a special token in it, which is then a part of its own.
+	// Send the rendered text with add_special_tokens = false and parse_special_tokens = true. If a
+	// message contains the text of a special token, send the text in parts, with that message in a
+	// part of its own.
 	//
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors:

@@ -20,15 +20,15 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// The rule by which a target accepts draft tokens, and with it what the output promises.
+// The rule by which a target accepts draft tokens, and with it the promise for the output.
 type VerificationRule int32
 
 const (
 	// Not set; a request that leaves it so gets EXACT.
 	VerificationRule_VERIFICATION_RULE_UNSPECIFIED VerificationRule = 0
-	// Accept a draft token if it is the one the target itself would have chosen at that position with
-	// the same seed. Promises the tokens: those of plain autoregressive decoding, for every strategy,
-	// drafter, lookahead, number of targets, retry and failover, given equal logits.
+	// Accept a draft token if the target itself would have chosen it at that position with the same
+	// seed. Promises the tokens: those of plain autoregressive decoding, for every strategy, drafter,
+	// lookahead, number of targets, retry and failover, given equal logits.
 	VerificationRule_VERIFICATION_RULE_EXACT VerificationRule = 1
 	// Rejection sampling (Leviathan et al. 2023, Chen et al. 2023). Accepts more when sampling.
 	// Promises the target's distribution, not its tokens. At temperature 0 it is the same as EXACT.
@@ -159,7 +159,7 @@ func (x *SamplingParameters) GetMinP() float64 {
 	return 0
 }
 
-// The likeliest tokens at one place, by the target's plain softmax (temperature 1, no filters).
+// The likeliest tokens at one position, by the target's plain softmax (temperature 1, no filters).
 type LikeliestTokens struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache

@@ -32,18 +32,18 @@ class DraftRequest(_message.Message):
     max_tokens: _builtins.int
     """The window: draft at most this many tokens of the chain. In [1, 1024], and within limit_length."""
     chunk_tokens: _builtins.int
-    """How many tokens of the chain, with what was found beside them, may travel in one message. In
-    [1, 64]; default 1: each as soon as it is known.
+    """How many tokens of the chain, with the tokens found beside them, may travel in one message. In
+    [1, 64]; default 1: each token as soon as it is known.
     """
     width: _builtins.int
-    """How many tokens to find at a place: the likeliest and its runners-up, or as many as the filters
-    leave. In [1, 16]; default 1: a chain. A draft finds at most 8192 tokens:
+    """How many tokens to find at a position: the likeliest and its runners-up, or as many as the
+    filters leave. In [1, 16]; default 1: a chain. A draft finds at most 8192 tokens:
     max_tokens * width * (1 + branch_count).
     """
     branch_count: _builtins.int
-    """How many tokens beside the chain's a forward may follow. In [0, 64]; default 0: the runners-up
-    are leaves, and cost no forward more. Each takes memory for a token, beyond limit_length, too.
-    With width 1 there is nothing to follow.
+    """How many tokens beside the chain's a forward may extend. In [0, 64]; default 0: the runners-up
+    are leaves, and cost no further forward. Each extended token takes memory for one token, also
+    beyond limit_length. With width 1 there is nothing to extend.
     """
     @_builtins.property
     def call(self) -> _session_service_pb2.SessionCall:
@@ -79,16 +79,16 @@ class DraftResponse(_message.Message):
     sequence: _builtins.int
     """The call's sequence."""
     start_length: _builtins.int
-    """How many tokens of the session precede the proposal's; of a tree, those of its chain."""
+    """Number of the session's tokens before the proposal's; for a tree, of the tokens on its chain."""
     @_builtins.property
     def proposal(self) -> _proposal_pb2.Proposal:
-        """One token or more, in the order in which they were found. Its parents, if it has some, refer to
-        all tokens that the call has streamed so far: i + 1 is the i-th of them.
+        """One token or more, in the order in which they were found. Parents, if any, refer to all tokens
+        that the call has streamed so far: i + 1 is the i-th of them.
         """
 
     @_builtins.property
     def timing(self) -> _session_service_pb2.CallTiming:
-        """Since the message before."""
+        """The time since the message before."""
 
     def __init__(
         self,

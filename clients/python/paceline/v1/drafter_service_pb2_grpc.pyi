@@ -29,7 +29,7 @@ GRPC_VERSION: str
 class DrafterServiceStub:
     """Guesses the next tokens of a text with a small model.
 
-    What several sessions ask for shares forwards; each is answered as if it had been alone.
+    Calls of several sessions share forwards; each is answered as if it were alone.
     """
 
     @_typing.overload
@@ -39,19 +39,19 @@ class DrafterServiceStub:
     Draft: _grpc.UnaryStreamMultiCallable[_drafter_service_pb2.DraftRequest, _drafter_service_pb2.DraftResponse]
     """Draft the tokens that follow a prefix, and stream them as they are found.
 
-    At most max_tokens, then the stream ends with OK: that is the window, and a further call goes on
-    from there. Cancel the call to stop earlier.
+    After max_tokens, the window, the stream ends with OK; a further call goes on from there.
+    Cancel the call to stop earlier.
 
-    With a width of 2 or more it drafts a tree. Its chain is that of width 1: the first child of each
-    token that is the chain's, from the prefix on. Beside each stand the next likeliest tokens, under
-    the noise that the target has; and with branch_count each forward also follows the tokens of the
-    largest worth that nothing follows yet: of the largest product of the probabilities along their
-    paths. What a forward finds comes in the order of worth.
+    With a width of 2 or more the draft is a tree. Its chain is that of width 1: from the prefix
+    on, the first child of each token. Beside each token of the chain are the next likeliest
+    tokens, under the target's noise. With branch_count each forward also extends other tokens:
+    among those not extended yet, the tokens of largest worth. A token's worth is the product of
+    the probabilities along its path. The tokens that a forward finds are ordered by worth.
 
     Precondition: SessionCall's; afterwards the session holds the prefix.
     Effect: the session also holds every token of the chain that was streamed, also after a cancel.
-    What was followed on branches stays in memory until the next call: of a prefix that goes on with
-    one nothing is computed again.
+    Extended branches stay in memory until the next call: if the next prefix continues with a
+    branch, its tokens are not computed again.
     Idempotency: the same prefix, parameters and seed give the same tokens.
     Errors:
       INVALID_ARGUMENT / INVALID_FIELD        fix the request
@@ -71,26 +71,26 @@ class DrafterServiceStub:
 class DrafterServiceAsyncStub(DrafterServiceStub):
     """Guesses the next tokens of a text with a small model.
 
-    What several sessions ask for shares forwards; each is answered as if it had been alone.
+    Calls of several sessions share forwards; each is answered as if it were alone.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Draft: _aio.UnaryStreamMultiCallable[_drafter_service_pb2.DraftRequest, _drafter_service_pb2.DraftResponse]  # type: ignore[assignment]
     """Draft the tokens that follow a prefix, and stream them as they are found.
 
-    At most max_tokens, then the stream ends with OK: that is the window, and a further call goes on
-    from there. Cancel the call to stop earlier.
+    After max_tokens, the window, the stream ends with OK; a further call goes on from there.
+    Cancel the call to stop earlier.
 
-    With a width of 2 or more it drafts a tree. Its chain is that of width 1: the first child of each
-    token that is the chain's, from the prefix on. Beside each stand the next likeliest tokens, under
-    the noise that the target has; and with branch_count each forward also follows the tokens of the
-    largest worth that nothing follows yet: of the largest product of the probabilities along their
-    paths. What a forward finds comes in the order of worth.
+    With a width of 2 or more the draft is a tree. Its chain is that of width 1: from the prefix
+    on, the first child of each token. Beside each token of the chain are the next likeliest
+    tokens, under the target's noise. With branch_count each forward also extends other tokens:
+    among those not extended yet, the tokens of largest worth. A token's worth is the product of
+    the probabilities along its path. The tokens that a forward finds are ordered by worth.
 
     Precondition: SessionCall's; afterwards the session holds the prefix.
     Effect: the session also holds every token of the chain that was streamed, also after a cancel.
-    What was followed on branches stays in memory until the next call: of a prefix that goes on with
-    one nothing is computed again.
+    Extended branches stay in memory until the next call: if the next prefix continues with a
+    branch, its tokens are not computed again.
     Idempotency: the same prefix, parameters and seed give the same tokens.
     Errors:
       INVALID_ARGUMENT / INVALID_FIELD        fix the request
@@ -109,7 +109,7 @@ class DrafterServiceAsyncStub(DrafterServiceStub):
 class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
     """Guesses the next tokens of a text with a small model.
 
-    What several sessions ask for shares forwards; each is answered as if it had been alone.
+    Calls of several sessions share forwards; each is answered as if it were alone.
     """
 
     @_abc_1.abstractmethod
@@ -120,19 +120,19 @@ class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_drafter_service_pb2.DraftResponse], _abc.AsyncIterator[_drafter_service_pb2.DraftResponse]]:
         """Draft the tokens that follow a prefix, and stream them as they are found.
 
-        At most max_tokens, then the stream ends with OK: that is the window, and a further call goes on
-        from there. Cancel the call to stop earlier.
+        After max_tokens, the window, the stream ends with OK; a further call goes on from there.
+        Cancel the call to stop earlier.
 
-        With a width of 2 or more it drafts a tree. Its chain is that of width 1: the first child of each
-        token that is the chain's, from the prefix on. Beside each stand the next likeliest tokens, under
-        the noise that the target has; and with branch_count each forward also follows the tokens of the
-        largest worth that nothing follows yet: of the largest product of the probabilities along their
-        paths. What a forward finds comes in the order of worth.
+        With a width of 2 or more the draft is a tree. Its chain is that of width 1: from the prefix
+        on, the first child of each token. Beside each token of the chain are the next likeliest
+        tokens, under the target's noise. With branch_count each forward also extends other tokens:
+        among those not extended yet, the tokens of largest worth. A token's worth is the product of
+        the probabilities along its path. The tokens that a forward finds are ordered by worth.
 
         Precondition: SessionCall's; afterwards the session holds the prefix.
         Effect: the session also holds every token of the chain that was streamed, also after a cancel.
-        What was followed on branches stays in memory until the next call: of a prefix that goes on with
-        one nothing is computed again.
+        Extended branches stay in memory until the next call: if the next prefix continues with a
+        branch, its tokens are not computed again.
         Idempotency: the same prefix, parameters and seed give the same tokens.
         Errors:
           INVALID_ARGUMENT / INVALID_FIELD        fix the request

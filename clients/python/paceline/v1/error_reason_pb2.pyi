@@ -31,12 +31,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_MALFORMED_REQUEST: _ErrorReason.ValueType  # 3
     """INVALID_ARGUMENT. The bytes are not the request message. Fix the client."""
     ERROR_REASON_SESSION_NOT_FOUND: _ErrorReason.ValueType  # 4
-    """NOT_FOUND. The session is unknown here: never opened, closed, expired, or of another server
-    process. Open a new one and send the prefix again.
+    """NOT_FOUND. The session is unknown here: it was never opened, was closed, expired, or belongs to
+    another server process. Open a new one and send the prefix again.
     """
     ERROR_REASON_PREFIX_NOT_HELD: _ErrorReason.ValueType  # 5
-    """OUT_OF_RANGE. The session holds fewer tokens than base_length; metadata held_length says how
-    many. Call again with a base_length that is held.
+    """OUT_OF_RANGE. The session holds fewer tokens than base_length; the metadata held_length has the
+    number. Call again with a base_length that is held.
     """
     ERROR_REASON_PREFIX_MISMATCH: _ErrorReason.ValueType  # 6
     """FAILED_PRECONDITION. The session holds other tokens than base_digest says. Call again with
@@ -51,8 +51,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_TOKENIZER_MISMATCH: _ErrorReason.ValueType  # 10
     """FAILED_PRECONDITION. Drafter and target have different tokenizers. Pair other models."""
     ERROR_REASON_CACHE_EXHAUSTED: _ErrorReason.ValueType  # 11
-    """RESOURCE_EXHAUSTED. No memory for another session or a longer text, or too much of it is
-    the caller's already. Retry after RetryInfo, or elsewhere.
+    """RESOURCE_EXHAUSTED. No memory for another session or a longer text, or the caller already has
+    too much of it. Retry after RetryInfo, or elsewhere.
     """
     ERROR_REASON_OVERLOADED: _ErrorReason.ValueType  # 12
     """RESOURCE_EXHAUSTED. Too many requests at once, or a limit of the caller's key is reached. Retry
@@ -71,7 +71,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_CLIENT_CANCELLED: _ErrorReason.ValueType  # 18
     """CANCELLED. The caller went away."""
     ERROR_REASON_UNSUPPORTED: _ErrorReason.ValueType  # 19
-    """UNIMPLEMENTED. This server cannot do what was asked. Ask another, or leave it out."""
+    """UNIMPLEMENTED. This server cannot do this. Ask another server, or leave it out of the request."""
     ERROR_REASON_INVARIANT_VIOLATED: _ErrorReason.ValueType  # 20
     """DATA_LOSS. A promise was about to be broken, so the stream was stopped. Report it."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 21
@@ -83,8 +83,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call failed: the `reason` of the google.rpc.ErrorInfo in the status details, without the
-    ERROR_REASON_ prefix; its `domain` is "paceline". Behind each reason: the status code, and what
-    the caller does.
+    ERROR_REASON_ prefix; its `domain` is "paceline". Each reason's comment has the status code and
+    the caller's action.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
@@ -96,12 +96,12 @@ ERROR_REASON_CONTEXT_LENGTH_EXCEEDED: ErrorReason.ValueType  # 2
 ERROR_REASON_MALFORMED_REQUEST: ErrorReason.ValueType  # 3
 """INVALID_ARGUMENT. The bytes are not the request message. Fix the client."""
 ERROR_REASON_SESSION_NOT_FOUND: ErrorReason.ValueType  # 4
-"""NOT_FOUND. The session is unknown here: never opened, closed, expired, or of another server
-process. Open a new one and send the prefix again.
+"""NOT_FOUND. The session is unknown here: it was never opened, was closed, expired, or belongs to
+another server process. Open a new one and send the prefix again.
 """
 ERROR_REASON_PREFIX_NOT_HELD: ErrorReason.ValueType  # 5
-"""OUT_OF_RANGE. The session holds fewer tokens than base_length; metadata held_length says how
-many. Call again with a base_length that is held.
+"""OUT_OF_RANGE. The session holds fewer tokens than base_length; the metadata held_length has the
+number. Call again with a base_length that is held.
 """
 ERROR_REASON_PREFIX_MISMATCH: ErrorReason.ValueType  # 6
 """FAILED_PRECONDITION. The session holds other tokens than base_digest says. Call again with
@@ -116,8 +116,8 @@ ERROR_REASON_MODEL_MISMATCH: ErrorReason.ValueType  # 9
 ERROR_REASON_TOKENIZER_MISMATCH: ErrorReason.ValueType  # 10
 """FAILED_PRECONDITION. Drafter and target have different tokenizers. Pair other models."""
 ERROR_REASON_CACHE_EXHAUSTED: ErrorReason.ValueType  # 11
-"""RESOURCE_EXHAUSTED. No memory for another session or a longer text, or too much of it is
-the caller's already. Retry after RetryInfo, or elsewhere.
+"""RESOURCE_EXHAUSTED. No memory for another session or a longer text, or the caller already has
+too much of it. Retry after RetryInfo, or elsewhere.
 """
 ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 12
 """RESOURCE_EXHAUSTED. Too many requests at once, or a limit of the caller's key is reached. Retry
@@ -136,7 +136,7 @@ ERROR_REASON_SLOW_CONSUMER: ErrorReason.ValueType  # 17
 ERROR_REASON_CLIENT_CANCELLED: ErrorReason.ValueType  # 18
 """CANCELLED. The caller went away."""
 ERROR_REASON_UNSUPPORTED: ErrorReason.ValueType  # 19
-"""UNIMPLEMENTED. This server cannot do what was asked. Ask another, or leave it out."""
+"""UNIMPLEMENTED. This server cannot do this. Ask another server, or leave it out of the request."""
 ERROR_REASON_INVARIANT_VIOLATED: ErrorReason.ValueType  # 20
 """DATA_LOSS. A promise was about to be broken, so the stream was stopped. Report it."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 21

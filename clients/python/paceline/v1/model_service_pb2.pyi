@@ -34,7 +34,7 @@ class _ModelRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelRole.V
     """The model whose output is wanted."""
 
 class ModelRole(_ModelRole, metaclass=_ModelRoleEnumTypeWrapper):
-    """Which kind of model server this is."""
+    """The kinds of model servers."""
 
 MODEL_ROLE_UNSPECIFIED: ModelRole.ValueType  # 0
 """Not set; never sent."""
@@ -98,17 +98,17 @@ class GetModelInfoResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     FIM_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
-    """What people call the model, for example "python-target"."""
+    """The model's name for people, for example "python-target"."""
     model_revision: _builtins.str
     """The weights' revision: a commit id of a hub, or the digest of a local directory."""
     fingerprint: _builtins.str
-    """Names everything that decides a token: weights, configuration, tokenizer, ends of a text, dtype;
-    and nothing of how files write that. Two servers with the same fingerprint are interchangeable
+    """Names everything that decides a token: weights, configuration, tokenizer, ends of a text,
+    dtype; but not the form of the files. Two servers with the same fingerprint are interchangeable
     within one stream.
     """
     tokenizer_fingerprint: _builtins.str
     """SHA-256, in hexadecimal, of the tokenizer's bytes, as GetTokenizer streams them. Drafter and
-    target must agree on it.
+    target must have the same.
     """
     vocabulary_size: _builtins.int
     """Token ids are in [0, vocabulary_size): the tokenizer's size. Rows of the model's head beyond it
@@ -117,50 +117,54 @@ class GetModelInfoResponse(_message.Message):
     context_length: _builtins.int
     """The most tokens a session can hold, prompt included."""
     role: Global___ModelRole.ValueType
-    """Which of the servers this is."""
+    """The kind of this server."""
     backend: _builtins.str
     """The backend that computes: "transformers" or "simulated"."""
     dtype: _builtins.str
     """The arithmetic's dtype, for example "float32"."""
     device: _builtins.str
-    """Where it computes, for example "cpu" or "cuda:0"."""
+    """The device that computes, for example "cpu" or "cuda:0"."""
     layer_count: _builtins.int
-    """Transformer layers; 0 where the backend has none."""
+    """Number of transformer layers; 0 if the backend has none."""
     cancels_between_layers: _builtins.bool
-    """Whether every cancelled forward stops at the next layer. Elsewhere some run to their end, and
-    are dropped: those of one row where forwards are captured, or all where layers cannot be told.
+    """Whether every cancelled forward stops at the next layer. If false, some forwards run to their
+    end, and are dropped: forwards of one row where forwards are captured, or all forwards where
+    layers cannot be told apart.
     """
     session_limit: _builtins.int
-    """Sessions that can be open at once, of all shares together: one alone gets about four fifths."""
+    """Sessions that can be open at once, for all tenants together; one tenant alone gets about four
+    fifths.
+    """
     token_budget: _builtins.int
-    """Tokens that all sessions together can reserve; shared in the same way."""
+    """Tokens that all sessions together can reserve; divided in the same way."""
     incarnation: _builtins.str
     """This server process. A session handle of another incarnation is NOT_FOUND here."""
     prefill_ns_per_token: _builtins.int
-    """The first forward on a prompt, ns: what it takes for each prompt token beyond the forward's
-    fixed cost. 0 where it was not measured.
+    """The time of the first forward on a prompt for each prompt token, beyond the forward's fixed
+    cost, ns. 0 if not measured.
     """
     prefill_fixed_ns: _builtins.int
-    """The fixed cost of the first forward on a prompt, ns. 0 where it was not measured."""
+    """The fixed cost of the first forward on a prompt, ns. 0 if not measured."""
     shares_forwards: _builtins.bool
-    """Whether one forward computes calls of several sessions. Elsewhere each has its own."""
+    """Whether one forward computes calls of several sessions. If false each call has its own forward."""
     tree_token_limit: _builtins.int
-    """The most tokens of a tree that Verify judges in one forward. 0 where proposals have to be
-    chains, as they have to be everywhere under REJECTION; and where Draft follows no branches.
+    """The most tokens of a tree that Verify judges in one forward. 0 if proposals have to be chains
+    (under REJECTION they always have to be), or if Draft extends no branches.
     """
     tree_depth_limit: _builtins.int
     """The most tokens of a path of such a tree."""
     is_invariant: _builtins.bool
-    """Whether what is decided for a text follows from the text alone, bit by bit: not from how it is
-    cut into calls, nor from other calls. Elsewhere rounding does depend on both.
+    """Whether the decisions for a text follow from the text alone, bit by bit: not from its division
+    into calls, nor from other calls. If false, rounding depends on both.
     """
     self_draft_depth: _builtins.int
-    """How many tokens after its own a target can propose with a verdict (VerifyRequest.propose): the
-    most tokens of a path of what it proposes. 0 where it does not draft for itself.
+    """How many tokens after its own next token a target can propose with a verdict
+    (VerifyRequest.propose): the most tokens on a path of its proposal. 0 if it does not draft for
+    itself.
     """
     self_draft_kind: _builtins.str
-    """What it drafts for itself with: "streams" (Speculative Streaming), "medusa" or "simulated".
-    Empty where it does not.
+    """The kind of adapter with which it drafts for itself: "streams" (Speculative Streaming),
+    "medusa" or "simulated". Empty if it does not draft for itself.
     """
     version: _builtins.str
     """Paceline's version, for example "0.2.1". Servers before 0.2 leave it empty."""
@@ -174,21 +178,23 @@ class GetModelInfoResponse(_message.Message):
 
     @_builtins.property
     def forward_latencies(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForwardLatency]:
-        """What forwards cost here, measured: by rows, ascending."""
+        """Measured times of forwards here, by rows, ascending."""
 
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stage]:
-        """Of a drafter that is a stack: its stages, largest first. Empty elsewhere."""
+        """The stages of a drafter that is a stack, largest first. Empty for any other server."""
 
     @_builtins.property
     def hardware(self) -> Global___Hardware:
-        """The hardware that computes. Not set where forwards compute nothing, or it cannot be told apart."""
+        """The hardware that computes. Not set if forwards compute nothing, or if the hardware cannot be
+        told apart.
+        """
 
     @_builtins.property
     def fim_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The tokens that ask for what is between two texts (fill in the middle): the one before the
-        first text, the one before the last text, and the one after both, in this order. Empty where
-        the model has no such tokens, or none that its server knows.
+        """The tokens that ask for the text between two texts (fill in the middle): the token before the
+        first text, the token before the last text, and the token after both, in this order. Empty if
+        the model has no such tokens, or its server does not know them.
         """
 
     def __init__(
@@ -235,19 +241,19 @@ Global___GetModelInfoResponse: _TypeAlias = GetModelInfoResponse  # noqa: Y015
 
 @_typing.final
 class Hardware(_message.Message):
-    """What a model computes on, which other servers may compute on, too."""
+    """The hardware on which a model computes; other servers may compute on the same hardware."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     IDENTITY_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
     identity: _builtins.str
-    """Names it among all machines: servers that say the same take time from each other. An opaque
-    text of at most 64 characters.
+    """A name that is unique among all machines: servers with the same name take time from each other.
+    An opaque text of at most 64 characters.
     """
     share: _builtins.float
-    """The part of it that a forward keeps busy, in (0, 1]: a GPU whole, of a CPU's cores one for each
-    thread.
+    """The part of the hardware that a forward keeps busy, in (0, 1]: the whole of a GPU, or one core
+    of a CPU for each thread.
     """
     def __init__(
         self,
@@ -265,7 +271,7 @@ Global___Hardware: _TypeAlias = Hardware  # noqa: Y015
 
 @_typing.final
 class Stage(_message.Message):
-    """A stage of a stack, and what was measured of it while it drafted."""
+    """A stage of a stack, and its measurements while it drafted."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -273,14 +279,14 @@ class Stage(_message.Message):
     FORWARD_LATENCIES_FIELD_NUMBER: _builtins.int
     VERDICTS_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
-    """Its model's name; "max-gram" where it is none, which only the last can be."""
+    """Its model's name; "max-gram" for Max-Gram, which has no model and can only be the last stage."""
     @_builtins.property
     def forward_latencies(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForwardLatency]:
-        """What its forwards cost, measured: by rows, ascending. Empty of Max-Gram."""
+        """Measured times of its forwards, by rows, ascending. Empty for Max-Gram."""
 
     @_builtins.property
     def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageVerdicts]:
-        """What it decided on draft tokens of each smaller stage, in their order."""
+        """Its decisions on draft tokens of each smaller stage, in their order."""
 
     def __init__(
         self,
@@ -299,16 +305,16 @@ Global___Stage: _TypeAlias = Stage  # noqa: Y015
 
 @_typing.final
 class StageVerdicts(_message.Message):
-    """What a stage decided on another one's draft tokens; older ones count less."""
+    """A stage's decisions on another stage's draft tokens; older decisions count less."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     JUDGED_COUNT_FIELD_NUMBER: _builtins.int
     ACCEPTED_COUNT_FIELD_NUMBER: _builtins.int
     judged_count: _builtins.int
-    """Tokens that it decided on."""
+    """Judged tokens."""
     accepted_count: _builtins.int
-    """Those of them that it accepted."""
+    """Accepted tokens among them."""
     def __init__(
         self,
         *,
@@ -325,7 +331,7 @@ Global___StageVerdicts: _TypeAlias = StageVerdicts  # noqa: Y015
 
 @_typing.final
 class ForwardLatency(_message.Message):
-    """What a forward of a given size takes."""
+    """The time of a forward of a given size."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -415,7 +421,7 @@ Global___GetChatTemplateRequest: _TypeAlias = GetChatTemplateRequest  # noqa: Y0
 
 @_typing.final
 class GetChatTemplateResponse(_message.Message):
-    """How the model wants a conversation."""
+    """The model's chat template."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -439,7 +445,7 @@ Global___GetChatTemplateResponse: _TypeAlias = GetChatTemplateResponse  # noqa: 
 
 @_typing.final
 class ChatTemplate(_message.Message):
-    """How a model wants a conversation written as a prompt."""
+    """A model's template, which writes a conversation as a prompt."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -468,9 +474,9 @@ class ChatTemplate(_message.Message):
     NAMED_TOKENS_FIELD_NUMBER: _builtins.int
     SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
-    """SHA-256, in hexadecimal, of all that follows; cache what is made of it under that."""
+    """SHA-256, in hexadecimal, of the other fields; cache compiled templates under this digest."""
     source: _builtins.str
-    """A Jinja template of the messages, as it lies beside the model; at most 256 KiB. It is a program
+    """A Jinja template of the messages, as stored beside the model; at most 256 KiB. It is a program
     of the model's author: render it in a sandbox.
     """
     @_builtins.property
@@ -479,8 +485,9 @@ class ChatTemplate(_message.Message):
 
     @_builtins.property
     def special_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The texts of all special tokens. The rendered prompt is parsed with them, so a message that has
-        one in it could forge the conversation, unless it is sent as a part of its own (PromptPart).
+        """The texts of all special tokens. The rendered prompt is parsed with them, so a message that
+        contains such a text could forge the conversation, unless the message is sent as a part of its
+        own (PromptPart).
         """
 
     def __init__(

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ModelServiceStub:
-    """What model a server has, and its tokenizer. Every drafter and every target serves it.
+    """Describes a server's model and its tokenizer. Every drafter and every target serves it.
     """
 
     def __init__(self, channel):
@@ -53,7 +53,7 @@ class ModelServiceStub:
 
 
 class ModelServiceServicer:
-    """What model a server has, and its tokenizer. Every drafter and every target serves it.
+    """Describes a server's model and its tokenizer. Every drafter and every target serves it.
     """
 
     def GetModelInfo(self, request, context):
@@ -72,10 +72,10 @@ class ModelServiceServicer:
     def GetTokenizer(self, request, context):
         """Stream the tokenizer in chunks, in the order of its bytes.
 
-        The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library, written
-        so that equal tokenizers have equal bytes: without white space, keys in order, without what a
-        call decides (truncation and padding). Its fingerprint is in the first chunk; cache it under
-        that.
+        The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library,
+        written so that equal tokenizers have equal bytes: without white space, keys in order, without
+        the properties of a single call (truncation and padding). Its fingerprint is in the first
+        chunk; cache the tokenizer under this fingerprint.
 
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors:
@@ -87,7 +87,7 @@ class ModelServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetChatTemplate(self, request, context):
-        """Tell how the model wants a conversation written as a prompt.
+        """Return the model's template for a conversation.
 
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors:
@@ -125,7 +125,7 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService:
-    """What model a server has, and its tokenizer. Every drafter and every target serves it.
+    """Describes a server's model and its tokenizer. Every drafter and every target serves it.
     """
 
     @staticmethod

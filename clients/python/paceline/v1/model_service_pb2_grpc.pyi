@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ModelServiceStub:
-    """What model a server has, and its tokenizer. Every drafter and every target serves it."""
+    """Describes a server's model and its tokenizer. Every drafter and every target serves it."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -45,10 +45,10 @@ class ModelServiceStub:
     GetTokenizer: _grpc.UnaryStreamMultiCallable[_model_service_pb2.GetTokenizerRequest, _model_service_pb2.GetTokenizerResponse]
     """Stream the tokenizer in chunks, in the order of its bytes.
 
-    The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library, written
-    so that equal tokenizers have equal bytes: without white space, keys in order, without what a
-    call decides (truncation and padding). Its fingerprint is in the first chunk; cache it under
-    that.
+    The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library,
+    written so that equal tokenizers have equal bytes: without white space, keys in order, without
+    the properties of a single call (truncation and padding). Its fingerprint is in the first
+    chunk; cache the tokenizer under this fingerprint.
 
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors:
@@ -56,7 +56,7 @@ class ModelServiceStub:
       UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: send token ids
     """
     GetChatTemplate: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.GetChatTemplateRequest, _model_service_pb2.GetChatTemplateResponse]
-    """Tell how the model wants a conversation written as a prompt.
+    """Return the model's template for a conversation.
 
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors:
@@ -66,7 +66,7 @@ class ModelServiceStub:
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
-    """What model a server has, and its tokenizer. Every drafter and every target serves it."""
+    """Describes a server's model and its tokenizer. Every drafter and every target serves it."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_model_service_pb2.GetModelInfoRequest, _model_service_pb2.GetModelInfoResponse]  # type: ignore[assignment]
@@ -81,10 +81,10 @@ class ModelServiceAsyncStub(ModelServiceStub):
     GetTokenizer: _aio.UnaryStreamMultiCallable[_model_service_pb2.GetTokenizerRequest, _model_service_pb2.GetTokenizerResponse]  # type: ignore[assignment]
     """Stream the tokenizer in chunks, in the order of its bytes.
 
-    The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library, written
-    so that equal tokenizers have equal bytes: without white space, keys in order, without what a
-    call decides (truncation and padding). Its fingerprint is in the first chunk; cache it under
-    that.
+    The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library,
+    written so that equal tokenizers have equal bytes: without white space, keys in order, without
+    the properties of a single call (truncation and padding). Its fingerprint is in the first
+    chunk; cache the tokenizer under this fingerprint.
 
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors:
@@ -92,7 +92,7 @@ class ModelServiceAsyncStub(ModelServiceStub):
       UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: send token ids
     """
     GetChatTemplate: _aio.UnaryUnaryMultiCallable[_model_service_pb2.GetChatTemplateRequest, _model_service_pb2.GetChatTemplateResponse]  # type: ignore[assignment]
-    """Tell how the model wants a conversation written as a prompt.
+    """Return the model's template for a conversation.
 
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors:
@@ -101,7 +101,7 @@ class ModelServiceAsyncStub(ModelServiceStub):
     """
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What model a server has, and its tokenizer. Every drafter and every target serves it."""
+    """Describes a server's model and its tokenizer. Every drafter and every target serves it."""
 
     @_abc_1.abstractmethod
     def GetModelInfo(
@@ -126,10 +126,10 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_model_service_pb2.GetTokenizerResponse], _abc.AsyncIterator[_model_service_pb2.GetTokenizerResponse]]:
         """Stream the tokenizer in chunks, in the order of its bytes.
 
-        The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library, written
-        so that equal tokenizers have equal bytes: without white space, keys in order, without what a
-        call decides (truncation and padding). Its fingerprint is in the first chunk; cache it under
-        that.
+        The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library,
+        written so that equal tokenizers have equal bytes: without white space, keys in order, without
+        the properties of a single call (truncation and padding). Its fingerprint is in the first
+        chunk; cache the tokenizer under this fingerprint.
 
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors:
@@ -143,7 +143,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_service_pb2.GetChatTemplateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_service_pb2.GetChatTemplateResponse, _abc.Awaitable[_model_service_pb2.GetChatTemplateResponse]]:
-        """Tell how the model wants a conversation written as a prompt.
+        """Return the model's template for a conversation.
 
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors:

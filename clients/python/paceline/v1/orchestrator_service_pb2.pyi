@@ -30,8 +30,9 @@ class _StrategyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Strategy.Val
     STRATEGY_UNSPECIFIED: _Strategy.ValueType  # 0
     """Not set; a request that leaves it so gets AUTO."""
     STRATEGY_AUTO: _Strategy.ValueType  # 1
-    """The planner picks from measured latencies, acceptance and load; `started` says what. While it
-    runs that follows the load and its verdicts; see FALLBACK_KIND_LOAD_CHANGED.
+    """The planner picks a strategy by measured latencies, acceptance and load; `started` names it.
+    The strategy of a running request follows the load and the request's own verdicts; see
+    FALLBACK_KIND_LOAD_CHANGED.
     """
     STRATEGY_AUTOREGRESSIVE: _Strategy.ValueType  # 2
     """Plain decoding with one target ("non-SI")."""
@@ -40,19 +41,20 @@ class _StrategyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Strategy.Val
     STRATEGY_DISTRIBUTED: _Strategy.ValueType  # 4
     """Distributed speculative inference: drafting and several verifications overlap ("DSI")."""
     STRATEGY_SELF_SPECULATIVE: _Strategy.ValueType  # 5
-    """Self-speculation with one target that drafts for itself ("self-SI"): each of its verdicts brings
-    the tokens that the next one judges. Needs a target with GetModelInfoResponse.self_draft_depth
-    above 0, and EXACT.
+    """Self-speculation with one target that drafts for itself ("self-SI"): each of its verdicts
+    brings the tokens that the next verdict judges. Needs a target with
+    GetModelInfoResponse.self_draft_depth above 0, and EXACT.
     """
 
 class Strategy(_Strategy, metaclass=_StrategyEnumTypeWrapper):
-    """How a request is decoded. The output is the same with every one."""
+    """How a request is decoded. The output is the same with every strategy."""
 
 STRATEGY_UNSPECIFIED: Strategy.ValueType  # 0
 """Not set; a request that leaves it so gets AUTO."""
 STRATEGY_AUTO: Strategy.ValueType  # 1
-"""The planner picks from measured latencies, acceptance and load; `started` says what. While it
-runs that follows the load and its verdicts; see FALLBACK_KIND_LOAD_CHANGED.
+"""The planner picks a strategy by measured latencies, acceptance and load; `started` names it.
+The strategy of a running request follows the load and the request's own verdicts; see
+FALLBACK_KIND_LOAD_CHANGED.
 """
 STRATEGY_AUTOREGRESSIVE: Strategy.ValueType  # 2
 """Plain decoding with one target ("non-SI")."""
@@ -61,9 +63,9 @@ STRATEGY_SPECULATIVE: Strategy.ValueType  # 3
 STRATEGY_DISTRIBUTED: Strategy.ValueType  # 4
 """Distributed speculative inference: drafting and several verifications overlap ("DSI")."""
 STRATEGY_SELF_SPECULATIVE: Strategy.ValueType  # 5
-"""Self-speculation with one target that drafts for itself ("self-SI"): each of its verdicts brings
-the tokens that the next one judges. Needs a target with GetModelInfoResponse.self_draft_depth
-above 0, and EXACT.
+"""Self-speculation with one target that drafts for itself ("self-SI"): each of its verdicts
+brings the tokens that the next verdict judges. Needs a target with
+GetModelInfoResponse.self_draft_depth above 0, and EXACT.
 """
 Global___Strategy: _TypeAlias = Strategy  # noqa: Y015
 
@@ -74,29 +76,29 @@ class _DrafterKind:
 class _DrafterKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DrafterKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     DRAFTER_KIND_UNSPECIFIED: _DrafterKind.ValueType  # 0
-    """Not set: drafter servers, and Max-Gram while there is none. AUTO without a drafter server uses
-    Max-Gram if the texts of late have repeated themselves.
+    """Not set: drafter servers, and Max-Gram while there is no server. AUTO without a drafter server
+    uses Max-Gram if recent texts have repeated themselves.
     """
     DRAFTER_KIND_SERVER: _DrafterKind.ValueType  # 1
-    """Drafter servers only. While there is none, tokens are decoded plainly."""
+    """Drafter servers only. While there is no server, tokens are decoded plainly."""
     DRAFTER_KIND_MAX_GRAM: _DrafterKind.ValueType  # 2
-    """Max-Gram only: the orchestrator guesses from prompt and output what follows, without a model."""
+    """Max-Gram only: the orchestrator drafts from prompt and output, without a model."""
     DRAFTER_KIND_SERVER_AND_MAX_GRAM: _DrafterKind.ValueType  # 3
-    """Both: with DISTRIBUTED, Max-Gram goes on beyond what the drafter servers have found."""
+    """Both: with DISTRIBUTED, Max-Gram goes on after the drafter servers' tokens."""
 
 class DrafterKind(_DrafterKind, metaclass=_DrafterKindEnumTypeWrapper):
-    """Who drafts, where a strategy has work for a drafter."""
+    """The kind of drafter, for strategies that draft."""
 
 DRAFTER_KIND_UNSPECIFIED: DrafterKind.ValueType  # 0
-"""Not set: drafter servers, and Max-Gram while there is none. AUTO without a drafter server uses
-Max-Gram if the texts of late have repeated themselves.
+"""Not set: drafter servers, and Max-Gram while there is no server. AUTO without a drafter server
+uses Max-Gram if recent texts have repeated themselves.
 """
 DRAFTER_KIND_SERVER: DrafterKind.ValueType  # 1
-"""Drafter servers only. While there is none, tokens are decoded plainly."""
+"""Drafter servers only. While there is no server, tokens are decoded plainly."""
 DRAFTER_KIND_MAX_GRAM: DrafterKind.ValueType  # 2
-"""Max-Gram only: the orchestrator guesses from prompt and output what follows, without a model."""
+"""Max-Gram only: the orchestrator drafts from prompt and output, without a model."""
 DRAFTER_KIND_SERVER_AND_MAX_GRAM: DrafterKind.ValueType  # 3
-"""Both: with DISTRIBUTED, Max-Gram goes on beyond what the drafter servers have found."""
+"""Both: with DISTRIBUTED, Max-Gram goes on after the drafter servers' tokens."""
 Global___DrafterKind: _TypeAlias = DrafterKind  # noqa: Y015
 
 class _DispatchPolicy:
@@ -108,28 +110,28 @@ class _DispatchPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dispat
     DISPATCH_POLICY_UNSPECIFIED: _DispatchPolicy.ValueType  # 0
     """Not set; a request that leaves it so gets WORK_CONSERVING."""
     DISPATCH_POLICY_WORK_CONSERVING: _DispatchPolicy.ValueType  # 1
-    """DISTRIBUTED: a free target takes all waiting draft tokens, once there are lookahead of them or
-    earlier where the first open position needs it. SPECULATIVE: the drafter drafts ahead while the
-    target verifies, where no other request has work for it.
+    """DISTRIBUTED: a free target takes all waiting draft tokens, once there are `lookahead` of them,
+    or earlier if the first open position needs a verification. SPECULATIVE: the drafter drafts
+    ahead while the target verifies, unless another request has work for the drafter.
     """
     DISPATCH_POLICY_BLOCKS: _DispatchPolicy.ValueType  # 2
-    """Exactly lookahead tokens for each verification, and with SPECULATIVE none drafted meanwhile: as
-    in the papers.
+    """Exactly lookahead tokens for each verification, and with SPECULATIVE no drafting in the
+    meantime, as in the papers.
     """
 
 class DispatchPolicy(_DispatchPolicy, metaclass=_DispatchPolicyEnumTypeWrapper):
-    """When a block of draft tokens goes to a target, and whether SI's drafter works meanwhile."""
+    """When a block of draft tokens goes to a target, and whether SI's drafter works in the meantime."""
 
 DISPATCH_POLICY_UNSPECIFIED: DispatchPolicy.ValueType  # 0
 """Not set; a request that leaves it so gets WORK_CONSERVING."""
 DISPATCH_POLICY_WORK_CONSERVING: DispatchPolicy.ValueType  # 1
-"""DISTRIBUTED: a free target takes all waiting draft tokens, once there are lookahead of them or
-earlier where the first open position needs it. SPECULATIVE: the drafter drafts ahead while the
-target verifies, where no other request has work for it.
+"""DISTRIBUTED: a free target takes all waiting draft tokens, once there are `lookahead` of them,
+or earlier if the first open position needs a verification. SPECULATIVE: the drafter drafts
+ahead while the target verifies, unless another request has work for the drafter.
 """
 DISPATCH_POLICY_BLOCKS: DispatchPolicy.ValueType  # 2
-"""Exactly lookahead tokens for each verification, and with SPECULATIVE none drafted meanwhile: as
-in the papers.
+"""Exactly lookahead tokens for each verification, and with SPECULATIVE no drafting in the
+meantime, as in the papers.
 """
 Global___DispatchPolicy: _TypeAlias = DispatchPolicy  # noqa: Y015
 
@@ -144,17 +146,17 @@ class _TokenOriginEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenOrig
     TOKEN_ORIGIN_ACCEPTED_DRAFT: _TokenOrigin.ValueType  # 1
     """Guessed by a drafter and accepted by a target."""
     TOKEN_ORIGIN_TARGET: _TokenOrigin.ValueType  # 2
-    """Chosen by a target where no draft token stood, or instead of one that it rejected."""
+    """Chosen by a target at a position without a draft token, or instead of a rejected draft token."""
 
 class TokenOrigin(_TokenOrigin, metaclass=_TokenOriginEnumTypeWrapper):
-    """Where a token came from."""
+    """The origin of a token."""
 
 TOKEN_ORIGIN_UNSPECIFIED: TokenOrigin.ValueType  # 0
 """Not set; never sent."""
 TOKEN_ORIGIN_ACCEPTED_DRAFT: TokenOrigin.ValueType  # 1
 """Guessed by a drafter and accepted by a target."""
 TOKEN_ORIGIN_TARGET: TokenOrigin.ValueType  # 2
-"""Chosen by a target where no draft token stood, or instead of one that it rejected."""
+"""Chosen by a target at a position without a draft token, or instead of a rejected draft token."""
 Global___TokenOrigin: _TypeAlias = TokenOrigin  # noqa: Y015
 
 class _FinishReason:
@@ -196,41 +198,41 @@ class _FallbackKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Fallback
     FALLBACK_KIND_SESSION_LOST: _FallbackKind.ValueType  # 1
     """A server had lost a session; it was opened anew, there or elsewhere."""
     FALLBACK_KIND_PREFIX_RESENT: _FallbackKind.ValueType  # 2
-    """A session held something else than was believed; the whole prefix was sent."""
+    """A session did not hold the expected tokens; the whole prefix was sent."""
     FALLBACK_KIND_TARGET_LOST: _FallbackKind.ValueType  # 3
-    """A target failed; another one took over, or it was waited for."""
+    """A target failed; another target took over, or the request waited for one."""
     FALLBACK_KIND_DRAFTER_LOST: _FallbackKind.ValueType  # 4
     """A drafter failed."""
     FALLBACK_KIND_NO_DRAFTER: _FallbackKind.ValueType  # 5
-    """There was no drafter: tokens were guessed from the text, or decoded plainly."""
+    """There was no drafter: tokens were drafted from the text, or decoded plainly."""
     FALLBACK_KIND_SESSION_REFUSED: _FallbackKind.ValueType  # 6
     """A server had no room for a session."""
     FALLBACK_KIND_DEADLINE: _FallbackKind.ValueType  # 7
-    """A server did not answer in time, and was left alone."""
+    """A server did not answer in time, and got no more calls."""
     FALLBACK_KIND_LOAD_CHANGED: _FallbackKind.ValueType  # 8
-    """Under AUTO: how it is decoded has changed, with the load or with how often drafts are right."""
+    """Under AUTO: the method has changed, because of the load or of the accuracy of drafts."""
 
 class FallbackKind(_FallbackKind, metaclass=_FallbackKindEnumTypeWrapper):
-    """What can go otherwise than planned."""
+    """The kinds of deviation from the plan."""
 
 FALLBACK_KIND_UNSPECIFIED: FallbackKind.ValueType  # 0
 """Not set; never sent."""
 FALLBACK_KIND_SESSION_LOST: FallbackKind.ValueType  # 1
 """A server had lost a session; it was opened anew, there or elsewhere."""
 FALLBACK_KIND_PREFIX_RESENT: FallbackKind.ValueType  # 2
-"""A session held something else than was believed; the whole prefix was sent."""
+"""A session did not hold the expected tokens; the whole prefix was sent."""
 FALLBACK_KIND_TARGET_LOST: FallbackKind.ValueType  # 3
-"""A target failed; another one took over, or it was waited for."""
+"""A target failed; another target took over, or the request waited for one."""
 FALLBACK_KIND_DRAFTER_LOST: FallbackKind.ValueType  # 4
 """A drafter failed."""
 FALLBACK_KIND_NO_DRAFTER: FallbackKind.ValueType  # 5
-"""There was no drafter: tokens were guessed from the text, or decoded plainly."""
+"""There was no drafter: tokens were drafted from the text, or decoded plainly."""
 FALLBACK_KIND_SESSION_REFUSED: FallbackKind.ValueType  # 6
 """A server had no room for a session."""
 FALLBACK_KIND_DEADLINE: FallbackKind.ValueType  # 7
-"""A server did not answer in time, and was left alone."""
+"""A server did not answer in time, and got no more calls."""
 FALLBACK_KIND_LOAD_CHANGED: FallbackKind.ValueType  # 8
-"""Under AUTO: how it is decoded has changed, with the load or with how often drafts are right."""
+"""Under AUTO: the method has changed, because of the load or of the accuracy of drafts."""
 Global___FallbackKind: _TypeAlias = FallbackKind  # noqa: Y015
 
 class _TimelineEventKind:
@@ -244,33 +246,37 @@ class _TimelineEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tim
     TIMELINE_EVENT_KIND_DRAFTED: _TimelineEventKind.ValueType  # 1
     """A drafter found tokens."""
     TIMELINE_EVENT_KIND_VERIFYING: _TimelineEventKind.ValueType  # 2
-    """A target works on a block. Live: a moment at its start, then its span. At last: the span."""
+    """A target works on a block. While streaming: a moment at its start, then its span. In the final
+    timeline: the span alone.
+    """
     TIMELINE_EVENT_KIND_ACCEPTED: _TimelineEventKind.ValueType  # 3
     """Draft tokens became final."""
     TIMELINE_EVENT_KIND_CORRECTED: _TimelineEventKind.ValueType  # 4
     """A target's own token became final."""
     TIMELINE_EVENT_KIND_DISCARDED: _TimelineEventKind.ValueType  # 5
-    """Draft tokens became worthless."""
+    """Draft tokens became useless."""
     TIMELINE_EVENT_KIND_CANCELLED: _TimelineEventKind.ValueType  # 6
-    """A call was cancelled because it had become worthless."""
+    """A call was cancelled because it had become useless."""
 
 class TimelineEventKind(_TimelineEventKind, metaclass=_TimelineEventKindEnumTypeWrapper):
-    """What a timeline event tells of."""
+    """The kinds of timeline events."""
 
 TIMELINE_EVENT_KIND_UNSPECIFIED: TimelineEventKind.ValueType  # 0
 """Not set; never sent."""
 TIMELINE_EVENT_KIND_DRAFTED: TimelineEventKind.ValueType  # 1
 """A drafter found tokens."""
 TIMELINE_EVENT_KIND_VERIFYING: TimelineEventKind.ValueType  # 2
-"""A target works on a block. Live: a moment at its start, then its span. At last: the span."""
+"""A target works on a block. While streaming: a moment at its start, then its span. In the final
+timeline: the span alone.
+"""
 TIMELINE_EVENT_KIND_ACCEPTED: TimelineEventKind.ValueType  # 3
 """Draft tokens became final."""
 TIMELINE_EVENT_KIND_CORRECTED: TimelineEventKind.ValueType  # 4
 """A target's own token became final."""
 TIMELINE_EVENT_KIND_DISCARDED: TimelineEventKind.ValueType  # 5
-"""Draft tokens became worthless."""
+"""Draft tokens became useless."""
 TIMELINE_EVENT_KIND_CANCELLED: TimelineEventKind.ValueType  # 6
-"""A call was cancelled because it had become worthless."""
+"""A call was cancelled because it had become useless."""
 Global___TimelineEventKind: _TypeAlias = TimelineEventKind  # noqa: Y015
 
 class _ServerStanding:
@@ -282,37 +288,38 @@ class _ServerStandingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Server
     SERVER_STANDING_UNSPECIFIED: _ServerStanding.ValueType  # 0
     """Not set: the orchestrator is older than 0.2."""
     SERVER_STANDING_USED: _ServerStanding.ValueType  # 1
-    """It takes work, and requests have taken it of late, or there were too few to tell."""
+    """It takes work, and recent requests have used it, or there were too few requests to tell."""
     SERVER_STANDING_RESTING: _ServerStanding.ValueType  # 2
-    """It takes work, and none of many requests has taken it: it is a spare, AUTO expects nothing of
-    its kind, or its hardware is another server's, too.
+    """It takes work, but none of many requests has used it: it is a spare, AUTO expects no gain from
+    its kind, or it shares its hardware with another server.
     """
     SERVER_STANDING_OTHER_MODEL: _ServerStanding.ValueType  # 3
-    """It is well and not used: most targets have another model."""
+    """It is healthy and not used: most targets have another model."""
     SERVER_STANDING_OTHER_TOKENIZER: _ServerStanding.ValueType  # 4
-    """It is well and not used: most targets have another tokenizer, so that its token ids mean
-    something else.
+    """It is healthy and not used: most targets have another tokenizer, so that its token ids have
+    other meanings.
     """
     SERVER_STANDING_OTHER_DTYPE: _ServerStanding.ValueType  # 5
-    """It is well and not used: most targets compute the same model in another dtype."""
+    """It is healthy and not used: most targets compute the same model in another dtype."""
     SERVER_STANDING_OTHER_INVARIANCE: _ServerStanding.ValueType  # 6
-    """It is well and not used: it computes the same bits whatever is beside (is_invariant), and most
-    targets do not; or the other way round. A stream that mixed them would have no such promise.
+    """It is healthy and not used: its logits do not depend on other calls (is_invariant), and those
+    of most targets do; or the other way round. A stream with both kinds of targets would lose this
+    promise.
     """
     SERVER_STANDING_OTHER_ROLE: _ServerStanding.ValueType  # 7
-    """It is well and not used: it is a drafter and listed as a target, or the other way round."""
+    """It is healthy and not used: it is a drafter and listed as a target, or the other way round."""
     SERVER_STANDING_LISTED_TWICE: _ServerStanding.ValueType  # 8
-    """It is well and not used: it is a process that is listed under another name or address, too."""
+    """It is healthy and not used: the same process is also listed under another name or address."""
     SERVER_STANDING_UNREACHABLE: _ServerStanding.ValueType  # 9
     """It is not used: it cannot be reached."""
     SERVER_STANDING_LOADING: _ServerStanding.ValueType  # 10
     """It is not used yet: its model is being loaded, or discovery does not say that it is ready."""
     SERVER_STANDING_DRAINING: _ServerStanding.ValueType  # 11
-    """It gets nothing new: it is about to end, or its health says NOT_SERVING."""
+    """It gets no new work: it is about to end, or its health says NOT_SERVING."""
     SERVER_STANDING_BAD_ANSWER: _ServerStanding.ValueType  # 12
-    """It is not used: it said what the protos forbid; the detail names the field."""
+    """It is not used: it gave an answer that the protos forbid; the detail names the field."""
     SERVER_STANDING_FAILING: _ServerStanding.ValueType  # 13
-    """It is not used for up to 10 s: calls to it failed. Or it fails to say what its model is."""
+    """It is not used for up to 10 s: calls to it failed. Or it fails to describe its model."""
     SERVER_STANDING_SILENT: _ServerStanding.ValueType  # 14
     """It is not used: it left calls unanswered, and has to compute a token first."""
     SERVER_STANDING_TOO_OLD: _ServerStanding.ValueType  # 15
@@ -323,42 +330,43 @@ class _ServerStandingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Server
     """It is not used: the orchestrator failed to watch it, for an unforeseen reason that its log has."""
 
 class ServerStanding(_ServerStanding, metaclass=_ServerStandingEnumTypeWrapper):
-    """How a server stands with an orchestrator, in one word."""
+    """The state of a server for an orchestrator, in one word."""
 
 SERVER_STANDING_UNSPECIFIED: ServerStanding.ValueType  # 0
 """Not set: the orchestrator is older than 0.2."""
 SERVER_STANDING_USED: ServerStanding.ValueType  # 1
-"""It takes work, and requests have taken it of late, or there were too few to tell."""
+"""It takes work, and recent requests have used it, or there were too few requests to tell."""
 SERVER_STANDING_RESTING: ServerStanding.ValueType  # 2
-"""It takes work, and none of many requests has taken it: it is a spare, AUTO expects nothing of
-its kind, or its hardware is another server's, too.
+"""It takes work, but none of many requests has used it: it is a spare, AUTO expects no gain from
+its kind, or it shares its hardware with another server.
 """
 SERVER_STANDING_OTHER_MODEL: ServerStanding.ValueType  # 3
-"""It is well and not used: most targets have another model."""
+"""It is healthy and not used: most targets have another model."""
 SERVER_STANDING_OTHER_TOKENIZER: ServerStanding.ValueType  # 4
-"""It is well and not used: most targets have another tokenizer, so that its token ids mean
-something else.
+"""It is healthy and not used: most targets have another tokenizer, so that its token ids have
+other meanings.
 """
 SERVER_STANDING_OTHER_DTYPE: ServerStanding.ValueType  # 5
-"""It is well and not used: most targets compute the same model in another dtype."""
+"""It is healthy and not used: most targets compute the same model in another dtype."""
 SERVER_STANDING_OTHER_INVARIANCE: ServerStanding.ValueType  # 6
-"""It is well and not used: it computes the same bits whatever is beside (is_invariant), and most
-targets do not; or the other way round. A stream that mixed them would have no such promise.
+"""It is healthy and not used: its logits do not depend on other calls (is_invariant), and those
+of most targets do; or the other way round. A stream with both kinds of targets would lose this
+promise.
 """
 SERVER_STANDING_OTHER_ROLE: ServerStanding.ValueType  # 7
-"""It is well and not used: it is a drafter and listed as a target, or the other way round."""
+"""It is healthy and not used: it is a drafter and listed as a target, or the other way round."""
 SERVER_STANDING_LISTED_TWICE: ServerStanding.ValueType  # 8
-"""It is well and not used: it is a process that is listed under another name or address, too."""
+"""It is healthy and not used: the same process is also listed under another name or address."""
 SERVER_STANDING_UNREACHABLE: ServerStanding.ValueType  # 9
 """It is not used: it cannot be reached."""
 SERVER_STANDING_LOADING: ServerStanding.ValueType  # 10
 """It is not used yet: its model is being loaded, or discovery does not say that it is ready."""
 SERVER_STANDING_DRAINING: ServerStanding.ValueType  # 11
-"""It gets nothing new: it is about to end, or its health says NOT_SERVING."""
+"""It gets no new work: it is about to end, or its health says NOT_SERVING."""
 SERVER_STANDING_BAD_ANSWER: ServerStanding.ValueType  # 12
-"""It is not used: it said what the protos forbid; the detail names the field."""
+"""It is not used: it gave an answer that the protos forbid; the detail names the field."""
 SERVER_STANDING_FAILING: ServerStanding.ValueType  # 13
-"""It is not used for up to 10 s: calls to it failed. Or it fails to say what its model is."""
+"""It is not used for up to 10 s: calls to it failed. Or it fails to describe its model."""
 SERVER_STANDING_SILENT: ServerStanding.ValueType  # 14
 """It is not used: it left calls unanswered, and has to compute a token first."""
 SERVER_STANDING_TOO_OLD: ServerStanding.ValueType  # 15
@@ -395,9 +403,9 @@ Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
 class PromptParts(_message.Message):
-    """A text of parts, such as what a chat template wrote and what people said. It is tokenised as one
-    text: where one part ends and the next begins makes no difference, but that no special token
-    reaches across it.
+    """A text of parts, such as a chat template's own text and people's messages. It is tokenised as one
+    text. The borders of parts make no difference, except that no special token reaches across a
+    border.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -448,16 +456,18 @@ Global___PromptPart: _TypeAlias = PromptPart  # noqa: Y015
 
 @_typing.final
 class FillIn(_message.Message):
-    """Two texts, between which text is wanted: the tokenizer's own tokens for that go around them."""
+    """Two texts, between which text is to be generated: the tokenizer's tokens for filling go around
+    them.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PREFIX_FIELD_NUMBER: _builtins.int
     SUFFIX_FIELD_NUMBER: _builtins.int
     prefix: _builtins.str
-    """What comes before; together with the suffix as long as a text may be."""
+    """The text before; together with the suffix as long as a text may be."""
     suffix: _builtins.str
-    """What comes after."""
+    """The text after."""
     def __init__(
         self,
         *,
@@ -514,12 +524,12 @@ class GenerateRequest(_message.Message):
     """
     parse_special_tokens: _builtins.bool
     """Whether special tokens written in the prompt's text (such as "<|endoftext|>") are parsed as
-    such. Default false: they are plain text, so that users' input cannot forge them. Parts say it
-    each for itself.
+    such. Default false: they are plain text, so that users' input cannot forge them. Each part
+    says this for itself.
     """
     max_tokens: _builtins.int
     """Tokens to generate at most, resumed ones included. In [1, context length - prompt]. Default:
-    256, or what the context leaves.
+    256, or the room in the context.
     """
     ignore_eos: _builtins.bool
     """Go on after an end-of-text token."""
@@ -528,7 +538,7 @@ class GenerateRequest(_message.Message):
     gives it (before temperature and filters).
     """
     seed: _builtins.int
-    """Seed of the noise, in [0, 2^53). Chosen at random, and told in `started`, if absent."""
+    """Seed of the noise, in [0, 2^53). If absent, chosen at random, and returned in `started`."""
     strategy: Global___Strategy.ValueType
     """How to decode. Default AUTO."""
     lookahead: _builtins.int
@@ -552,20 +562,20 @@ class GenerateRequest(_message.Message):
     if empty.
     """
     width: _builtins.int
-    """How many tokens drafters find at a place, in [1, 16]: with 2 or more, targets judge trees of
-    tokens, and a rejected token's correction may be among them. Default 1: chains; with AUTO what
-    the planner expects to pay. UNSUPPORTED under REJECTION with a temperature above 0. Servers that
-    judge or draft no trees get chains.
+    """How many tokens drafters find at a position, in [1, 16]. With 2 or more, targets judge trees of
+    tokens, which may contain a rejected token's correction. Default 1: chains; with AUTO the
+    planner's choice. UNSUPPORTED under REJECTION with a temperature above 0. Servers that judge or
+    draft no trees get chains.
     """
     branches: _builtins.int
-    """How many tokens beside the likeliest ones each forward of a drafter follows, too, in [0, 64].
-    Default 0, or the planner's choice where the width is. Needs a width of 2 or more.
+    """How many tokens beside the likeliest ones each forward of a drafter extends, in [0, 64].
+    Default 0, or the planner's choice if the width is its choice. Needs a width of 2 or more.
     """
     drafter: Global___DrafterKind.ValueType
-    """Who drafts. Default: servers, and Max-Gram while there is none."""
+    """The kind of drafter. Default: servers, and Max-Gram while there is no server."""
     top_logprobs: _builtins.int
-    """Return for each token what else was likely at its place: so many of the likeliest tokens, by the
-    softmax of `logprobs`. In [0, 20]; default 0: none.
+    """For each token, return this many of the likeliest tokens at its position, by the softmax of
+    `logprobs`. In [0, 20]; default 0: none.
     """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
@@ -573,20 +583,20 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def parts(self) -> Global___PromptParts:
-        """As text of parts, some of which can have special tokens. Orchestrators before 0.2 find no
-        prompt in it (INVALID_FIELD).
+        """As text of parts, some of which may have special tokens. Orchestrators before 0.2 find no
+        prompt here (INVALID_FIELD).
         """
 
     @_builtins.property
     def fill_in(self) -> Global___FillIn:
-        """As a text with a gap, in the order prefix, suffix, what is generated. UNSUPPORTED if the
-        tokenizer has no tokens for that. Orchestrators before 0.2 find no prompt in it.
+        """As a text with a gap, in the order prefix, suffix, generated text. UNSUPPORTED if the
+        tokenizer has no tokens for filling. Orchestrators before 0.2 find no prompt here.
         """
 
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """End before the first of these strings; it is not part of the text. At most 4, each 1 to 64
-        bytes of UTF-8.
+        """End before the first of these strings; the string is not part of the text. At most 4, each 1 to
+        64 bytes of UTF-8.
         """
 
     @_builtins.property
@@ -595,8 +605,8 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def resume_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens of this generation that were received already: go on after them. They count towards
-        max_tokens, and are not sent again. Needs a seed, unless the temperature is 0.
+        """Tokens of this generation that were received already. The generation goes on after them. They
+        count towards max_tokens, and are not sent again. Needs a seed, unless the temperature is 0.
         """
 
     def __init__(
@@ -696,7 +706,7 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def timeline_event(self) -> Global___TimelineEvent:
-        """Something happened behind the scenes; only if stream_timeline was set."""
+        """An event of drafting or verifying; only if stream_timeline was set."""
 
     @_builtins.property
     def finished(self) -> Global___GenerationFinished:
@@ -722,7 +732,7 @@ Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 
 @_typing.final
 class GenerationStarted(_message.Message):
-    """What the generation will be. Sent before any token."""
+    """The start of a generation. Sent before any token."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -742,11 +752,11 @@ class GenerationStarted(_message.Message):
     seed: _builtins.int
     """The seed in use: with it a broken stream can be resumed."""
     model_fingerprint: _builtins.str
-    """The target's fingerprint. A resumed stream should have the same."""
+    """The target's fingerprint. A resumed stream should have the same fingerprint."""
     strategy: Global___Strategy.ValueType
     """The strategy in use; never AUTO."""
     promise: _sampling_pb2.VerificationRule.ValueType
-    """What the output promises."""
+    """The promise for the output."""
     prompt_token_count: _builtins.int
     """Tokens in the prompt."""
     lookahead: _builtins.int
@@ -754,11 +764,11 @@ class GenerationStarted(_message.Message):
     target_count: _builtins.int
     """Targets in use at the start."""
     plan_note: _builtins.str
-    """Why AUTO chose so, in one line; empty if the request said it all."""
+    """The reason of AUTO's choice, in one line; empty if the request left no choice."""
     width: _builtins.int
-    """How many tokens drafters find at a place; 1: chains, and so for AUTOREGRESSIVE."""
+    """How many tokens drafters find at a position; 1: chains, also for AUTOREGRESSIVE."""
     branches: _builtins.int
-    """How many tokens beside the likeliest ones each forward of a drafter follows."""
+    """How many tokens beside the likeliest ones each forward of a drafter extends."""
     def __init__(
         self,
         *,
@@ -798,15 +808,15 @@ class GenerationChunk(_message.Message):
     position: _builtins.int
     """Absolute position of the first of token_ids, the prompt counted."""
     text: _builtins.str
-    """Their text. All chunks' texts concatenated are what the tokenizer makes of prompt and tokens, less
-    what it makes of the prompt; except that the last is cut before a stop string, and that bytes
-    which are no UTF-8 are one U+FFFD for each part that could have begun a character.
+    """Their text. All chunks' texts concatenated are the tokenizer's text of prompt and tokens, less
+    its text of the prompt. There are two exceptions: the last chunk is cut before a stop string,
+    and invalid UTF-8 becomes one U+FFFD for each part that could have begun a character.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The tokens. They are held back together with their text while it ends in an incomplete UTF-8
-        character, or where a stop string could begin. A stop string may name special tokens, which have
-        no text: it is complete with the token.
+        """The tokens. Tokens and text are held back together while the text ends in an incomplete UTF-8
+        character, or while a stop string could begin there. A stop string may name special tokens,
+        which have no text; such a stop string is complete with the token.
         """
 
     @_builtins.property
@@ -823,9 +833,9 @@ class GenerationChunk(_message.Message):
 
     @_builtins.property
     def text_lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """One for each token: how many characters (Unicode code points) of text it adds, 0 to all of them;
-        together as many as text has. A character that several tokens make is its last token's.
-        Orchestrators before 0.2 leave this out.
+        """One for each token: how many characters (Unicode code points) of `text` the token adds. The
+        numbers add up to the length of `text`. A character made by several tokens counts for the last
+        of them. Orchestrators before 0.2 leave this out.
         """
 
     def __init__(
@@ -878,12 +888,12 @@ class GenerationFinished(_message.Message):
     completion_token_count: _builtins.int
     """Tokens generated, resumed ones included."""
     cached_prompt_token_count: _builtins.int
-    """Of the prompt's tokens, those that the target which decided first had computed before, for an
-    earlier request of the same client.
+    """How many prompt tokens the first deciding target had computed before, for an earlier request of
+    the same client.
     """
     @_builtins.property
     def statistics(self) -> Global___GenerationStatistics:
-        """What it took."""
+        """Counts and times of the generation."""
 
     @_builtins.property
     def timeline(self) -> _containers.RepeatedCompositeFieldContainer[Global___TimelineEvent]:
@@ -913,7 +923,7 @@ Global___GenerationFinished: _TypeAlias = GenerationFinished  # noqa: Y015
 
 @_typing.final
 class GenerationStatistics(_message.Message):
-    """What a generation took.
+    """Counts and times of a generation.
 
     drafted = accepted + rejected + discarded, over draft tokens.
     """
@@ -952,48 +962,50 @@ class GenerationStatistics(_message.Message):
     rejected_token_count: _builtins.int
     """Draft tokens that a target decided against."""
     discarded_token_count: _builtins.int
-    """Draft tokens that nothing was decided about: they followed a rejected one, or came too late."""
+    """Draft tokens without a decision: they followed a rejected token, or came too late."""
     acceptance_rate: _builtins.float
-    """accepted / (accepted + rejected); 0 where nothing was judged."""
+    """accepted / (accepted + rejected); 0 if no draft token was judged."""
     cancelled_rpc_count: _builtins.int
-    """RPCs that were cancelled because a rejection made them worthless."""
+    """RPCs that were cancelled because a rejection made them useless."""
     queue_ns: _builtins.int
-    """Time in queues: the request's own at the orchestrator, until it was worked on, and that of
-    answered calls at the servers, ns.
+    """Time in queues, ns: the request's own wait at the orchestrator, and the waits of its answered
+    calls at the servers.
     """
     forward_ns: _builtins.int
-    """Of answered calls: time in forwards, ns."""
+    """Time of answered calls in forwards, ns."""
     network_ns: _builtins.int
-    """Of answered calls: the rest, spent on the network, in gRPC and in the orchestrator, ns."""
+    """The remaining time of answered calls, on the network, in gRPC and in the orchestrator, ns."""
     time_to_first_token_ns: _builtins.int
     """From the request's arrival to the first token, ns."""
     total_ns: _builtins.int
     """From the request's arrival to the end, ns."""
     corrections_ahead_count: _builtins.int
-    """Of the accepted tokens those that a drafter had found as a runner-up: corrections that were known
-    before they were needed. They do not count for acceptance_rate.
+    """Accepted tokens that a drafter had found as a runner-up: corrections that were known before
+    they were needed. They do not count for acceptance_rate.
     """
     branch_token_count: _builtins.int
-    """Tokens beside the likeliest ones that targets were given to judge: a forward's row each."""
+    """Tokens beside the likeliest ones that targets judged, each a row of a forward."""
     branch_accepted_count: _builtins.int
-    """How many of these became output."""
+    """How many of branch_token_count became output."""
     max_gram_drafted_token_count: _builtins.int
-    """Of the draft tokens, those that Max-Gram found in the text."""
+    """Draft tokens that Max-Gram found in the text."""
     max_gram_accepted_token_count: _builtins.int
-    """Of those, how many are what became output; a drafter may have found the same."""
+    """How many tokens of max_gram_drafted_token_count equal the output; a drafter may have found the
+    same tokens.
+    """
     walltime_improvement: _builtins.float
-    """SWI: the new tokens at the mean time of a target's forward, over the time in all forwards. It is
-    1 for plain decoding of a prompt that takes one forward, and what the same forwards would gain if
-    they alone took time and none overlapped. 0 where it is not known: calls were withdrawn, and
-    never said what they ran.
+    """SWI: the new tokens at the mean time of a target's forward, over the time in all forwards. It
+    is the gain of these forwards over plain decoding if only forwards took time and none
+    overlapped; 1 for plain decoding of a prompt that takes one forward. 0 if it is not known,
+    because calls were withdrawn and never reported their forwards.
     """
     @_builtins.property
     def fallbacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fallback]:
-        """What had to be done differently, and how often."""
+        """The deviations from the plan, with their counts."""
 
     @_builtins.property
     def drafter_models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelForwards]:
-        """The drafters' forwards by model, of a stack the largest model first."""
+        """The drafters' forwards by model; for a stack the largest model first."""
 
     def __init__(
         self,
@@ -1030,7 +1042,7 @@ Global___GenerationStatistics: _TypeAlias = GenerationStatistics  # noqa: Y015
 
 @_typing.final
 class ModelForwards(_message.Message):
-    """What a model ran."""
+    """The forwards of one model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1060,7 +1072,7 @@ Global___ModelForwards: _TypeAlias = ModelForwards  # noqa: Y015
 
 @_typing.final
 class Fallback(_message.Message):
-    """Something that did not go as planned and cost no token."""
+    """A deviation from the plan that cost no token."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1086,7 +1098,7 @@ Global___Fallback: _TypeAlias = Fallback  # noqa: Y015
 
 @_typing.final
 class TimelineEvent(_message.Message):
-    """Something that happened to a request, on the orchestrator's clock."""
+    """An event of a request, on the orchestrator's clock."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1103,7 +1115,7 @@ class TimelineEvent(_message.Message):
     kind: Global___TimelineEventKind.ValueType
     """What happened."""
     server: _builtins.str
-    """Where: the server's name, or "orchestrator"."""
+    """The place: the server's name, or "orchestrator"."""
     start_ns: _builtins.int
     """Its start, ns since the request arrived."""
     end_ns: _builtins.int
@@ -1111,16 +1123,16 @@ class TimelineEvent(_message.Message):
     position: _builtins.int
     """Absolute position of the first token concerned, the prompt counted."""
     call_id: _builtins.int
-    """Which draft or verification, where there is one: unique within the request."""
+    """The draft or verification, if any: unique within the request."""
     speculation_depth: _builtins.int
-    """For a verification: how far it ran ahead (VerifyRequest.speculation_depth)."""
+    """For a verification: its VerifyRequest.speculation_depth."""
     branch_token_count: _builtins.int
-    """Tokens beside the chain, which token_ids has not: those that a draft found, or that a
-    verification judges.
+    """Number of tokens beside the chain, which are not in token_ids: a draft found them, or a
+    verification judges them.
     """
     is_branch: _builtins.bool
-    """For a verification: whether it goes on from a token beside the chain, at a target that would
-    idle.
+    """For a verification: whether it continues from a token beside the chain, at an otherwise idle
+    target.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -1167,7 +1179,7 @@ Global___GetSystemInfoRequest: _TypeAlias = GetSystemInfoRequest  # noqa: Y015
 
 @_typing.final
 class GetSystemInfoResponse(_message.Message):
-    """What an orchestrator works with."""
+    """The models and servers of an orchestrator."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1195,8 +1207,8 @@ class GetSystemInfoResponse(_message.Message):
     running_request_count: _builtins.int
     """Requests running."""
     most_request_bytes: _builtins.int
-    """The largest GenerateRequest that is taken, in bytes: as much as the targets' context needs, and
-    no more than the operator allows. A proxy reads no more than that from its own clients.
+    """The largest accepted GenerateRequest, in bytes: as much as the targets' context needs, and no
+    more than the operator allows. A proxy need not read more than this from its own clients.
     """
     @_builtins.property
     def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerInfo]:
@@ -1247,19 +1259,19 @@ class ServerInfo(_message.Message):
     role: _model_service_pb2.ModelRole.ValueType
     """What kind of server it is."""
     ready: _builtins.bool
-    """Whether new requests may get it: whether its standing is USED or RESTING."""
+    """Whether new requests may use it: its standing is USED or RESTING."""
     status: _builtins.str
-    """Why not, in one line."""
+    """If not ready, the reason, in one line."""
     model_fingerprint: _builtins.str
     """Its model's fingerprint."""
     decode_step_ns: _builtins.int
-    """One decoding step there, ns: measured."""
+    """Measured time of one decoding step there, ns."""
     self_draft_kind: _builtins.str
-    """What it drafts for itself with; empty where it does not: GetModelInfoResponse.self_draft_kind."""
+    """GetModelInfoResponse.self_draft_kind; empty if it does not draft for itself."""
     is_invariant: _builtins.bool
-    """Whether its choices are the same bit by bit: GetModelInfoResponse.is_invariant."""
+    """GetModelInfoResponse.is_invariant: whether its choices are the same bit by bit."""
     standing: Global___ServerStanding.ValueType
-    """Whether it is used, rests, or is not used and why."""
+    """Whether it is used, rests, or is not used, with the reason."""
     standing_detail: _builtins.str
     """More on the standing, for people: a clause or several, mostly about "it". May be empty."""
     def __init__(
@@ -1304,7 +1316,7 @@ Global___GetSystemChatTemplateRequest: _TypeAlias = GetSystemChatTemplateRequest
 
 @_typing.final
 class GetSystemChatTemplateResponse(_message.Message):
-    """How the model wants a conversation."""
+    """The model's chat template."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

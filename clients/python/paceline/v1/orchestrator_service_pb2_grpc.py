@@ -65,8 +65,9 @@ class OrchestratorServiceServicer:
 
         Precondition: none. Effect: none that outlives the call; leaving the stream frees everything.
         Idempotency: under EXACT the same request with the same seed gives the same text.
-        A request beyond what is worked on at once waits for its turn, fairly among clients. A proxy
-        can tell its own clients apart by the metadata `paceline-lane`: they take turns within its share.
+        While the orchestrator works on as many requests as it may, a further request waits for its
+        turn, fairly among clients. A proxy can tell its own clients apart by the metadata
+        `paceline-lane`: they take turns within the proxy's turns.
         Errors:
         INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
         RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo
@@ -81,7 +82,7 @@ class OrchestratorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetSystemInfo(self, request, context):
-        """Describe the models and servers this orchestrator works with now.
+        """Describe the models and servers that this orchestrator works with now.
 
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors: none of its own.
@@ -91,10 +92,11 @@ class OrchestratorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetSystemChatTemplate(self, request, context):
-        """Tell how the model wants a conversation written as a prompt, as a target says now.
+        """Return the model's template for a conversation, as a target gives it now.
 
-        Send the rendered text with add_special_tokens = false and parse_special_tokens = true; or in
-        parts, if a message has the text of a special token in it, which is then a part of its own.
+        Send the rendered text with add_special_tokens = false and parse_special_tokens = true. If a
+        message contains the text of a special token, send the text in parts, with that message in a
+        part of its own.
 
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors:

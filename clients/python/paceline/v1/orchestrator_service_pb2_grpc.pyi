@@ -42,8 +42,9 @@ class OrchestratorServiceStub:
 
     Precondition: none. Effect: none that outlives the call; leaving the stream frees everything.
     Idempotency: under EXACT the same request with the same seed gives the same text.
-    A request beyond what is worked on at once waits for its turn, fairly among clients. A proxy
-    can tell its own clients apart by the metadata `paceline-lane`: they take turns within its share.
+    While the orchestrator works on as many requests as it may, a further request waits for its
+    turn, fairly among clients. A proxy can tell its own clients apart by the metadata
+    `paceline-lane`: they take turns within the proxy's turns.
     Errors:
       INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
       RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo
@@ -54,16 +55,17 @@ class OrchestratorServiceStub:
       DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
     """
     GetSystemInfo: _grpc.UnaryUnaryMultiCallable[_orchestrator_service_pb2.GetSystemInfoRequest, _orchestrator_service_pb2.GetSystemInfoResponse]
-    """Describe the models and servers this orchestrator works with now.
+    """Describe the models and servers that this orchestrator works with now.
 
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors: none of its own.
     """
     GetSystemChatTemplate: _grpc.UnaryUnaryMultiCallable[_orchestrator_service_pb2.GetSystemChatTemplateRequest, _orchestrator_service_pb2.GetSystemChatTemplateResponse]
-    """Tell how the model wants a conversation written as a prompt, as a target says now.
+    """Return the model's template for a conversation, as a target gives it now.
 
-    Send the rendered text with add_special_tokens = false and parse_special_tokens = true; or in
-    parts, if a message has the text of a special token in it, which is then a part of its own.
+    Send the rendered text with add_special_tokens = false and parse_special_tokens = true. If a
+    message contains the text of a special token, send the text in parts, with that message in a
+    part of its own.
 
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors:
@@ -85,8 +87,9 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
 
     Precondition: none. Effect: none that outlives the call; leaving the stream frees everything.
     Idempotency: under EXACT the same request with the same seed gives the same text.
-    A request beyond what is worked on at once waits for its turn, fairly among clients. A proxy
-    can tell its own clients apart by the metadata `paceline-lane`: they take turns within its share.
+    While the orchestrator works on as many requests as it may, a further request waits for its
+    turn, fairly among clients. A proxy can tell its own clients apart by the metadata
+    `paceline-lane`: they take turns within the proxy's turns.
     Errors:
       INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
       RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo
@@ -97,16 +100,17 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
       DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
     """
     GetSystemInfo: _aio.UnaryUnaryMultiCallable[_orchestrator_service_pb2.GetSystemInfoRequest, _orchestrator_service_pb2.GetSystemInfoResponse]  # type: ignore[assignment]
-    """Describe the models and servers this orchestrator works with now.
+    """Describe the models and servers that this orchestrator works with now.
 
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors: none of its own.
     """
     GetSystemChatTemplate: _aio.UnaryUnaryMultiCallable[_orchestrator_service_pb2.GetSystemChatTemplateRequest, _orchestrator_service_pb2.GetSystemChatTemplateResponse]  # type: ignore[assignment]
-    """Tell how the model wants a conversation written as a prompt, as a target says now.
+    """Return the model's template for a conversation, as a target gives it now.
 
-    Send the rendered text with add_special_tokens = false and parse_special_tokens = true; or in
-    parts, if a message has the text of a special token in it, which is then a part of its own.
+    Send the rendered text with add_special_tokens = false and parse_special_tokens = true. If a
+    message contains the text of a special token, send the text in parts, with that message in a
+    part of its own.
 
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors:
@@ -131,8 +135,9 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Precondition: none. Effect: none that outlives the call; leaving the stream frees everything.
         Idempotency: under EXACT the same request with the same seed gives the same text.
-        A request beyond what is worked on at once waits for its turn, fairly among clients. A proxy
-        can tell its own clients apart by the metadata `paceline-lane`: they take turns within its share.
+        While the orchestrator works on as many requests as it may, a further request waits for its
+        turn, fairly among clients. A proxy can tell its own clients apart by the metadata
+        `paceline-lane`: they take turns within the proxy's turns.
         Errors:
           INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
           RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo
@@ -149,7 +154,7 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _orchestrator_service_pb2.GetSystemInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_orchestrator_service_pb2.GetSystemInfoResponse, _abc.Awaitable[_orchestrator_service_pb2.GetSystemInfoResponse]]:
-        """Describe the models and servers this orchestrator works with now.
+        """Describe the models and servers that this orchestrator works with now.
 
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors: none of its own.
@@ -161,10 +166,11 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _orchestrator_service_pb2.GetSystemChatTemplateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_orchestrator_service_pb2.GetSystemChatTemplateResponse, _abc.Awaitable[_orchestrator_service_pb2.GetSystemChatTemplateResponse]]:
-        """Tell how the model wants a conversation written as a prompt, as a target says now.
+        """Return the model's template for a conversation, as a target gives it now.
 
-        Send the rendered text with add_special_tokens = false and parse_special_tokens = true; or in
-        parts, if a message has the text of a special token in it, which is then a part of its own.
+        Send the rendered text with add_special_tokens = false and parse_special_tokens = true. If a
+        message contains the text of a special token, send the text in parts, with that message in a
+        part of its own.
 
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors:

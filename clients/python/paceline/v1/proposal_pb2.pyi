@@ -40,7 +40,9 @@ class Proposal(_message.Message):
 
     @_builtins.property
     def distributions(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.SparseDistribution]:
-        """Under REJECTION one for each token: the distribution it was drawn from. Else empty."""
+        """Under REJECTION one for each token: the distribution from which the token was drawn. Otherwise
+        empty.
+        """
 
     def __init__(
         self,

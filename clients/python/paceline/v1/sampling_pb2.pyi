@@ -28,9 +28,9 @@ class _VerificationRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Veri
     VERIFICATION_RULE_UNSPECIFIED: _VerificationRule.ValueType  # 0
     """Not set; a request that leaves it so gets EXACT."""
     VERIFICATION_RULE_EXACT: _VerificationRule.ValueType  # 1
-    """Accept a draft token if it is the one the target itself would have chosen at that position with
-    the same seed. Promises the tokens: those of plain autoregressive decoding, for every strategy,
-    drafter, lookahead, number of targets, retry and failover, given equal logits.
+    """Accept a draft token if the target itself would have chosen it at that position with the same
+    seed. Promises the tokens: those of plain autoregressive decoding, for every strategy, drafter,
+    lookahead, number of targets, retry and failover, given equal logits.
     """
     VERIFICATION_RULE_REJECTION: _VerificationRule.ValueType  # 2
     """Rejection sampling (Leviathan et al. 2023, Chen et al. 2023). Accepts more when sampling.
@@ -38,14 +38,14 @@ class _VerificationRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Veri
     """
 
 class VerificationRule(_VerificationRule, metaclass=_VerificationRuleEnumTypeWrapper):
-    """The rule by which a target accepts draft tokens, and with it what the output promises."""
+    """The rule by which a target accepts draft tokens, and with it the promise for the output."""
 
 VERIFICATION_RULE_UNSPECIFIED: VerificationRule.ValueType  # 0
 """Not set; a request that leaves it so gets EXACT."""
 VERIFICATION_RULE_EXACT: VerificationRule.ValueType  # 1
-"""Accept a draft token if it is the one the target itself would have chosen at that position with
-the same seed. Promises the tokens: those of plain autoregressive decoding, for every strategy,
-drafter, lookahead, number of targets, retry and failover, given equal logits.
+"""Accept a draft token if the target itself would have chosen it at that position with the same
+seed. Promises the tokens: those of plain autoregressive decoding, for every strategy, drafter,
+lookahead, number of targets, retry and failover, given equal logits.
 """
 VERIFICATION_RULE_REJECTION: VerificationRule.ValueType  # 2
 """Rejection sampling (Leviathan et al. 2023, Chen et al. 2023). Accepts more when sampling.
@@ -115,7 +115,7 @@ Global___SamplingParameters: _TypeAlias = SamplingParameters  # noqa: Y015
 
 @_typing.final
 class LikeliestTokens(_message.Message):
-    """The likeliest tokens at one place, by the target's plain softmax (temperature 1, no filters)."""
+    """The likeliest tokens at one position, by the target's plain softmax (temperature 1, no filters)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

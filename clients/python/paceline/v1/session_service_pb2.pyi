@@ -99,13 +99,13 @@ class RenewSessionResponse(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     LIVE_SEQUENCE_FIELD_NUMBER: _builtins.int
     live_sequence: _builtins.int
-    """The sequence of the session's call that is queued or running here, and can be expected to be
-    answered; 0 if there is none, or if the forward that runs here has taken far longer than its
-    rows should. So a caller that waits long tells a busy server from one that forgot the call.
+    """The sequence of the session's call that is queued or running here, and will probably be
+    answered; 0 if there is no such call, or if the running forward has taken far longer than its
+    rows should. So a caller that waits long can tell a busy server from a server without the call.
     """
     @_builtins.property
     def lease(self) -> _duration_pb2.Duration:
-        """From now on."""
+        """The lease, from now on."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ Global___CloseSessionRequest: _TypeAlias = CloseSessionRequest  # noqa: Y015
 
 @_typing.final
 class CloseSessionResponse(_message.Message):
-    """Says nothing: the session is gone."""
+    """Empty: the session is gone."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -162,7 +162,7 @@ Global___CloseSessionResponse: _TypeAlias = CloseSessionResponse  # noqa: Y015
 
 @_typing.final
 class SessionSpec(_message.Message):
-    """What a session is opened for. It holds for the session's whole life."""
+    """The fixed properties of a session, valid for its whole life."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -176,25 +176,26 @@ class SessionSpec(_message.Message):
     LIMIT_LENGTH_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
     expected_model_fingerprint: _builtins.str
-    """The fingerprint the model must have (GetModelInfoResponse.fingerprint). Required."""
+    """The fingerprint that the model must have (GetModelInfoResponse.fingerprint). Required."""
     seed: _builtins.int
     """Seed of the position-keyed noise, in [0, 2^53). Default 0."""
     verification_rule: _sampling_pb2.VerificationRule.ValueType
     """How draft tokens are accepted; a drafter samples accordingly. Default EXACT."""
     reserve_length: _builtins.int
-    """Tokens to reserve memory for at once, prompt included, in [1, context length]. Required. Where
-    there is room, and limit_length allows it, a step more is reserved.
+    """Tokens to reserve memory for at once, prompt included, in [1, context length]. Required. If
+    there is room, and limit_length allows it, the server reserves one step more.
     """
     request_id: _builtins.str
     """The request this session serves, for logs and traces. At most 64 characters of [A-Za-z0-9._-]."""
     limit_length: _builtins.int
     """Tokens the session may grow to, prompt included, in [reserve_length, context length]; default
-    reserve_length. A call that needs more than is reserved reserves more, in steps. Where there is
-    no room it ends with RESOURCE_EXHAUSTED / CACHE_EXHAUSTED, and the session is as it was.
+    reserve_length. A call that needs more than the reservation reserves more, in steps. If there
+    is no room the call ends with RESOURCE_EXHAUSTED / CACHE_EXHAUSTED, and the session stays as it
+    was.
     """
     share: _builtins.str
-    """Whose work this is: the server's memory, sessions and queue are shared fairly among shares. An
-    opaque name, at most 64 characters of [A-Za-z0-9._-]; empty is a share like any other.
+    """The tenant of the session: the server divides memory, sessions and queue fairly among tenants.
+    An opaque name, at most 64 characters of [A-Za-z0-9._-]; empty is a tenant like any other.
     """
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParameters:
@@ -243,7 +244,7 @@ class SessionGrant(_message.Message):
     """
     @_builtins.property
     def lease(self) -> _duration_pb2.Duration:
-        """The lease granted: within it a session that has no call wants to be renewed."""
+        """The lease granted: a session without a call must be renewed within this time."""
 
     def __init__(
         self,
@@ -261,18 +262,19 @@ Global___SessionGrant: _TypeAlias = SessionGrant  # noqa: Y015
 
 @_typing.final
 class SessionCall(_message.Message):
-    """The part that Draft, Verify and Decode share: which session, and what it shall hold before the work.
+    """The part that Draft, Verify and Decode share: the session, and the tokens that it shall hold
+    before the work.
 
     The one rule: keep the first base_length tokens you hold, forget the rest, append token_ids. It is
     prefill (base_length 0), catching up on tokens that another server verified, rollback after a
     rejection, and recovery after a fault.
 
-    Fencing. gRPC does not order separate calls, so each one carries a sequence number, and a digest
-    of what it builds on. A call with a higher sequence supersedes every pending or running call of
-    the session; the superseded ones end with ABORTED / SUPERSEDED.
+    Fencing. gRPC does not order separate calls, so each call carries a sequence number, and a digest
+    of the tokens that it builds on. A call with a higher sequence supersedes every pending or
+    running call of the session; superseded calls end with ABORTED / SUPERSEDED.
 
-    After a call that was cancelled, superseded or failed the session holds the first
-    min(what it held, base_length) tokens; Draft and Decode calls also keep what they had streamed.
+    After a call that was cancelled, superseded or failed the session holds the first min(what it
+    held, base_length) tokens; Draft and Decode calls also keep their streamed tokens.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -294,7 +296,7 @@ class SessionCall(_message.Message):
     little-endian. With base_length 0 it may be empty.
     """
     expected_model_fingerprint: _builtins.str
-    """The fingerprint the model must have. Required."""
+    """The fingerprint that the model must have. Required."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens to append. base_length + these must be 1 or more, and fit in limit_length."""
@@ -341,23 +343,24 @@ class CallTiming(_message.Message):
     row_count: _builtins.int
     """Rows (token positions) computed in them."""
     began_early: _builtins.bool
-    """Whether they had begun before the call came: see VerifyRequest.anticipate. So the call's wait
-    may be shorter than these times.
+    """Whether the forwards had begun before the call came: see VerifyRequest.anticipate. If so, the
+    call's wait may be shorter than these times.
     """
     shared_row_count: _builtins.int
-    """Rows that those forwards computed in all, other calls' included. 0: the server does not say."""
+    """All rows that these forwards computed, other calls' rows included. 0: the server does not say."""
     shared_call_count: _builtins.int
-    """Calls that those forwards computed rows of, this one included, added up over the forwards. So
-    over `forward_count` it is how many were in one. 0: the server does not say.
+    """Number of calls in each of these forwards, this call included, added up over the forwards.
+    Divided by `forward_count` it is the mean number of calls in a forward. 0: the server does not
+    say.
     """
     reused_token_count: _builtins.int
-    """Of a session's first call, a Verify or Decode: so many tokens of its prefix had been computed for
-    an earlier session of the same client, and are not among the rows.
+    """For a session's first call, a Verify or Decode: the number of prefix tokens that were computed
+    for an earlier session of the same client, and are not among the rows.
     """
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageTiming]:
-        """Which of the forwards each model of a stack ran, in the order of GetModelInfoResponse.stages;
-        Max-Gram has none. Empty where there is no stack.
+        """The forwards of each model of a stack, in the order of GetModelInfoResponse.stages; Max-Gram
+        has none. Empty without a stack.
         """
 
     def __init__(
@@ -383,16 +386,16 @@ Global___CallTiming: _TypeAlias = CallTiming  # noqa: Y015
 
 @_typing.final
 class StageTiming(_message.Message):
-    """What one model of a stack ran for a call."""
+    """The forwards of one model of a stack for a call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FORWARD_COUNT_FIELD_NUMBER: _builtins.int
     FORWARD_NS_FIELD_NUMBER: _builtins.int
     forward_count: _builtins.int
-    """Its forwards."""
+    """Number of forwards."""
     forward_ns: _builtins.int
-    """In them, ns."""
+    """Time in them, ns."""
     def __init__(
         self,
         *,

@@ -29,7 +29,7 @@ class SessionServiceStub:
     """Keeps sessions for callers. Every drafter and every target serves it.
 
     A session is a list of token ids that a model server holds for one request, with the model's KV
-    cache for it. The cache may lag behind the list; the list is what the contract speaks of.
+    cache for it. The cache may lag behind the list. The contract is about the list.
     """
 
     def __init__(self, channel):
@@ -59,7 +59,7 @@ class SessionServiceServicer:
     """Keeps sessions for callers. Every drafter and every target serves it.
 
     A session is a list of token ids that a model server holds for one request, with the model's KV
-    cache for it. The cache may lag behind the list; the list is what the contract speaks of.
+    cache for it. The cache may lag behind the list. The contract is about the list.
     """
 
     def OpenSession(self, request, context):
@@ -131,7 +131,7 @@ class SessionService:
     """Keeps sessions for callers. Every drafter and every target serves it.
 
     A session is a list of token ids that a model server holds for one request, with the model's KV
-    cache for it. The cache may lag behind the list; the list is what the contract speaks of.
+    cache for it. The cache may lag behind the list. The contract is about the list.
     """
 
     @staticmethod

@@ -30,7 +30,7 @@ class SessionServiceStub:
     """Keeps sessions for callers. Every drafter and every target serves it.
 
     A session is a list of token ids that a model server holds for one request, with the model's KV
-    cache for it. The cache may lag behind the list; the list is what the contract speaks of.
+    cache for it. The cache may lag behind the list. The contract is about the list.
     """
 
     @_typing.overload
@@ -70,7 +70,7 @@ class SessionServiceAsyncStub(SessionServiceStub):
     """Keeps sessions for callers. Every drafter and every target serves it.
 
     A session is a list of token ids that a model server holds for one request, with the model's KV
-    cache for it. The cache may lag behind the list; the list is what the contract speaks of.
+    cache for it. The cache may lag behind the list. The contract is about the list.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -106,7 +106,7 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     """Keeps sessions for callers. Every drafter and every target serves it.
 
     A session is a list of token ids that a model server holds for one request, with the model's KV
-    cache for it. The cache may lag behind the list; the list is what the contract speaks of.
+    cache for it. The cache may lag behind the list. The contract is about the list.
     """
 
     @_abc_1.abstractmethod

@@ -36,27 +36,27 @@ class VerifyRequest(_message.Message):
     PROPOSE_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     speculation_depth: _builtins.int
-    """How far this verification runs ahead: 0 decides the request's first open position, 1 is assumed
-    to follow on that, and so on. At most 65535.
+    """How far this verification runs ahead: 0 decides the request's first open position, 1 assumes
+    the success of depth 0, and so on. At most 65535.
     """
     logprobs: _builtins.bool
     """Return the log probability of each decided token."""
     anticipate: _builtins.bool
     """After a verdict that rejects a token, begin the forward that decides the token after
-    next_token_id, where nobody waits for the model. The session's next Verify takes it over if it
-    asks just that: the text so far with next_token_id, and no proposal. Any other call of the
-    session drops it. It changes no answer, nor what the session holds; where there is no room it is
-    not done.
+    next_token_id, while no call waits for the model. The session's next Verify takes this forward
+    over if it asks for the same: the text so far with next_token_id, and no proposal. Any other
+    call of the session drops the forward. Anticipation changes no answer and no held token;
+    without room it is not done.
     """
     propose: _builtins.bool
-    """Return what the target itself proposes after next_token_id, where it drafts for itself
-    (GetModelInfoResponse.self_draft_depth). Elsewhere, and under REJECTION, it has no effect. Such a
-    target need not judge what it holds unlikely of its own last proposal when that is sent back:
-    next_token_id may be among that.
+    """Return the target's own proposal after next_token_id, if the target drafts for itself
+    (GetModelInfoResponse.self_draft_depth). At other targets, and under REJECTION, this has no
+    effect. When its own last proposal comes back, such a target need not judge the tokens that it
+    thinks unlikely; next_token_id may be one of them.
     """
     top_logprobs: _builtins.int
-    """Return so many of the likeliest tokens at the place of each decided token. In [0, 20]; default
-    0: none. It changes no verdict.
+    """Return this many of the likeliest tokens at the position of each decided token. In [0, 20];
+    default 0: none. It changes no verdict.
     """
     @_builtins.property
     def call(self) -> _session_service_pb2.SessionCall:
@@ -64,9 +64,9 @@ class VerifyRequest(_message.Message):
 
     @_builtins.property
     def proposal(self) -> _proposal_pb2.Proposal:
-        """What to judge: a chain of at most 1024 tokens, or a tree within the limits that GetModelInfo
-        tells, in which what follows the same token is distinct; its paths within limit_length. None is
-        plain decoding. Of a tree every token takes memory, as long as no other call was made.
+        """What to judge: a chain of at most 1024 tokens, or a tree within the limits of GetModelInfo,
+        whose siblings are distinct and whose paths are within limit_length. An empty proposal is plain
+        decoding. Every token of a tree takes memory until the session's next call.
         """
 
     def __init__(
@@ -106,16 +106,16 @@ class VerifyResponse(_message.Message):
     sequence: _builtins.int
     """The call's sequence."""
     prefix_length: _builtins.int
-    """Length of the prefix the verdict assumes: base_length and the appended tokens."""
+    """Length of the prefix that the verdict assumes: base_length and the appended tokens."""
     next_token_id: _builtins.int
-    """The target's token after the accepted ones: a correction if more was proposed."""
+    """The target's token after the accepted ones: a correction if the proposal had more tokens."""
     held_length: _builtins.int
-    """How many tokens the session holds now, and so the largest base_length of its next call: those
-    of the prefix and the accepted ones.
+    """How many tokens the session holds now: prefix and accepted tokens. It is the largest
+    base_length of the next call.
     """
     @_builtins.property
     def accepted_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Which of the proposal's tokens are accepted: indices, root first. Of a chain, 0 to n - 1."""
+        """The accepted tokens of the proposal: indices, root first. For a chain, 0 to n - 1."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -125,18 +125,18 @@ class VerifyResponse(_message.Message):
 
     @_builtins.property
     def timing(self) -> _session_service_pb2.CallTiming:
-        """Where the time went."""
+        """The parts of the call's time."""
 
     @_builtins.property
     def proposal(self) -> _proposal_pb2.Proposal:
         """If asked for: a tree of tokens that may follow next_token_id, found in the same forward. Empty
-        where the target does not draft for itself. Like a drafter's it is a guess: judge it.
+        if the target does not draft for itself. It is a guess like a drafter's: judge it.
         """
 
     @_builtins.property
     def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.LikeliestTokens]:
-        """If asked for: what was likeliest at the place of each accepted token, and last of the next token;
-        fewer where the vocabulary has fewer that are possible.
+        """If asked for: the likeliest tokens at the position of each accepted token, and last of the next
+        token; fewer if fewer tokens are possible.
         """
 
     def __init__(
@@ -188,8 +188,8 @@ class DecodeRequest(_message.Message):
 
     @_builtins.property
     def message_interval(self) -> _duration_pb2.Duration:
-        """Between two messages so much time passes at least; tokens found meanwhile travel together. The
-        last ones do not wait. In [0, 1] seconds; default 0: each token as soon as it is known.
+        """The least time between two messages; tokens found in between travel together. The last tokens
+        do not wait. In [0, 1] seconds; default 0: each token as soon as it is known.
         """
 
     def __init__(
@@ -225,7 +225,7 @@ class DecodeResponse(_message.Message):
     sequence: _builtins.int
     """The call's sequence."""
     start_length: _builtins.int
-    """How many tokens of the session precede these."""
+    """Number of the session's tokens before these tokens."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """One token or more."""
@@ -236,7 +236,7 @@ class DecodeResponse(_message.Message):
 
     @_builtins.property
     def timing(self) -> _session_service_pb2.CallTiming:
-        """Since the message before."""
+        """The time since the message before."""
 
     @_builtins.property
     def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.LikeliestTokens]:

@@ -26,13 +26,13 @@ if _version_not_supported:
 
 
 class TargetServiceStub:
-    """Verifies draft tokens with the large model, whose output it is that the user gets; or decodes with
-    it alone.
+    """Verifies draft tokens with the large model, whose output the user gets; or decodes with this
+    model alone.
 
-    Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair turns
-    of the sessions' shares, those of one share first come, first served. Cancelled and superseded
-    calls leave the queue; a running forward of theirs is given up at the next layer where
-    GetModelInfoResponse.cancels_between_layers says so.
+    Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair
+    turns of the sessions' tenants, calls of one tenant in the order of arrival. Cancelled and
+    superseded calls leave the queue; their running forward is given up at the next layer if
+    GetModelInfoResponse.cancels_between_layers is set.
     """
 
     def __init__(self, channel):
@@ -54,13 +54,13 @@ class TargetServiceStub:
 
 
 class TargetServiceServicer:
-    """Verifies draft tokens with the large model, whose output it is that the user gets; or decodes with
-    it alone.
+    """Verifies draft tokens with the large model, whose output the user gets; or decodes with this
+    model alone.
 
-    Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair turns
-    of the sessions' shares, those of one share first come, first served. Cancelled and superseded
-    calls leave the queue; a running forward of theirs is given up at the next layer where
-    GetModelInfoResponse.cancels_between_layers says so.
+    Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair
+    turns of the sessions' tenants, calls of one tenant in the order of arrival. Cancelled and
+    superseded calls leave the queue; their running forward is given up at the next layer if
+    GetModelInfoResponse.cancels_between_layers is set.
     """
 
     def Verify(self, request, context):
@@ -69,7 +69,8 @@ class TargetServiceServicer:
         An empty proposal is plain decoding: one token after the prefix.
 
         Precondition: SessionCall's, and a prefix of one token or more.
-        Effect: the session holds the prefix and the accepted tokens: no rejected one, nor the next.
+        Effect: the session holds the prefix and the accepted tokens; no rejected token, and not the
+        next token.
         Idempotency: a pure function of prefix, proposal, sampling parameters and seed, so it can be sent
         again, to any target with the same fingerprint, with a new sequence.
         Errors:
@@ -89,8 +90,8 @@ class TargetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Decode(self, request, context):
-        """Decode the tokens that follow a prefix, one forward each, and stream them as they are found: what
-        a Verify without a proposal gives, again and again, without its way there and back.
+        """Decode the tokens that follow a prefix, one forward each, and stream them as they are found:
+        the tokens of repeated Verify calls without a proposal, without a round trip for each.
 
         At most max_tokens, and none after one of end_token_ids; then the stream ends with OK. Cancel the
         call to stop earlier.
@@ -98,7 +99,7 @@ class TargetServiceServicer:
         Precondition: SessionCall's, and a prefix of one token or more.
         Effect: the session holds the prefix and every token streamed, also after a cancel.
         Idempotency: a pure function of prefix, sampling parameters and seed, as Verify's is.
-        Errors: Verify's, but for UNSUPPORTED. What was streamed before stands.
+        Errors: Verify's, but for UNSUPPORTED. Streamed tokens stay valid.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,13 +127,13 @@ def add_TargetServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TargetService:
-    """Verifies draft tokens with the large model, whose output it is that the user gets; or decodes with
-    it alone.
+    """Verifies draft tokens with the large model, whose output the user gets; or decodes with this
+    model alone.
 
-    Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair turns
-    of the sessions' shares, those of one share first come, first served. Cancelled and superseded
-    calls leave the queue; a running forward of theirs is given up at the next layer where
-    GetModelInfoResponse.cancels_between_layers says so.
+    Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair
+    turns of the sessions' tenants, calls of one tenant in the order of arrival. Cancelled and
+    superseded calls leave the queue; their running forward is given up at the next layer if
+    GetModelInfoResponse.cancels_between_layers is set.
     """
 
     @staticmethod

@@ -27,13 +27,13 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TargetServiceStub:
-    """Verifies draft tokens with the large model, whose output it is that the user gets; or decodes with
-    it alone.
+    """Verifies draft tokens with the large model, whose output the user gets; or decodes with this
+    model alone.
 
-    Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair turns
-    of the sessions' shares, those of one share first come, first served. Cancelled and superseded
-    calls leave the queue; a running forward of theirs is given up at the next layer where
-    GetModelInfoResponse.cancels_between_layers says so.
+    Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair
+    turns of the sessions' tenants, calls of one tenant in the order of arrival. Cancelled and
+    superseded calls leave the queue; their running forward is given up at the next layer if
+    GetModelInfoResponse.cancels_between_layers is set.
     """
 
     @_typing.overload
@@ -46,7 +46,8 @@ class TargetServiceStub:
     An empty proposal is plain decoding: one token after the prefix.
 
     Precondition: SessionCall's, and a prefix of one token or more.
-    Effect: the session holds the prefix and the accepted tokens: no rejected one, nor the next.
+    Effect: the session holds the prefix and the accepted tokens; no rejected token, and not the
+    next token.
     Idempotency: a pure function of prefix, proposal, sampling parameters and seed, so it can be sent
     again, to any target with the same fingerprint, with a new sequence.
     Errors:
@@ -62,8 +63,8 @@ class TargetServiceStub:
       UNIMPLEMENTED / UNSUPPORTED             propose a chain (GetModelInfo.tree_token_limit)
     """
     Decode: _grpc.UnaryStreamMultiCallable[_target_service_pb2.DecodeRequest, _target_service_pb2.DecodeResponse]
-    """Decode the tokens that follow a prefix, one forward each, and stream them as they are found: what
-    a Verify without a proposal gives, again and again, without its way there and back.
+    """Decode the tokens that follow a prefix, one forward each, and stream them as they are found:
+    the tokens of repeated Verify calls without a proposal, without a round trip for each.
 
     At most max_tokens, and none after one of end_token_ids; then the stream ends with OK. Cancel the
     call to stop earlier.
@@ -71,18 +72,18 @@ class TargetServiceStub:
     Precondition: SessionCall's, and a prefix of one token or more.
     Effect: the session holds the prefix and every token streamed, also after a cancel.
     Idempotency: a pure function of prefix, sampling parameters and seed, as Verify's is.
-    Errors: Verify's, but for UNSUPPORTED. What was streamed before stands.
+    Errors: Verify's, but for UNSUPPORTED. Streamed tokens stay valid.
     """
 
 @_typing.type_check_only
 class TargetServiceAsyncStub(TargetServiceStub):
-    """Verifies draft tokens with the large model, whose output it is that the user gets; or decodes with
-    it alone.
+    """Verifies draft tokens with the large model, whose output the user gets; or decodes with this
+    model alone.
 
-    Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair turns
-    of the sessions' shares, those of one share first come, first served. Cancelled and superseded
-    calls leave the queue; a running forward of theirs is given up at the next layer where
-    GetModelInfoResponse.cancels_between_layers says so.
+    Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair
+    turns of the sessions' tenants, calls of one tenant in the order of arrival. Cancelled and
+    superseded calls leave the queue; their running forward is given up at the next layer if
+    GetModelInfoResponse.cancels_between_layers is set.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -92,7 +93,8 @@ class TargetServiceAsyncStub(TargetServiceStub):
     An empty proposal is plain decoding: one token after the prefix.
 
     Precondition: SessionCall's, and a prefix of one token or more.
-    Effect: the session holds the prefix and the accepted tokens: no rejected one, nor the next.
+    Effect: the session holds the prefix and the accepted tokens; no rejected token, and not the
+    next token.
     Idempotency: a pure function of prefix, proposal, sampling parameters and seed, so it can be sent
     again, to any target with the same fingerprint, with a new sequence.
     Errors:
@@ -108,8 +110,8 @@ class TargetServiceAsyncStub(TargetServiceStub):
       UNIMPLEMENTED / UNSUPPORTED             propose a chain (GetModelInfo.tree_token_limit)
     """
     Decode: _aio.UnaryStreamMultiCallable[_target_service_pb2.DecodeRequest, _target_service_pb2.DecodeResponse]  # type: ignore[assignment]
-    """Decode the tokens that follow a prefix, one forward each, and stream them as they are found: what
-    a Verify without a proposal gives, again and again, without its way there and back.
+    """Decode the tokens that follow a prefix, one forward each, and stream them as they are found:
+    the tokens of repeated Verify calls without a proposal, without a round trip for each.
 
     At most max_tokens, and none after one of end_token_ids; then the stream ends with OK. Cancel the
     call to stop earlier.
@@ -117,17 +119,17 @@ class TargetServiceAsyncStub(TargetServiceStub):
     Precondition: SessionCall's, and a prefix of one token or more.
     Effect: the session holds the prefix and every token streamed, also after a cancel.
     Idempotency: a pure function of prefix, sampling parameters and seed, as Verify's is.
-    Errors: Verify's, but for UNSUPPORTED. What was streamed before stands.
+    Errors: Verify's, but for UNSUPPORTED. Streamed tokens stay valid.
     """
 
 class TargetServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Verifies draft tokens with the large model, whose output it is that the user gets; or decodes with
-    it alone.
+    """Verifies draft tokens with the large model, whose output the user gets; or decodes with this
+    model alone.
 
-    Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair turns
-    of the sessions' shares, those of one share first come, first served. Cancelled and superseded
-    calls leave the queue; a running forward of theirs is given up at the next layer where
-    GetModelInfoResponse.cancels_between_layers says so.
+    Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair
+    turns of the sessions' tenants, calls of one tenant in the order of arrival. Cancelled and
+    superseded calls leave the queue; their running forward is given up at the next layer if
+    GetModelInfoResponse.cancels_between_layers is set.
     """
 
     @_abc_1.abstractmethod
@@ -141,7 +143,8 @@ class TargetServiceServicer(metaclass=_abc_1.ABCMeta):
         An empty proposal is plain decoding: one token after the prefix.
 
         Precondition: SessionCall's, and a prefix of one token or more.
-        Effect: the session holds the prefix and the accepted tokens: no rejected one, nor the next.
+        Effect: the session holds the prefix and the accepted tokens; no rejected token, and not the
+        next token.
         Idempotency: a pure function of prefix, proposal, sampling parameters and seed, so it can be sent
         again, to any target with the same fingerprint, with a new sequence.
         Errors:
@@ -163,8 +166,8 @@ class TargetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _target_service_pb2.DecodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_target_service_pb2.DecodeResponse], _abc.AsyncIterator[_target_service_pb2.DecodeResponse]]:
-        """Decode the tokens that follow a prefix, one forward each, and stream them as they are found: what
-        a Verify without a proposal gives, again and again, without its way there and back.
+        """Decode the tokens that follow a prefix, one forward each, and stream them as they are found:
+        the tokens of repeated Verify calls without a proposal, without a round trip for each.
 
         At most max_tokens, and none after one of end_token_ids; then the stream ends with OK. Cancel the
         call to stop earlier.
@@ -172,7 +175,7 @@ class TargetServiceServicer(metaclass=_abc_1.ABCMeta):
         Precondition: SessionCall's, and a prefix of one token or more.
         Effect: the session holds the prefix and every token streamed, also after a cancel.
         Idempotency: a pure function of prefix, sampling parameters and seed, as Verify's is.
-        Errors: Verify's, but for UNSUPPORTED. What was streamed before stands.
+        Errors: Verify's, but for UNSUPPORTED. Streamed tokens stay valid.
         """
 
 def add_TargetServiceServicer_to_server(servicer: TargetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -12,8 +12,8 @@ export const protobufFileName = "paceline/v1/error_reason.proto";
 
 /**
  * Why a call failed: the `reason` of the google.rpc.ErrorInfo in the status details, without the
- * ERROR_REASON_ prefix; its `domain` is "paceline". Behind each reason: the status code, and what
- * the caller does.
+ * ERROR_REASON_ prefix; its `domain` is "paceline". Each reason's comment has the status code and
+ * the caller's action.
  */
 export enum ErrorReason {
   /** ERROR_REASON_UNSPECIFIED - Not set; never sent. */
@@ -25,13 +25,13 @@ export enum ErrorReason {
   /** ERROR_REASON_MALFORMED_REQUEST - INVALID_ARGUMENT. The bytes are not the request message. Fix the client. */
   ERROR_REASON_MALFORMED_REQUEST = 3,
   /**
-   * ERROR_REASON_SESSION_NOT_FOUND - NOT_FOUND. The session is unknown here: never opened, closed, expired, or of another server
-   * process. Open a new one and send the prefix again.
+   * ERROR_REASON_SESSION_NOT_FOUND - NOT_FOUND. The session is unknown here: it was never opened, was closed, expired, or belongs to
+   * another server process. Open a new one and send the prefix again.
    */
   ERROR_REASON_SESSION_NOT_FOUND = 4,
   /**
-   * ERROR_REASON_PREFIX_NOT_HELD - OUT_OF_RANGE. The session holds fewer tokens than base_length; metadata held_length says how
-   * many. Call again with a base_length that is held.
+   * ERROR_REASON_PREFIX_NOT_HELD - OUT_OF_RANGE. The session holds fewer tokens than base_length; the metadata held_length has the
+   * number. Call again with a base_length that is held.
    */
   ERROR_REASON_PREFIX_NOT_HELD = 5,
   /**
@@ -48,8 +48,8 @@ export enum ErrorReason {
   /** ERROR_REASON_TOKENIZER_MISMATCH - FAILED_PRECONDITION. Drafter and target have different tokenizers. Pair other models. */
   ERROR_REASON_TOKENIZER_MISMATCH = 10,
   /**
-   * ERROR_REASON_CACHE_EXHAUSTED - RESOURCE_EXHAUSTED. No memory for another session or a longer text, or too much of it is
-   * the caller's already. Retry after RetryInfo, or elsewhere.
+   * ERROR_REASON_CACHE_EXHAUSTED - RESOURCE_EXHAUSTED. No memory for another session or a longer text, or the caller already has
+   * too much of it. Retry after RetryInfo, or elsewhere.
    */
   ERROR_REASON_CACHE_EXHAUSTED = 11,
   /**
@@ -69,7 +69,7 @@ export enum ErrorReason {
   ERROR_REASON_SLOW_CONSUMER = 17,
   /** ERROR_REASON_CLIENT_CANCELLED - CANCELLED. The caller went away. */
   ERROR_REASON_CLIENT_CANCELLED = 18,
-  /** ERROR_REASON_UNSUPPORTED - UNIMPLEMENTED. This server cannot do what was asked. Ask another, or leave it out. */
+  /** ERROR_REASON_UNSUPPORTED - UNIMPLEMENTED. This server cannot do this. Ask another server, or leave it out of the request. */
   ERROR_REASON_UNSUPPORTED = 19,
   /** ERROR_REASON_INVARIANT_VIOLATED - DATA_LOSS. A promise was about to be broken, so the stream was stopped. Report it. */
   ERROR_REASON_INVARIANT_VIOLATED = 20,

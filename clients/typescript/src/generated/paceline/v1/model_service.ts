@@ -26,7 +26,7 @@ export const protobufPackage = "paceline.v1";
 
 export const protobufFileName = "paceline/v1/model_service.proto";
 
-/** Which kind of model server this is. */
+/** The kinds of model servers. */
 export enum ModelRole {
   /** MODEL_ROLE_UNSPECIFIED - Not set; never sent. */
   MODEL_ROLE_UNSPECIFIED = 0,
@@ -42,19 +42,19 @@ export interface GetModelInfoRequest {
 
 /** The model behind a server. */
 export interface GetModelInfoResponse {
-  /** What people call the model, for example "python-target". */
+  /** The model's name for people, for example "python-target". */
   modelName: string;
   /** The weights' revision: a commit id of a hub, or the digest of a local directory. */
   modelRevision: string;
   /**
-   * Names everything that decides a token: weights, configuration, tokenizer, ends of a text, dtype;
-   * and nothing of how files write that. Two servers with the same fingerprint are interchangeable
+   * Names everything that decides a token: weights, configuration, tokenizer, ends of a text,
+   * dtype; but not the form of the files. Two servers with the same fingerprint are interchangeable
    * within one stream.
    */
   fingerprint: string;
   /**
    * SHA-256, in hexadecimal, of the tokenizer's bytes, as GetTokenizer streams them. Drafter and
-   * target must agree on it.
+   * target must have the same.
    */
   tokenizerFingerprint: string;
   /**
@@ -66,111 +66,119 @@ export interface GetModelInfoResponse {
   eosTokenIds: number[];
   /** The most tokens a session can hold, prompt included. */
   contextLength: number;
-  /** Which of the servers this is. */
+  /** The kind of this server. */
   role: ModelRole;
   /** The backend that computes: "transformers" or "simulated". */
   backend: string;
   /** The arithmetic's dtype, for example "float32". */
   dtype: string;
-  /** Where it computes, for example "cpu" or "cuda:0". */
+  /** The device that computes, for example "cpu" or "cuda:0". */
   device: string;
-  /** Transformer layers; 0 where the backend has none. */
+  /** Number of transformer layers; 0 if the backend has none. */
   layerCount: number;
   /**
-   * Whether every cancelled forward stops at the next layer. Elsewhere some run to their end, and
-   * are dropped: those of one row where forwards are captured, or all where layers cannot be told.
+   * Whether every cancelled forward stops at the next layer. If false, some forwards run to their
+   * end, and are dropped: forwards of one row where forwards are captured, or all forwards where
+   * layers cannot be told apart.
    */
   cancelsBetweenLayers: boolean;
-  /** Sessions that can be open at once, of all shares together: one alone gets about four fifths. */
+  /**
+   * Sessions that can be open at once, for all tenants together; one tenant alone gets about four
+   * fifths.
+   */
   sessionLimit: number;
-  /** Tokens that all sessions together can reserve; shared in the same way. */
+  /** Tokens that all sessions together can reserve; divided in the same way. */
   tokenBudget: number;
   /** This server process. A session handle of another incarnation is NOT_FOUND here. */
   incarnation: string;
   /** The verification rules that sessions can be opened with. */
   verificationRules: VerificationRule[];
-  /** What forwards cost here, measured: by rows, ascending. */
+  /** Measured times of forwards here, by rows, ascending. */
   forwardLatencies: ForwardLatency[];
   /**
-   * The first forward on a prompt, ns: what it takes for each prompt token beyond the forward's
-   * fixed cost. 0 where it was not measured.
+   * The time of the first forward on a prompt for each prompt token, beyond the forward's fixed
+   * cost, ns. 0 if not measured.
    */
   prefillNsPerToken: number;
-  /** The fixed cost of the first forward on a prompt, ns. 0 where it was not measured. */
+  /** The fixed cost of the first forward on a prompt, ns. 0 if not measured. */
   prefillFixedNs: number;
-  /** Whether one forward computes calls of several sessions. Elsewhere each has its own. */
+  /** Whether one forward computes calls of several sessions. If false each call has its own forward. */
   sharesForwards: boolean;
   /**
-   * The most tokens of a tree that Verify judges in one forward. 0 where proposals have to be
-   * chains, as they have to be everywhere under REJECTION; and where Draft follows no branches.
+   * The most tokens of a tree that Verify judges in one forward. 0 if proposals have to be chains
+   * (under REJECTION they always have to be), or if Draft extends no branches.
    */
   treeTokenLimit: number;
   /** The most tokens of a path of such a tree. */
   treeDepthLimit: number;
   /**
-   * Whether what is decided for a text follows from the text alone, bit by bit: not from how it is
-   * cut into calls, nor from other calls. Elsewhere rounding does depend on both.
+   * Whether the decisions for a text follow from the text alone, bit by bit: not from its division
+   * into calls, nor from other calls. If false, rounding depends on both.
    */
   isInvariant: boolean;
   /**
-   * How many tokens after its own a target can propose with a verdict (VerifyRequest.propose): the
-   * most tokens of a path of what it proposes. 0 where it does not draft for itself.
+   * How many tokens after its own next token a target can propose with a verdict
+   * (VerifyRequest.propose): the most tokens on a path of its proposal. 0 if it does not draft for
+   * itself.
    */
   selfDraftDepth: number;
   /**
-   * What it drafts for itself with: "streams" (Speculative Streaming), "medusa" or "simulated".
-   * Empty where it does not.
+   * The kind of adapter with which it drafts for itself: "streams" (Speculative Streaming),
+   * "medusa" or "simulated". Empty if it does not draft for itself.
    */
   selfDraftKind: string;
-  /** Of a drafter that is a stack: its stages, largest first. Empty elsewhere. */
+  /** The stages of a drafter that is a stack, largest first. Empty for any other server. */
   stages: Stage[];
-  /** The hardware that computes. Not set where forwards compute nothing, or it cannot be told apart. */
+  /**
+   * The hardware that computes. Not set if forwards compute nothing, or if the hardware cannot be
+   * told apart.
+   */
   hardware:
     | Hardware
     | undefined;
   /** Paceline's version, for example "0.2.1". Servers before 0.2 leave it empty. */
   version: string;
   /**
-   * The tokens that ask for what is between two texts (fill in the middle): the one before the
-   * first text, the one before the last text, and the one after both, in this order. Empty where
-   * the model has no such tokens, or none that its server knows.
+   * The tokens that ask for the text between two texts (fill in the middle): the token before the
+   * first text, the token before the last text, and the token after both, in this order. Empty if
+   * the model has no such tokens, or its server does not know them.
    */
   fimTokenIds: number[];
 }
 
-/** What a model computes on, which other servers may compute on, too. */
+/** The hardware on which a model computes; other servers may compute on the same hardware. */
 export interface Hardware {
   /**
-   * Names it among all machines: servers that say the same take time from each other. An opaque
-   * text of at most 64 characters.
+   * A name that is unique among all machines: servers with the same name take time from each other.
+   * An opaque text of at most 64 characters.
    */
   identity: string;
   /**
-   * The part of it that a forward keeps busy, in (0, 1]: a GPU whole, of a CPU's cores one for each
-   * thread.
+   * The part of the hardware that a forward keeps busy, in (0, 1]: the whole of a GPU, or one core
+   * of a CPU for each thread.
    */
   share: number;
 }
 
-/** A stage of a stack, and what was measured of it while it drafted. */
+/** A stage of a stack, and its measurements while it drafted. */
 export interface Stage {
-  /** Its model's name; "max-gram" where it is none, which only the last can be. */
+  /** Its model's name; "max-gram" for Max-Gram, which has no model and can only be the last stage. */
   modelName: string;
-  /** What its forwards cost, measured: by rows, ascending. Empty of Max-Gram. */
+  /** Measured times of its forwards, by rows, ascending. Empty for Max-Gram. */
   forwardLatencies: ForwardLatency[];
-  /** What it decided on draft tokens of each smaller stage, in their order. */
+  /** Its decisions on draft tokens of each smaller stage, in their order. */
   verdicts: StageVerdicts[];
 }
 
-/** What a stage decided on another one's draft tokens; older ones count less. */
+/** A stage's decisions on another stage's draft tokens; older decisions count less. */
 export interface StageVerdicts {
-  /** Tokens that it decided on. */
+  /** Judged tokens. */
   judgedCount: number;
-  /** Those of them that it accepted. */
+  /** Accepted tokens among them. */
   acceptedCount: number;
 }
 
-/** What a forward of a given size takes. */
+/** The time of a forward of a given size. */
 export interface ForwardLatency {
   /** Rows (token positions) computed at once. */
   rows: number;
@@ -196,26 +204,27 @@ export interface GetTokenizerResponse {
 export interface GetChatTemplateRequest {
 }
 
-/** How the model wants a conversation. */
+/** The model's chat template. */
 export interface GetChatTemplateResponse {
   /** The template. */
   chatTemplate: ChatTemplate | undefined;
 }
 
-/** How a model wants a conversation written as a prompt. */
+/** A model's template, which writes a conversation as a prompt. */
 export interface ChatTemplate {
-  /** SHA-256, in hexadecimal, of all that follows; cache what is made of it under that. */
+  /** SHA-256, in hexadecimal, of the other fields; cache compiled templates under this digest. */
   fingerprint: string;
   /**
-   * A Jinja template of the messages, as it lies beside the model; at most 256 KiB. It is a program
+   * A Jinja template of the messages, as stored beside the model; at most 256 KiB. It is a program
    * of the model's author: render it in a sandbox.
    */
   source: string;
   /** Texts of tokens by the names that the source has for them, such as "bos_token". */
   namedTokens: { [key: string]: string };
   /**
-   * The texts of all special tokens. The rendered prompt is parsed with them, so a message that has
-   * one in it could forge the conversation, unless it is sent as a part of its own (PromptPart).
+   * The texts of all special tokens. The rendered prompt is parsed with them, so a message that
+   * contains such a text could forge the conversation, unless the message is sent as a part of its
+   * own (PromptPart).
    */
   specialTokens: string[];
 }
@@ -1417,7 +1426,7 @@ export const ChatTemplate_NamedTokensEntry: MessageFns<ChatTemplate_NamedTokensE
   },
 };
 
-/** What model a server has, and its tokenizer. Every drafter and every target serves it. */
+/** Describes a server's model and its tokenizer. Every drafter and every target serves it. */
 export type ModelServiceService = typeof ModelServiceService;
 export const ModelServiceService = {
   /**
@@ -1442,10 +1451,10 @@ export const ModelServiceService = {
   /**
    * Stream the tokenizer in chunks, in the order of its bytes.
    *
-   * The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library, written
-   * so that equal tokenizers have equal bytes: without white space, keys in order, without what a
-   * call decides (truncation and padding). Its fingerprint is in the first chunk; cache it under
-   * that.
+   * The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library,
+   * written so that equal tokenizers have equal bytes: without white space, keys in order, without
+   * the properties of a single call (truncation and padding). Its fingerprint is in the first
+   * chunk; cache the tokenizer under this fingerprint.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
@@ -1463,7 +1472,7 @@ export const ModelServiceService = {
     responseDeserialize: (value: Buffer): GetTokenizerResponse => GetTokenizerResponse.decode(value),
   },
   /**
-   * Tell how the model wants a conversation written as a prompt.
+   * Return the model's template for a conversation.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
@@ -1497,10 +1506,10 @@ export interface ModelServiceServer extends UntypedServiceImplementation {
   /**
    * Stream the tokenizer in chunks, in the order of its bytes.
    *
-   * The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library, written
-   * so that equal tokenizers have equal bytes: without white space, keys in order, without what a
-   * call decides (truncation and padding). Its fingerprint is in the first chunk; cache it under
-   * that.
+   * The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library,
+   * written so that equal tokenizers have equal bytes: without white space, keys in order, without
+   * the properties of a single call (truncation and padding). Its fingerprint is in the first
+   * chunk; cache the tokenizer under this fingerprint.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
@@ -1509,7 +1518,7 @@ export interface ModelServiceServer extends UntypedServiceImplementation {
    */
   getTokenizer: handleServerStreamingCall<GetTokenizerRequest, GetTokenizerResponse>;
   /**
-   * Tell how the model wants a conversation written as a prompt.
+   * Return the model's template for a conversation.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
@@ -1547,10 +1556,10 @@ export interface ModelServiceClient extends Client {
   /**
    * Stream the tokenizer in chunks, in the order of its bytes.
    *
-   * The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library, written
-   * so that equal tokenizers have equal bytes: without white space, keys in order, without what a
-   * call decides (truncation and padding). Its fingerprint is in the first chunk; cache it under
-   * that.
+   * The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library,
+   * written so that equal tokenizers have equal bytes: without white space, keys in order, without
+   * the properties of a single call (truncation and padding). Its fingerprint is in the first
+   * chunk; cache the tokenizer under this fingerprint.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
@@ -1567,7 +1576,7 @@ export interface ModelServiceClient extends Client {
     options?: Partial<CallOptions>,
   ): ClientReadableStream<GetTokenizerResponse>;
   /**
-   * Tell how the model wants a conversation written as a prompt.
+   * Return the model's template for a conversation.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:

@@ -27,13 +27,14 @@ export const protobufPackage = "paceline.v1";
 
 export const protobufFileName = "paceline/v1/orchestrator_service.proto";
 
-/** How a request is decoded. The output is the same with every one. */
+/** How a request is decoded. The output is the same with every strategy. */
 export enum Strategy {
   /** STRATEGY_UNSPECIFIED - Not set; a request that leaves it so gets AUTO. */
   STRATEGY_UNSPECIFIED = 0,
   /**
-   * STRATEGY_AUTO - The planner picks from measured latencies, acceptance and load; `started` says what. While it
-   * runs that follows the load and its verdicts; see FALLBACK_KIND_LOAD_CHANGED.
+   * STRATEGY_AUTO - The planner picks a strategy by measured latencies, acceptance and load; `started` names it.
+   * The strategy of a running request follows the load and the request's own verdicts; see
+   * FALLBACK_KIND_LOAD_CHANGED.
    */
   STRATEGY_AUTO = 1,
   /** STRATEGY_AUTOREGRESSIVE - Plain decoding with one target ("non-SI"). */
@@ -43,52 +44,52 @@ export enum Strategy {
   /** STRATEGY_DISTRIBUTED - Distributed speculative inference: drafting and several verifications overlap ("DSI"). */
   STRATEGY_DISTRIBUTED = 4,
   /**
-   * STRATEGY_SELF_SPECULATIVE - Self-speculation with one target that drafts for itself ("self-SI"): each of its verdicts brings
-   * the tokens that the next one judges. Needs a target with GetModelInfoResponse.self_draft_depth
-   * above 0, and EXACT.
+   * STRATEGY_SELF_SPECULATIVE - Self-speculation with one target that drafts for itself ("self-SI"): each of its verdicts
+   * brings the tokens that the next verdict judges. Needs a target with
+   * GetModelInfoResponse.self_draft_depth above 0, and EXACT.
    */
   STRATEGY_SELF_SPECULATIVE = 5,
 }
 
-/** Who drafts, where a strategy has work for a drafter. */
+/** The kind of drafter, for strategies that draft. */
 export enum DrafterKind {
   /**
-   * DRAFTER_KIND_UNSPECIFIED - Not set: drafter servers, and Max-Gram while there is none. AUTO without a drafter server uses
-   * Max-Gram if the texts of late have repeated themselves.
+   * DRAFTER_KIND_UNSPECIFIED - Not set: drafter servers, and Max-Gram while there is no server. AUTO without a drafter server
+   * uses Max-Gram if recent texts have repeated themselves.
    */
   DRAFTER_KIND_UNSPECIFIED = 0,
-  /** DRAFTER_KIND_SERVER - Drafter servers only. While there is none, tokens are decoded plainly. */
+  /** DRAFTER_KIND_SERVER - Drafter servers only. While there is no server, tokens are decoded plainly. */
   DRAFTER_KIND_SERVER = 1,
-  /** DRAFTER_KIND_MAX_GRAM - Max-Gram only: the orchestrator guesses from prompt and output what follows, without a model. */
+  /** DRAFTER_KIND_MAX_GRAM - Max-Gram only: the orchestrator drafts from prompt and output, without a model. */
   DRAFTER_KIND_MAX_GRAM = 2,
-  /** DRAFTER_KIND_SERVER_AND_MAX_GRAM - Both: with DISTRIBUTED, Max-Gram goes on beyond what the drafter servers have found. */
+  /** DRAFTER_KIND_SERVER_AND_MAX_GRAM - Both: with DISTRIBUTED, Max-Gram goes on after the drafter servers' tokens. */
   DRAFTER_KIND_SERVER_AND_MAX_GRAM = 3,
 }
 
-/** When a block of draft tokens goes to a target, and whether SI's drafter works meanwhile. */
+/** When a block of draft tokens goes to a target, and whether SI's drafter works in the meantime. */
 export enum DispatchPolicy {
   /** DISPATCH_POLICY_UNSPECIFIED - Not set; a request that leaves it so gets WORK_CONSERVING. */
   DISPATCH_POLICY_UNSPECIFIED = 0,
   /**
-   * DISPATCH_POLICY_WORK_CONSERVING - DISTRIBUTED: a free target takes all waiting draft tokens, once there are lookahead of them or
-   * earlier where the first open position needs it. SPECULATIVE: the drafter drafts ahead while the
-   * target verifies, where no other request has work for it.
+   * DISPATCH_POLICY_WORK_CONSERVING - DISTRIBUTED: a free target takes all waiting draft tokens, once there are `lookahead` of them,
+   * or earlier if the first open position needs a verification. SPECULATIVE: the drafter drafts
+   * ahead while the target verifies, unless another request has work for the drafter.
    */
   DISPATCH_POLICY_WORK_CONSERVING = 1,
   /**
-   * DISPATCH_POLICY_BLOCKS - Exactly lookahead tokens for each verification, and with SPECULATIVE none drafted meanwhile: as
-   * in the papers.
+   * DISPATCH_POLICY_BLOCKS - Exactly lookahead tokens for each verification, and with SPECULATIVE no drafting in the
+   * meantime, as in the papers.
    */
   DISPATCH_POLICY_BLOCKS = 2,
 }
 
-/** Where a token came from. */
+/** The origin of a token. */
 export enum TokenOrigin {
   /** TOKEN_ORIGIN_UNSPECIFIED - Not set; never sent. */
   TOKEN_ORIGIN_UNSPECIFIED = 0,
   /** TOKEN_ORIGIN_ACCEPTED_DRAFT - Guessed by a drafter and accepted by a target. */
   TOKEN_ORIGIN_ACCEPTED_DRAFT = 1,
-  /** TOKEN_ORIGIN_TARGET - Chosen by a target where no draft token stood, or instead of one that it rejected. */
+  /** TOKEN_ORIGIN_TARGET - Chosen by a target at a position without a draft token, or instead of a rejected draft token. */
   TOKEN_ORIGIN_TARGET = 2,
 }
 
@@ -104,84 +105,88 @@ export enum FinishReason {
   FINISH_REASON_STOP_STRING = 3,
 }
 
-/** What can go otherwise than planned. */
+/** The kinds of deviation from the plan. */
 export enum FallbackKind {
   /** FALLBACK_KIND_UNSPECIFIED - Not set; never sent. */
   FALLBACK_KIND_UNSPECIFIED = 0,
   /** FALLBACK_KIND_SESSION_LOST - A server had lost a session; it was opened anew, there or elsewhere. */
   FALLBACK_KIND_SESSION_LOST = 1,
-  /** FALLBACK_KIND_PREFIX_RESENT - A session held something else than was believed; the whole prefix was sent. */
+  /** FALLBACK_KIND_PREFIX_RESENT - A session did not hold the expected tokens; the whole prefix was sent. */
   FALLBACK_KIND_PREFIX_RESENT = 2,
-  /** FALLBACK_KIND_TARGET_LOST - A target failed; another one took over, or it was waited for. */
+  /** FALLBACK_KIND_TARGET_LOST - A target failed; another target took over, or the request waited for one. */
   FALLBACK_KIND_TARGET_LOST = 3,
   /** FALLBACK_KIND_DRAFTER_LOST - A drafter failed. */
   FALLBACK_KIND_DRAFTER_LOST = 4,
-  /** FALLBACK_KIND_NO_DRAFTER - There was no drafter: tokens were guessed from the text, or decoded plainly. */
+  /** FALLBACK_KIND_NO_DRAFTER - There was no drafter: tokens were drafted from the text, or decoded plainly. */
   FALLBACK_KIND_NO_DRAFTER = 5,
   /** FALLBACK_KIND_SESSION_REFUSED - A server had no room for a session. */
   FALLBACK_KIND_SESSION_REFUSED = 6,
-  /** FALLBACK_KIND_DEADLINE - A server did not answer in time, and was left alone. */
+  /** FALLBACK_KIND_DEADLINE - A server did not answer in time, and got no more calls. */
   FALLBACK_KIND_DEADLINE = 7,
-  /** FALLBACK_KIND_LOAD_CHANGED - Under AUTO: how it is decoded has changed, with the load or with how often drafts are right. */
+  /** FALLBACK_KIND_LOAD_CHANGED - Under AUTO: the method has changed, because of the load or of the accuracy of drafts. */
   FALLBACK_KIND_LOAD_CHANGED = 8,
 }
 
-/** What a timeline event tells of. */
+/** The kinds of timeline events. */
 export enum TimelineEventKind {
   /** TIMELINE_EVENT_KIND_UNSPECIFIED - Not set; never sent. */
   TIMELINE_EVENT_KIND_UNSPECIFIED = 0,
   /** TIMELINE_EVENT_KIND_DRAFTED - A drafter found tokens. */
   TIMELINE_EVENT_KIND_DRAFTED = 1,
-  /** TIMELINE_EVENT_KIND_VERIFYING - A target works on a block. Live: a moment at its start, then its span. At last: the span. */
+  /**
+   * TIMELINE_EVENT_KIND_VERIFYING - A target works on a block. While streaming: a moment at its start, then its span. In the final
+   * timeline: the span alone.
+   */
   TIMELINE_EVENT_KIND_VERIFYING = 2,
   /** TIMELINE_EVENT_KIND_ACCEPTED - Draft tokens became final. */
   TIMELINE_EVENT_KIND_ACCEPTED = 3,
   /** TIMELINE_EVENT_KIND_CORRECTED - A target's own token became final. */
   TIMELINE_EVENT_KIND_CORRECTED = 4,
-  /** TIMELINE_EVENT_KIND_DISCARDED - Draft tokens became worthless. */
+  /** TIMELINE_EVENT_KIND_DISCARDED - Draft tokens became useless. */
   TIMELINE_EVENT_KIND_DISCARDED = 5,
-  /** TIMELINE_EVENT_KIND_CANCELLED - A call was cancelled because it had become worthless. */
+  /** TIMELINE_EVENT_KIND_CANCELLED - A call was cancelled because it had become useless. */
   TIMELINE_EVENT_KIND_CANCELLED = 6,
 }
 
-/** How a server stands with an orchestrator, in one word. */
+/** The state of a server for an orchestrator, in one word. */
 export enum ServerStanding {
   /** SERVER_STANDING_UNSPECIFIED - Not set: the orchestrator is older than 0.2. */
   SERVER_STANDING_UNSPECIFIED = 0,
-  /** SERVER_STANDING_USED - It takes work, and requests have taken it of late, or there were too few to tell. */
+  /** SERVER_STANDING_USED - It takes work, and recent requests have used it, or there were too few requests to tell. */
   SERVER_STANDING_USED = 1,
   /**
-   * SERVER_STANDING_RESTING - It takes work, and none of many requests has taken it: it is a spare, AUTO expects nothing of
-   * its kind, or its hardware is another server's, too.
+   * SERVER_STANDING_RESTING - It takes work, but none of many requests has used it: it is a spare, AUTO expects no gain from
+   * its kind, or it shares its hardware with another server.
    */
   SERVER_STANDING_RESTING = 2,
-  /** SERVER_STANDING_OTHER_MODEL - It is well and not used: most targets have another model. */
+  /** SERVER_STANDING_OTHER_MODEL - It is healthy and not used: most targets have another model. */
   SERVER_STANDING_OTHER_MODEL = 3,
   /**
-   * SERVER_STANDING_OTHER_TOKENIZER - It is well and not used: most targets have another tokenizer, so that its token ids mean
-   * something else.
+   * SERVER_STANDING_OTHER_TOKENIZER - It is healthy and not used: most targets have another tokenizer, so that its token ids have
+   * other meanings.
    */
   SERVER_STANDING_OTHER_TOKENIZER = 4,
-  /** SERVER_STANDING_OTHER_DTYPE - It is well and not used: most targets compute the same model in another dtype. */
+  /** SERVER_STANDING_OTHER_DTYPE - It is healthy and not used: most targets compute the same model in another dtype. */
   SERVER_STANDING_OTHER_DTYPE = 5,
   /**
-   * SERVER_STANDING_OTHER_INVARIANCE - It is well and not used: it computes the same bits whatever is beside (is_invariant), and most
-   * targets do not; or the other way round. A stream that mixed them would have no such promise.
+   * SERVER_STANDING_OTHER_INVARIANCE - It is healthy and not used: its logits do not depend on other calls (is_invariant), and those
+   * of most targets do; or the other way round. A stream with both kinds of targets would lose this
+   * promise.
    */
   SERVER_STANDING_OTHER_INVARIANCE = 6,
-  /** SERVER_STANDING_OTHER_ROLE - It is well and not used: it is a drafter and listed as a target, or the other way round. */
+  /** SERVER_STANDING_OTHER_ROLE - It is healthy and not used: it is a drafter and listed as a target, or the other way round. */
   SERVER_STANDING_OTHER_ROLE = 7,
-  /** SERVER_STANDING_LISTED_TWICE - It is well and not used: it is a process that is listed under another name or address, too. */
+  /** SERVER_STANDING_LISTED_TWICE - It is healthy and not used: the same process is also listed under another name or address. */
   SERVER_STANDING_LISTED_TWICE = 8,
   /** SERVER_STANDING_UNREACHABLE - It is not used: it cannot be reached. */
   SERVER_STANDING_UNREACHABLE = 9,
   /** SERVER_STANDING_LOADING - It is not used yet: its model is being loaded, or discovery does not say that it is ready. */
   SERVER_STANDING_LOADING = 10,
-  /** SERVER_STANDING_DRAINING - It gets nothing new: it is about to end, or its health says NOT_SERVING. */
+  /** SERVER_STANDING_DRAINING - It gets no new work: it is about to end, or its health says NOT_SERVING. */
   SERVER_STANDING_DRAINING = 11,
-  /** SERVER_STANDING_BAD_ANSWER - It is not used: it said what the protos forbid; the detail names the field. */
+  /** SERVER_STANDING_BAD_ANSWER - It is not used: it gave an answer that the protos forbid; the detail names the field. */
   SERVER_STANDING_BAD_ANSWER = 12,
-  /** SERVER_STANDING_FAILING - It is not used for up to 10 s: calls to it failed. Or it fails to say what its model is. */
+  /** SERVER_STANDING_FAILING - It is not used for up to 10 s: calls to it failed. Or it fails to describe its model. */
   SERVER_STANDING_FAILING = 13,
   /** SERVER_STANDING_SILENT - It is not used: it left calls unanswered, and has to compute a token first. */
   SERVER_STANDING_SILENT = 14,
@@ -200,9 +205,9 @@ export interface TokenIds {
 }
 
 /**
- * A text of parts, such as what a chat template wrote and what people said. It is tokenised as one
- * text: where one part ends and the next begins makes no difference, but that no special token
- * reaches across it.
+ * A text of parts, such as a chat template's own text and people's messages. It is tokenised as one
+ * text. The borders of parts make no difference, except that no special token reaches across a
+ * border.
  */
 export interface PromptParts {
   /** The parts, in their order. At least one, each with a text; together as long as a text may be. */
@@ -217,11 +222,14 @@ export interface PromptPart {
   parseSpecialTokens: boolean;
 }
 
-/** Two texts, between which text is wanted: the tokenizer's own tokens for that go around them. */
+/**
+ * Two texts, between which text is to be generated: the tokenizer's tokens for filling go around
+ * them.
+ */
 export interface FillIn {
-  /** What comes before; together with the suffix as long as a text may be. */
+  /** The text before; together with the suffix as long as a text may be. */
   prefix: string;
-  /** What comes after. */
+  /** The text after. */
   suffix: string;
 }
 
@@ -240,14 +248,14 @@ export interface GenerateRequest {
     { $case: "tokenIds"; value: TokenIds }
     | //
     /**
-     * As text of parts, some of which can have special tokens. Orchestrators before 0.2 find no
-     * prompt in it (INVALID_FIELD).
+     * As text of parts, some of which may have special tokens. Orchestrators before 0.2 find no
+     * prompt here (INVALID_FIELD).
      */
     { $case: "parts"; value: PromptParts }
     | //
     /**
-     * As a text with a gap, in the order prefix, suffix, what is generated. UNSUPPORTED if the
-     * tokenizer has no tokens for that. Orchestrators before 0.2 find no prompt in it.
+     * As a text with a gap, in the order prefix, suffix, generated text. UNSUPPORTED if the
+     * tokenizer has no tokens for filling. Orchestrators before 0.2 find no prompt here.
      */
     { $case: "fillIn"; value: FillIn }
     | undefined;
@@ -260,22 +268,22 @@ export interface GenerateRequest {
     | undefined;
   /**
    * Whether special tokens written in the prompt's text (such as "<|endoftext|>") are parsed as
-   * such. Default false: they are plain text, so that users' input cannot forge them. Parts say it
-   * each for itself.
+   * such. Default false: they are plain text, so that users' input cannot forge them. Each part
+   * says this for itself.
    */
   parseSpecialTokens?:
     | boolean
     | undefined;
   /**
    * Tokens to generate at most, resumed ones included. In [1, context length - prompt]. Default:
-   * 256, or what the context leaves.
+   * 256, or the room in the context.
    */
   maxTokens?:
     | number
     | undefined;
   /**
-   * End before the first of these strings; it is not part of the text. At most 4, each 1 to 64
-   * bytes of UTF-8.
+   * End before the first of these strings; the string is not part of the text. At most 4, each 1 to
+   * 64 bytes of UTF-8.
    */
   stopStrings: string[];
   /** Go on after an end-of-text token. */
@@ -289,7 +297,7 @@ export interface GenerateRequest {
   sampling:
     | SamplingParameters
     | undefined;
-  /** Seed of the noise, in [0, 2^53). Chosen at random, and told in `started`, if absent. */
+  /** Seed of the noise, in [0, 2^53). If absent, chosen at random, and returned in `started`. */
   seed?:
     | number
     | undefined;
@@ -315,8 +323,8 @@ export interface GenerateRequest {
   /** When blocks are sent to targets, and whether SI drafts ahead. Default WORK_CONSERVING. */
   dispatchPolicy: DispatchPolicy;
   /**
-   * Tokens of this generation that were received already: go on after them. They count towards
-   * max_tokens, and are not sent again. Needs a seed, unless the temperature is 0.
+   * Tokens of this generation that were received already. The generation goes on after them. They
+   * count towards max_tokens, and are not sent again. Needs a seed, unless the temperature is 0.
    */
   resumeTokenIds: number[];
   /** Put every draft and verification into the last message. */
@@ -329,33 +337,33 @@ export interface GenerateRequest {
    */
   requestId: string;
   /**
-   * How many tokens drafters find at a place, in [1, 16]: with 2 or more, targets judge trees of
-   * tokens, and a rejected token's correction may be among them. Default 1: chains; with AUTO what
-   * the planner expects to pay. UNSUPPORTED under REJECTION with a temperature above 0. Servers that
-   * judge or draft no trees get chains.
+   * How many tokens drafters find at a position, in [1, 16]. With 2 or more, targets judge trees of
+   * tokens, which may contain a rejected token's correction. Default 1: chains; with AUTO the
+   * planner's choice. UNSUPPORTED under REJECTION with a temperature above 0. Servers that judge or
+   * draft no trees get chains.
    */
   width?:
     | number
     | undefined;
   /**
-   * How many tokens beside the likeliest ones each forward of a drafter follows, too, in [0, 64].
-   * Default 0, or the planner's choice where the width is. Needs a width of 2 or more.
+   * How many tokens beside the likeliest ones each forward of a drafter extends, in [0, 64].
+   * Default 0, or the planner's choice if the width is its choice. Needs a width of 2 or more.
    */
   branches?:
     | number
     | undefined;
-  /** Who drafts. Default: servers, and Max-Gram while there is none. */
+  /** The kind of drafter. Default: servers, and Max-Gram while there is no server. */
   drafter: DrafterKind;
   /**
-   * Return for each token what else was likely at its place: so many of the likeliest tokens, by the
-   * softmax of `logprobs`. In [0, 20]; default 0: none.
+   * For each token, return this many of the likeliest tokens at its position, by the softmax of
+   * `logprobs`. In [0, 20]; default 0: none.
    */
   topLogprobs: number;
 }
 
 /** One message of the stream. */
 export interface GenerateResponse {
-  /** What the message is. A client ignores those it does not know. */
+  /** The kind of message. A client ignores unknown kinds. */
   event:
     | //
     /** The first message. */
@@ -364,7 +372,7 @@ export interface GenerateResponse {
     /** Tokens that are final. */
     { $case: "chunk"; value: GenerationChunk }
     | //
-    /** Something happened behind the scenes; only if stream_timeline was set. */
+    /** An event of drafting or verifying; only if stream_timeline was set. */
     { $case: "timelineEvent"; value: TimelineEvent }
     | //
     /** The last message. */
@@ -372,17 +380,17 @@ export interface GenerateResponse {
     | undefined;
 }
 
-/** What the generation will be. Sent before any token. */
+/** The start of a generation. Sent before any token. */
 export interface GenerationStarted {
   /** Names the request in logs. */
   requestId: string;
   /** The seed in use: with it a broken stream can be resumed. */
   seed: number;
-  /** The target's fingerprint. A resumed stream should have the same. */
+  /** The target's fingerprint. A resumed stream should have the same fingerprint. */
   modelFingerprint: string;
   /** The strategy in use; never AUTO. */
   strategy: Strategy;
-  /** What the output promises. */
+  /** The promise for the output. */
   promise: VerificationRule;
   /** Tokens in the prompt. */
   promptTokenCount: number;
@@ -390,11 +398,11 @@ export interface GenerationStarted {
   lookahead: number;
   /** Targets in use at the start. */
   targetCount: number;
-  /** Why AUTO chose so, in one line; empty if the request said it all. */
+  /** The reason of AUTO's choice, in one line; empty if the request left no choice. */
   planNote: string;
-  /** How many tokens drafters find at a place; 1: chains, and so for AUTOREGRESSIVE. */
+  /** How many tokens drafters find at a position; 1: chains, also for AUTOREGRESSIVE. */
   width: number;
-  /** How many tokens beside the likeliest ones each forward of a drafter follows. */
+  /** How many tokens beside the likeliest ones each forward of a drafter extends. */
   branches: number;
 }
 
@@ -403,15 +411,15 @@ export interface GenerationChunk {
   /** Absolute position of the first of token_ids, the prompt counted. */
   position: number;
   /**
-   * The tokens. They are held back together with their text while it ends in an incomplete UTF-8
-   * character, or where a stop string could begin. A stop string may name special tokens, which have
-   * no text: it is complete with the token.
+   * The tokens. Tokens and text are held back together while the text ends in an incomplete UTF-8
+   * character, or while a stop string could begin there. A stop string may name special tokens,
+   * which have no text; such a stop string is complete with the token.
    */
   tokenIds: number[];
   /**
-   * Their text. All chunks' texts concatenated are what the tokenizer makes of prompt and tokens, less
-   * what it makes of the prompt; except that the last is cut before a stop string, and that bytes
-   * which are no UTF-8 are one U+FFFD for each part that could have begun a character.
+   * Their text. All chunks' texts concatenated are the tokenizer's text of prompt and tokens, less
+   * its text of the prompt. There are two exceptions: the last chunk is cut before a stop string,
+   * and invalid UTF-8 becomes one U+FFFD for each part that could have begun a character.
    */
   text: string;
   /** If asked for: one for each token. */
@@ -421,9 +429,9 @@ export interface GenerationChunk {
   /** If asked for: one for each token. */
   topLogprobs: LikeliestTokens[];
   /**
-   * One for each token: how many characters (Unicode code points) of text it adds, 0 to all of them;
-   * together as many as text has. A character that several tokens make is its last token's.
-   * Orchestrators before 0.2 leave this out.
+   * One for each token: how many characters (Unicode code points) of `text` the token adds. The
+   * numbers add up to the length of `text`. A character made by several tokens counts for the last
+   * of them. Orchestrators before 0.2 leave this out.
    */
   textLengths: number[];
 }
@@ -444,21 +452,21 @@ export interface GenerationFinished {
   promptTokenCount: number;
   /** Tokens generated, resumed ones included. */
   completionTokenCount: number;
-  /** What it took. */
+  /** Counts and times of the generation. */
   statistics:
     | GenerationStatistics
     | undefined;
   /** If asked for: every draft and verification, by start. */
   timeline: TimelineEvent[];
   /**
-   * Of the prompt's tokens, those that the target which decided first had computed before, for an
-   * earlier request of the same client.
+   * How many prompt tokens the first deciding target had computed before, for an earlier request of
+   * the same client.
    */
   cachedPromptTokenCount: number;
 }
 
 /**
- * What a generation took.
+ * Counts and times of a generation.
  *
  * drafted = accepted + rejected + discarded, over draft tokens.
  */
@@ -473,52 +481,55 @@ export interface GenerationStatistics {
   acceptedTokenCount: number;
   /** Draft tokens that a target decided against. */
   rejectedTokenCount: number;
-  /** Draft tokens that nothing was decided about: they followed a rejected one, or came too late. */
+  /** Draft tokens without a decision: they followed a rejected token, or came too late. */
   discardedTokenCount: number;
-  /** accepted / (accepted + rejected); 0 where nothing was judged. */
+  /** accepted / (accepted + rejected); 0 if no draft token was judged. */
   acceptanceRate: number;
-  /** RPCs that were cancelled because a rejection made them worthless. */
+  /** RPCs that were cancelled because a rejection made them useless. */
   cancelledRpcCount: number;
-  /** What had to be done differently, and how often. */
+  /** The deviations from the plan, with their counts. */
   fallbacks: Fallback[];
   /**
-   * Time in queues: the request's own at the orchestrator, until it was worked on, and that of
-   * answered calls at the servers, ns.
+   * Time in queues, ns: the request's own wait at the orchestrator, and the waits of its answered
+   * calls at the servers.
    */
   queueNs: number;
-  /** Of answered calls: time in forwards, ns. */
+  /** Time of answered calls in forwards, ns. */
   forwardNs: number;
-  /** Of answered calls: the rest, spent on the network, in gRPC and in the orchestrator, ns. */
+  /** The remaining time of answered calls, on the network, in gRPC and in the orchestrator, ns. */
   networkNs: number;
   /** From the request's arrival to the first token, ns. */
   timeToFirstTokenNs: number;
   /** From the request's arrival to the end, ns. */
   totalNs: number;
   /**
-   * Of the accepted tokens those that a drafter had found as a runner-up: corrections that were known
-   * before they were needed. They do not count for acceptance_rate.
+   * Accepted tokens that a drafter had found as a runner-up: corrections that were known before
+   * they were needed. They do not count for acceptance_rate.
    */
   correctionsAheadCount: number;
-  /** Tokens beside the likeliest ones that targets were given to judge: a forward's row each. */
+  /** Tokens beside the likeliest ones that targets judged, each a row of a forward. */
   branchTokenCount: number;
-  /** How many of these became output. */
+  /** How many of branch_token_count became output. */
   branchAcceptedCount: number;
-  /** Of the draft tokens, those that Max-Gram found in the text. */
+  /** Draft tokens that Max-Gram found in the text. */
   maxGramDraftedTokenCount: number;
-  /** Of those, how many are what became output; a drafter may have found the same. */
+  /**
+   * How many tokens of max_gram_drafted_token_count equal the output; a drafter may have found the
+   * same tokens.
+   */
   maxGramAcceptedTokenCount: number;
-  /** The drafters' forwards by model, of a stack the largest model first. */
+  /** The drafters' forwards by model; for a stack the largest model first. */
   drafterModels: ModelForwards[];
   /**
-   * SWI: the new tokens at the mean time of a target's forward, over the time in all forwards. It is
-   * 1 for plain decoding of a prompt that takes one forward, and what the same forwards would gain if
-   * they alone took time and none overlapped. 0 where it is not known: calls were withdrawn, and
-   * never said what they ran.
+   * SWI: the new tokens at the mean time of a target's forward, over the time in all forwards. It
+   * is the gain of these forwards over plain decoding if only forwards took time and none
+   * overlapped; 1 for plain decoding of a prompt that takes one forward. 0 if it is not known,
+   * because calls were withdrawn and never reported their forwards.
    */
   walltimeImprovement: number;
 }
 
-/** What a model ran. */
+/** The forwards of one model. */
 export interface ModelForwards {
   /** The model's name. */
   modelName: string;
@@ -528,7 +539,7 @@ export interface ModelForwards {
   forwardNs: number;
 }
 
-/** Something that did not go as planned and cost no token. */
+/** A deviation from the plan that cost no token. */
 export interface Fallback {
   /** What. */
   kind: FallbackKind;
@@ -536,11 +547,11 @@ export interface Fallback {
   count: number;
 }
 
-/** Something that happened to a request, on the orchestrator's clock. */
+/** An event of a request, on the orchestrator's clock. */
 export interface TimelineEvent {
   /** What happened. */
   kind: TimelineEventKind;
-  /** Where: the server's name, or "orchestrator". */
+  /** The place: the server's name, or "orchestrator". */
   server: string;
   /** Its start, ns since the request arrived. */
   startNs: number;
@@ -550,18 +561,18 @@ export interface TimelineEvent {
   position: number;
   /** The tokens concerned. */
   tokenIds: number[];
-  /** Which draft or verification, where there is one: unique within the request. */
+  /** The draft or verification, if any: unique within the request. */
   callId: number;
-  /** For a verification: how far it ran ahead (VerifyRequest.speculation_depth). */
+  /** For a verification: its VerifyRequest.speculation_depth. */
   speculationDepth: number;
   /**
-   * Tokens beside the chain, which token_ids has not: those that a draft found, or that a
-   * verification judges.
+   * Number of tokens beside the chain, which are not in token_ids: a draft found them, or a
+   * verification judges them.
    */
   branchTokenCount: number;
   /**
-   * For a verification: whether it goes on from a token beside the chain, at a target that would
-   * idle.
+   * For a verification: whether it continues from a token beside the chain, at an otherwise idle
+   * target.
    */
   isBranch: boolean;
 }
@@ -570,7 +581,7 @@ export interface TimelineEvent {
 export interface GetSystemInfoRequest {
 }
 
-/** What an orchestrator works with. */
+/** The models and servers of an orchestrator. */
 export interface GetSystemInfoResponse {
   /** Paceline's version. */
   version: string;
@@ -589,8 +600,8 @@ export interface GetSystemInfoResponse {
   /** Requests running. */
   runningRequestCount: number;
   /**
-   * The largest GenerateRequest that is taken, in bytes: as much as the targets' context needs, and
-   * no more than the operator allows. A proxy reads no more than that from its own clients.
+   * The largest accepted GenerateRequest, in bytes: as much as the targets' context needs, and no
+   * more than the operator allows. A proxy need not read more than this from its own clients.
    */
   mostRequestBytes: number;
 }
@@ -603,19 +614,19 @@ export interface ServerInfo {
   address: string;
   /** What kind of server it is. */
   role: ModelRole;
-  /** Whether new requests may get it: whether its standing is USED or RESTING. */
+  /** Whether new requests may use it: its standing is USED or RESTING. */
   ready: boolean;
-  /** Why not, in one line. */
+  /** If not ready, the reason, in one line. */
   status: string;
   /** Its model's fingerprint. */
   modelFingerprint: string;
-  /** One decoding step there, ns: measured. */
+  /** Measured time of one decoding step there, ns. */
   decodeStepNs: number;
-  /** What it drafts for itself with; empty where it does not: GetModelInfoResponse.self_draft_kind. */
+  /** GetModelInfoResponse.self_draft_kind; empty if it does not draft for itself. */
   selfDraftKind: string;
-  /** Whether its choices are the same bit by bit: GetModelInfoResponse.is_invariant. */
+  /** GetModelInfoResponse.is_invariant: whether its choices are the same bit by bit. */
   isInvariant: boolean;
-  /** Whether it is used, rests, or is not used and why. */
+  /** Whether it is used, rests, or is not used, with the reason. */
   standing: ServerStanding;
   /** More on the standing, for people: a clause or several, mostly about "it". May be empty. */
   standingDetail: string;
@@ -625,7 +636,7 @@ export interface ServerInfo {
 export interface GetSystemChatTemplateRequest {
 }
 
-/** How the model wants a conversation. */
+/** The model's chat template. */
 export interface GetSystemChatTemplateResponse {
   /** The target model's fingerprint. */
   modelFingerprint: string;
@@ -3137,8 +3148,9 @@ export const OrchestratorServiceService = {
    *
    * Precondition: none. Effect: none that outlives the call; leaving the stream frees everything.
    * Idempotency: under EXACT the same request with the same seed gives the same text.
-   * A request beyond what is worked on at once waits for its turn, fairly among clients. A proxy
-   * can tell its own clients apart by the metadata `paceline-lane`: they take turns within its share.
+   * While the orchestrator works on as many requests as it may, a further request waits for its
+   * turn, fairly among clients. A proxy can tell its own clients apart by the metadata
+   * `paceline-lane`: they take turns within the proxy's turns.
    * Errors:
    *   INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
    *   RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo
@@ -3158,7 +3170,7 @@ export const OrchestratorServiceService = {
     responseDeserialize: (value: Buffer): GenerateResponse => GenerateResponse.decode(value),
   },
   /**
-   * Describe the models and servers this orchestrator works with now.
+   * Describe the models and servers that this orchestrator works with now.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors: none of its own.
@@ -3174,10 +3186,11 @@ export const OrchestratorServiceService = {
     responseDeserialize: (value: Buffer): GetSystemInfoResponse => GetSystemInfoResponse.decode(value),
   },
   /**
-   * Tell how the model wants a conversation written as a prompt, as a target says now.
+   * Return the model's template for a conversation, as a target gives it now.
    *
-   * Send the rendered text with add_special_tokens = false and parse_special_tokens = true; or in
-   * parts, if a message has the text of a special token in it, which is then a part of its own.
+   * Send the rendered text with add_special_tokens = false and parse_special_tokens = true. If a
+   * message contains the text of a special token, send the text in parts, with that message in a
+   * part of its own.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
@@ -3207,8 +3220,9 @@ export interface OrchestratorServiceServer extends UntypedServiceImplementation 
    *
    * Precondition: none. Effect: none that outlives the call; leaving the stream frees everything.
    * Idempotency: under EXACT the same request with the same seed gives the same text.
-   * A request beyond what is worked on at once waits for its turn, fairly among clients. A proxy
-   * can tell its own clients apart by the metadata `paceline-lane`: they take turns within its share.
+   * While the orchestrator works on as many requests as it may, a further request waits for its
+   * turn, fairly among clients. A proxy can tell its own clients apart by the metadata
+   * `paceline-lane`: they take turns within the proxy's turns.
    * Errors:
    *   INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
    *   RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo
@@ -3220,17 +3234,18 @@ export interface OrchestratorServiceServer extends UntypedServiceImplementation 
    */
   generate: handleServerStreamingCall<GenerateRequest, GenerateResponse>;
   /**
-   * Describe the models and servers this orchestrator works with now.
+   * Describe the models and servers that this orchestrator works with now.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors: none of its own.
    */
   getSystemInfo: handleUnaryCall<GetSystemInfoRequest, GetSystemInfoResponse>;
   /**
-   * Tell how the model wants a conversation written as a prompt, as a target says now.
+   * Return the model's template for a conversation, as a target gives it now.
    *
-   * Send the rendered text with add_special_tokens = false and parse_special_tokens = true; or in
-   * parts, if a message has the text of a special token in it, which is then a part of its own.
+   * Send the rendered text with add_special_tokens = false and parse_special_tokens = true. If a
+   * message contains the text of a special token, send the text in parts, with that message in a
+   * part of its own.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
@@ -3250,8 +3265,9 @@ export interface OrchestratorServiceClient extends Client {
    *
    * Precondition: none. Effect: none that outlives the call; leaving the stream frees everything.
    * Idempotency: under EXACT the same request with the same seed gives the same text.
-   * A request beyond what is worked on at once waits for its turn, fairly among clients. A proxy
-   * can tell its own clients apart by the metadata `paceline-lane`: they take turns within its share.
+   * While the orchestrator works on as many requests as it may, a further request waits for its
+   * turn, fairly among clients. A proxy can tell its own clients apart by the metadata
+   * `paceline-lane`: they take turns within the proxy's turns.
    * Errors:
    *   INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
    *   RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo
@@ -3268,7 +3284,7 @@ export interface OrchestratorServiceClient extends Client {
     options?: Partial<CallOptions>,
   ): ClientReadableStream<GenerateResponse>;
   /**
-   * Describe the models and servers this orchestrator works with now.
+   * Describe the models and servers that this orchestrator works with now.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors: none of its own.
@@ -3289,10 +3305,11 @@ export interface OrchestratorServiceClient extends Client {
     callback: (error: ServiceError | null, response: GetSystemInfoResponse) => void,
   ): ClientUnaryCall;
   /**
-   * Tell how the model wants a conversation written as a prompt, as a target says now.
+   * Return the model's template for a conversation, as a target gives it now.
    *
-   * Send the rendered text with add_special_tokens = false and parse_special_tokens = true; or in
-   * parts, if a message has the text of a special token in it, which is then a part of its own.
+   * Send the rendered text with add_special_tokens = false and parse_special_tokens = true. If a
+   * message contains the text of a special token, send the text in parts, with that message in a
+   * part of its own.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:

@@ -11,14 +11,14 @@ export const protobufPackage = "paceline.v1";
 
 export const protobufFileName = "paceline/v1/sampling.proto";
 
-/** The rule by which a target accepts draft tokens, and with it what the output promises. */
+/** The rule by which a target accepts draft tokens, and with it the promise for the output. */
 export enum VerificationRule {
   /** VERIFICATION_RULE_UNSPECIFIED - Not set; a request that leaves it so gets EXACT. */
   VERIFICATION_RULE_UNSPECIFIED = 0,
   /**
-   * VERIFICATION_RULE_EXACT - Accept a draft token if it is the one the target itself would have chosen at that position with
-   * the same seed. Promises the tokens: those of plain autoregressive decoding, for every strategy,
-   * drafter, lookahead, number of targets, retry and failover, given equal logits.
+   * VERIFICATION_RULE_EXACT - Accept a draft token if the target itself would have chosen it at that position with the same
+   * seed. Promises the tokens: those of plain autoregressive decoding, for every strategy, drafter,
+   * lookahead, number of targets, retry and failover, given equal logits.
    */
   VERIFICATION_RULE_EXACT = 1,
   /**
@@ -61,7 +61,7 @@ export interface SamplingParameters {
   minP?: number | undefined;
 }
 
-/** The likeliest tokens at one place, by the target's plain softmax (temperature 1, no filters). */
+/** The likeliest tokens at one position, by the target's plain softmax (temperature 1, no filters). */
 export interface LikeliestTokens {
   /** The tokens, the likeliest first, ties by the smaller id. */
   tokenIds: number[];
