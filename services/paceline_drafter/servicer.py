@@ -13,7 +13,7 @@ from paceline_serving.security import peer_name
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from paceline_model_server.host import Host
+    from paceline_engine.sessions.host import ModelHost
     from paceline_model_server.records import CallRecorder
 
 __all__ = ["ROLE", "DrafterServicer"]
@@ -22,7 +22,7 @@ __all__ = ["ROLE", "DrafterServicer"]
 class DrafterServicer(drafter_service_pb2_grpc.DrafterServiceServicer):
     """Guesses what follows; the contract is in drafter_service.proto."""
 
-    def __init__(self, host: Host, recorder: CallRecorder) -> None:
+    def __init__(self, host: ModelHost, recorder: CallRecorder) -> None:
         self._host = host
         self._recorder = recorder
 

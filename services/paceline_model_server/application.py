@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import grpc
     from prometheus_client import CollectorRegistry
 
-    from paceline_model_server.host import Host
+    from paceline_engine.sessions.host import ModelHost
     from paceline_serving.lifecycle import ServerProcess
 
 __all__ = ["ModelApplication", "ModelRole", "serve"]
@@ -55,7 +55,7 @@ class ModelRole:
     name: str
     wire: model_service_pb2.ModelRole.ValueType
     service: str
-    servicer: Callable[[Host, CallRecorder], object]
+    servicer: Callable[[ModelHost, CallRecorder], object]
     add_servicer: Callable[[Any, grpc.aio.Server], None]
 
 
@@ -76,7 +76,7 @@ class ModelApplication:
     def __init__(
         self,
         role: ModelRole,
-        host: Host,
+        host: ModelHost,
         *,
         process: ServerProcess,
         registry: CollectorRegistry,

@@ -20,7 +20,7 @@ from paceline_engine.terms.validation import MOST_ENTRIES, MOST_TOKENS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline_model_server.host import Host
+    from paceline_engine.sessions.host import ModelHost
 
 __all__ = ["check_large_request"]
 
@@ -38,7 +38,7 @@ _DISTRIBUTION_FRAME_BYTES = 3 * (1 + _ID_BYTES)
 _MOST_OTHER_FIELDS = 4 * MOST_TOKENS
 
 
-def check_large_request(raw: bytes, *, host: Host, caller: str) -> None:
+def check_large_request(raw: bytes, *, host: ModelHost, caller: str) -> None:
     """Let a large request pass if it is a call of a session that can use all of it.
 
     That is a prompt as long as the context, and in a session under REJECTION the distributions of

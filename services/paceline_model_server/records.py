@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
+    from paceline_engine.sessions.host import ModelHost
     from paceline_engine.terms.calls import CallTiming, PrefixCall
-    from paceline_model_server.host import Host
 
 __all__ = ["CallRecord", "CallRecorder", "HostCollector"]
 
@@ -172,7 +172,7 @@ class CallRecorder:
 class HostCollector(Collector):
     """Shows a host's own statistics, looked up at each scrape."""
 
-    def __init__(self, host: Host, *, role: str) -> None:
+    def __init__(self, host: ModelHost, *, role: str) -> None:
         self._host = host
         self._role = role
 

@@ -19,7 +19,7 @@ from paceline_serving.version import VERSION
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from paceline_model_server.host import Host
+    from paceline_engine.sessions.host import ModelHost
 
 __all__ = ["ModelServicer", "SessionServicer"]
 
@@ -31,7 +31,7 @@ _TOKENIZER_CHUNK_BYTES = 256 * 1024
 class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
     """What model this server has, and its tokenizer; the contract is in model_service.proto."""
 
-    def __init__(self, host: Host, *, role: model_service_pb2.ModelRole.ValueType) -> None:
+    def __init__(self, host: ModelHost, *, role: model_service_pb2.ModelRole.ValueType) -> None:
         self._host = host
         self._role = role
 
@@ -83,7 +83,7 @@ class SessionServicer(session_service_pb2_grpc.SessionServiceServicer):
         draining: Whether new sessions shall go elsewhere; the calls of open ones go on.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ModelHost) -> None:
         self._host = host
         self.draining = False
 

@@ -14,9 +14,9 @@ from paceline_serving.security import peer_name
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from paceline_engine.sessions.host import ModelHost
     from paceline_engine.terms.calls import PrefixCall, Verdict
     from paceline_engine.terms.proposal import Proposal
-    from paceline_model_server.host import Host
     from paceline_model_server.records import CallRecord, CallRecorder
 
 __all__ = ["ROLE", "TargetServicer"]
@@ -25,7 +25,7 @@ __all__ = ["ROLE", "TargetServicer"]
 class TargetServicer(target_service_pb2_grpc.TargetServiceServicer):
     """Judges proposals, and decodes; the contract is in target_service.proto."""
 
-    def __init__(self, host: Host, recorder: CallRecorder) -> None:
+    def __init__(self, host: ModelHost, recorder: CallRecorder) -> None:
         self._host = host
         self._recorder = recorder
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from paceline.v1 import model_service_pb2
-    from paceline_model_server.host import Host
 
 __all__ = [
     "HOST_MAKERS",
@@ -36,11 +35,11 @@ PROMPT = (5, 6, 7, 8)
 NEVER_SECONDS = 600.0
 
 
-def _fake(*, stalls: bool = False, **limits: Any) -> Host:
+def _fake(*, stalls: bool = False, **limits: Any) -> ModelHost:
     return FakeHost(limits=HostLimits(**limits), stalls=stalls)
 
 
-def _simulated(*, stalls: bool = False, **limits: Any) -> Host:
+def _simulated(*, stalls: bool = False, **limits: Any) -> ModelHost:
     model = SimulatedModel(
         ttft_seconds=0,
         tpot_seconds=NEVER_SECONDS if stalls else 0,

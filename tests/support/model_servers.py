@@ -34,7 +34,7 @@ from support.prefix_digest import prefix_digest
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from paceline_model_server.host import Host
+    from paceline_engine.sessions.host import ModelHost
 
 __all__ = ["DRAFTER", "TARGET", "ModelClient", "decoded", "serving"]
 
@@ -44,7 +44,7 @@ _TIMEOUT_SECONDS = 60.0
 @asynccontextmanager
 async def serving(
     role: Any,
-    host: Host,
+    host: ModelHost,
     *,
     begin: bool = True,
     hang_limit_seconds: float = 0,
@@ -117,7 +117,7 @@ class ModelClient:
         self.stub: Any = stub(self.channel)
         self.info = model_service_pb2.GetModelInfoResponse()
         self.opened: list[str] = []
-        self.host: Host | None = None
+        self.host: ModelHost | None = None
 
     async def learn(self) -> ModelClient:
         with decoded():
