@@ -134,7 +134,7 @@ class SelfSpeculativeDecoding:
 
     def _give_up(self) -> None:
         self._is_verifying = False
-        self._keep_first_chain()  # who has its seat next may be another server
+        self._keep_first_chain()  # another server may take its slot next
 
     def _keep_first_chain(self) -> None:
         chain = self._proposal.only(self._proposal.trunk)

@@ -43,7 +43,7 @@ async def test_a_queued_verification_whose_depth_falls_is_sent_again_and_adopted
     drafting, front, back = Gate(), Gate(), Gate()
     targets = [gated_host(front), gated_host(back)]
     async with in_process_system(drafters=[gated_host(drafting)], targets=targets) as system:
-        # So the request's home is the other target, and what waits here is worth moving up.
+        # So the request's primary target is the other one, and what waits here is worth moving up.
         system.server("target-1").latency = crowded()
         async with occupied(system.server("target-1").endpoint.address):
             await until(lambda: targets[1].statistics().forwards_running, what="it is busy")

@@ -217,7 +217,7 @@ def test_no_plan_expects_more_where_forwards_are_shared(load, price, drafter_pri
 class Stream:
     """A request that decodes for ever: drafts one by one at the drafter, then its own target."""
 
-    home: int
+    target: int
     lookahead: int
     missing: int = 0
     tokens: int = 0
@@ -249,7 +249,7 @@ class Servers:
 
     def _begin_round(self, stream):
         stream.missing = stream.lookahead
-        self._waiting["drafter" if stream.missing else stream.home].append(stream)
+        self._waiting["drafter" if stream.missing else stream.target].append(stream)
 
     def _begin_forward(self, now, place):
         node, is_drafter = self._node, place == "drafter"
@@ -268,7 +268,7 @@ class Servers:
     def _go_on(self, stream, place):
         if place == "drafter":
             stream.missing -= 1
-            self._waiting["drafter" if stream.missing else stream.home].append(stream)
+            self._waiting["drafter" if stream.missing else stream.target].append(stream)
             return
         accepted = 0
         while accepted < stream.lookahead and self._luck.random() < self._node.acceptance_rate:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BackendOracle", "Plan", "Schedule", "ServedCall", "ideal_schedule"]
 
-_DRAFTER, _TEXT = 0, 1  # seats of drafters
+_DRAFTER, _TEXT = 0, 1  # slots of drafters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

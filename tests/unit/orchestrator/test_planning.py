@@ -32,7 +32,7 @@ MODEL = SimpleNamespace(fingerprint="target")
 def a_server(
     step_ms,
     *,
-    homes=0,
+    primaries=0,
     sessions=0,
     calls_ahead=0.0,
     beside=0,
@@ -67,7 +67,7 @@ def a_server(
         latency.observe(timing, elapsed_ns=queue_ns + (step_ms + 1) * MS)
     return SimpleNamespace(
         latency=latency,
-        primary_count=homes,
+        primary_count=primaries,
         session_count=sessions,
         hardware=hardware,
         facts=SimpleNamespace(
@@ -130,21 +130,25 @@ def test_a_request_uses_no_more_targets_than_compute_side_by_side():
     assert (apart.strategy, apart.target_count) == (Strategy.DISTRIBUTED, 4)
 
 
-def test_sessions_of_guests_keep_no_target_from_being_used():
+def test_sessions_at_secondary_targets_keep_no_target_from_being_used():
     plan = a_plan(a_planning([a_server(30, sessions=1) for _ in range(7)]))
     assert plan.strategy is Strategy.DISTRIBUTED
 
 
-@pytest.mark.parametrize("homes", [1, 2, 9])
-def test_where_every_target_is_a_home_a_request_is_decoded_with_one(homes):
+@pytest.mark.parametrize("primaries", [1, 2, 9])
+def test_where_every_target_is_a_primary_a_request_is_decoded_with_one(primaries):
     plan = a_plan(
         a_planning(
-            [a_server(30, homes=homes) for _ in range(7)], drafter=a_server(3, sessions=7 * homes)
+            [a_server(30, primaries=primaries) for _ in range(7)],
+            drafter=a_server(3, sessions=7 * primaries),
         )
     )
     assert plan.strategy is Strategy.SPECULATIVE
     assert plan.target_count == 1
-    assert f"{7 * homes + 1} requests on 7 target(s), {7 * homes + 1} at the drafter" in plan.note
+    assert (
+        f"{7 * primaries + 1} requests on 7 target(s), {7 * primaries + 1} at the drafter"
+        in plan.note
+    )
 
 
 def test_the_queues_tell_of_other_orchestrators_requests():
@@ -266,7 +270,7 @@ def test_a_verification_costs_the_cpu_time_of_requests_over_their_verifications(
 
 def test_clients_that_leave_before_a_verdict_do_not_make_dispatching_dearer():
     clock = SimpleNamespace(ns=0)
-    planning = a_planning([a_server(30, homes=1) for _ in range(7)], cpu_clock=lambda: clock.ns)
+    planning = a_planning([a_server(30, primaries=1) for _ in range(7)], cpu_clock=lambda: clock.ns)
     known = planning._dispatch_ns.value
     for _ in range(1000):
         a_plan(planning)
@@ -426,7 +430,7 @@ def test_servers_that_know_chains_only_are_not_asked_for_trees(chains_only):
 
 
 def test_where_requests_share_targets_rows_are_left_to_the_others():
-    targets = [a_server(30, homes=2, row_ms=0, tree_tokens=64) for _ in range(2)]
+    targets = [a_server(30, primaries=2, row_ms=0, tree_tokens=64) for _ in range(2)]
     planning = a_planning(targets, drafter=a_server(3, row_ms=0, tree_tokens=64))
     plan = simulated(planning)
     assert plan.strategy is Strategy.SPECULATIVE

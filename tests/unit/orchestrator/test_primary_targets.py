@@ -102,7 +102,7 @@ def opened_at_once(*_):
 
 
 async def arrivals():
-    """Let the sessions take their seats: that is one turn of the loop away."""
+    """Let the sessions take their slots: that is one turn of the loop away."""
     await asyncio.sleep(0)
 
 
