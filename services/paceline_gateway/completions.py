@@ -22,7 +22,6 @@ __all__ = ["chat", "complete"]
 async def complete(
     connection: Connection,
     content: bytes,
-    request_id: str,
     *,
     orchestrators: Orchestrators,
     generations: Generations,
@@ -34,12 +33,11 @@ async def complete(
         body.prompts,
         body.options(),
         count=body.n,
-        request_id=request_id,
         connection=connection,
         default_max_tokens=body.default_max_tokens,
     )
     answer_class = StreamedAnswer if body.stream else WholeAnswer
-    answer = answer_class(connection, CompletionForm(), body, request_id=request_id, model=model)
+    answer = answer_class(connection, CompletionForm(), body, model=model)
     await deliver(choices, answer.take)
     await answer.end(choices)
 
@@ -47,7 +45,6 @@ async def complete(
 async def chat(
     connection: Connection,
     content: bytes,
-    request_id: str,
     *,
     orchestrators: Orchestrators,
     templates: ChatTemplates,
@@ -58,13 +55,9 @@ async def chat(
     model = await orchestrators.check_model(body.model)
     prompt = await write_prompt(body.messages, orchestrators=orchestrators, templates=templates)
     choices = generations.choices(
-        [prompt],
-        {**body.options(), **WRITTEN},
-        count=body.n,
-        request_id=request_id,
-        connection=connection,
+        [prompt], {**body.options(), **WRITTEN}, count=body.n, connection=connection
     )
     answer_class = StreamedAnswer if body.stream else WholeAnswer
-    answer = answer_class(connection, ChatForm(), body, request_id=request_id, model=model)
+    answer = answer_class(connection, ChatForm(), body, model=model)
     await deliver(choices, answer.take)
     await answer.end(choices)

@@ -30,11 +30,12 @@ class Connection:
     """What is read from a client and sent to it, in bounded time and space.
 
     Args:
-        headers: What every answer carries.
+        request_id: Names the request, in every answer and in logs.
         stall_seconds: How long it may read nothing.
         has_cut: Set when the gateway ends, and waits for nobody.
 
     Attributes:
+        request_id: The same.
         status: The status that was sent; 0 before.
         charge: Told how many tokens were computed for the client.
         lane: Whose requests take turns with those of others.
@@ -47,17 +48,17 @@ class Connection:
         receive: Receive,
         send: Send,
         *,
-        headers: Mapping[str, str],
+        request_id: str,
         stall_seconds: float,
         has_cut: asyncio.Event,
     ) -> None:
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._headers = headers
         self._stall_seconds = stall_seconds
         self._has_cut = has_cut
         self._is_read = False
+        self.request_id = request_id
         self.status = 0
         self.charge: Callable[[int], None] = lambda _: None
         self.lane = ""
@@ -192,7 +193,7 @@ class Connection:
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self.status = status
-        pairs = {**self._headers, **headers}.items()
+        pairs = {"x-request-id": self.request_id, **headers}.items()
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
         await self._put({"type": "http.response.start", "status": status, "headers": encoded})
 

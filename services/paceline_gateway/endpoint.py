@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Endpoint", "Handler"]
 
-Handler: TypeAlias = "Callable[[Connection, bytes, str], Awaitable[None]]"
-"""Answers a request: its connection, its body, its id."""
+Handler: TypeAlias = "Callable[[Connection, bytes], Awaitable[None]]"
+"""Answers a request: its connection and its body."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Endpoint:
             scope,
             receive,
             send,
-            headers={"x-request-id": call.request_id},
+            request_id=call.request_id,
             stall_seconds=self._stall_seconds,
             has_cut=self._has_cut,
         )
@@ -94,21 +94,19 @@ class Endpoint:
             call.recorded(lambda: str(connection.status or LEFT)),
         ):
             try:
-                await self._serve(connection, call.request_id, headers=dict(headers))
+                await self._serve(connection, dict(headers))
             except ClientCancelledError as error:
                 _log.info("not answered to the end: %s", error.message)
             else:
                 _log.info("answered", extra={"status": connection.status})
 
-    async def _serve(
-        self, connection: Connection, request_id: str, *, headers: Mapping[str, str]
-    ) -> None:
+    async def _serve(self, connection: Connection, headers: Mapping[str, str]) -> None:
         try:
             with self._access.admitted(connection, headers) as rules:
                 if connection.has_body:
                     check_kind(headers)
                 content = await self._body(connection, rules, headers=headers)
-                await connection.while_connected(self._answer(connection, content, request_id))
+                await connection.while_connected(self._answer(connection, content))
         except RequestError as error:
             await connection.refuse(error)
 
@@ -133,10 +131,10 @@ class Endpoint:
         """
         return _LEAST_VALUES + _PROMPTS_OF_IDS * (await self._orchestrators.info()).context_length
 
-    async def _answer(self, connection: Connection, content: bytes, request_id: str) -> None:
+    async def _answer(self, connection: Connection, content: bytes) -> None:
         try:
             with taking_panics():
-                await self._handler(connection, content, request_id)
+                await self._handler(connection, content)
         except (RequestError, ClientCancelledError):
             raise
         except PacelineError as error:

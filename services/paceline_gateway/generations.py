@@ -171,7 +171,6 @@ class Generations:
         options: GenerateOptions,
         *,
         count: int,
-        request_id: str,
         connection: Connection,
         default_max_tokens: int | None = None,
     ) -> list[Choice]:
@@ -195,7 +194,7 @@ class Generations:
         choices = []
         for index in range(total):
             prompt_index, number = divmod(index, count)
-            name = _name(request_id, index=index, total=total)
+            name = _name(connection.request_id, index=index, total=total)
             generate = partial(
                 self._client.generate,
                 prompts[prompt_index],

@@ -27,7 +27,7 @@ _STRATEGIES = [
 
 
 async def describe(
-    connection: Connection, _content: bytes, _request_id: str, *, orchestrators: Orchestrators
+    connection: Connection, _content: bytes, *, orchestrators: Orchestrators
 ) -> None:
     """Tell what model and servers there are, and by which strategies it can be decoded."""
     info = await orchestrators.info()
@@ -53,7 +53,6 @@ async def describe(
 async def watch(
     connection: Connection,
     content: bytes,
-    request_id: str,
     *,
     orchestrators: Orchestrators,
     generations: Generations,
@@ -61,9 +60,7 @@ async def watch(
     """Continue a prompt, and tell of each draft, verification and cancel between the chunks."""
     body = parse(LiveBody, content)
     await orchestrators.check_model(body.model)
-    (choice,) = generations.choices(
-        [body.prompt], body.options(), count=1, request_id=request_id, connection=connection
-    )
+    (choice,) = generations.choices([body.prompt], body.options(), count=1, connection=connection)
     await _tell(choice, connection)
 
 

@@ -13,12 +13,7 @@ __all__ = ["describe_model", "list_models"]
 
 
 async def list_models(
-    connection: Connection,
-    _content: bytes,
-    _request_id: str,
-    *,
-    orchestrators: Orchestrators,
-    began_at: int,
+    connection: Connection, _content: bytes, *, orchestrators: Orchestrators, began_at: int
 ) -> None:
     """List it; it was made, as far as clients see, when this gateway began."""
     info = await orchestrators.info()
@@ -26,12 +21,7 @@ async def list_models(
 
 
 async def describe_model(
-    connection: Connection,
-    _content: bytes,
-    _request_id: str,
-    *,
-    orchestrators: Orchestrators,
-    began_at: int,
+    connection: Connection, _content: bytes, *, orchestrators: Orchestrators, began_at: int
 ) -> None:
     """Describe it, if it is the one that is asked for."""
     await orchestrators.check_model(connection.path.removeprefix("/v1/models/"))

@@ -130,18 +130,15 @@ class _Answer:
         connection: Where it goes.
         form: What kind it is.
         body: What was asked.
-        request_id: Names it.
         model: The model's name.
     """
 
-    def __init__(
-        self, connection: Connection, form: Form, body: Body, *, request_id: str, model: str
-    ) -> None:
+    def __init__(self, connection: Connection, form: Form, body: Body, *, model: str) -> None:
         self._connection = connection
         self._form = form
         self._body = body
         self._frame = {
-            "id": f"{form.prefix}-{request_id}",
+            "id": f"{form.prefix}-{connection.request_id}",
             "created": int(time.time()),
             "model": model,
         }

@@ -26,7 +26,6 @@ __all__ = ["respond"]
 async def respond(
     connection: Connection,
     content: bytes,
-    request_id: str,
     *,
     orchestrators: Orchestrators,
     templates: ChatTemplates,
@@ -39,13 +38,9 @@ async def respond(
         body.messages, orchestrators=orchestrators, templates=templates, param="input"
     )
     (choice,) = generations.choices(
-        [prompt],
-        {**body.options(), **WRITTEN},
-        count=1,
-        request_id=request_id,
-        connection=connection,
+        [prompt], {**body.options(), **WRITTEN}, count=1, connection=connection
     )
-    answer = _Answer(connection, body, request_id=request_id, model=model)
+    answer = _Answer(connection, body, model=model)
     await deliver([choice], answer.take)
     await answer.end(choice)
 
@@ -53,14 +48,12 @@ async def respond(
 class _Answer:
     """One message, which grows."""
 
-    def __init__(
-        self, connection: Connection, body: ResponseBody, *, request_id: str, model: str
-    ) -> None:
+    def __init__(self, connection: Connection, body: ResponseBody, *, model: str) -> None:
         self._connection = connection
         self._body = body
-        self._message_id = f"msg_{request_id}"
+        self._message_id = f"msg_{connection.request_id}"
         self._frame = {
-            "id": f"resp_{request_id}",
+            "id": f"resp_{connection.request_id}",
             "object": "response",
             "created_at": int(time.time()),
             "model": model,

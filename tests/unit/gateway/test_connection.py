@@ -22,7 +22,7 @@ def connection(*, receive=None, send=None, stall_seconds=5.0, has_cut=None):
         {"path": "/", "method": "POST"},
         receive or forever,
         send or forever,
-        headers={},
+        request_id="r",
         stall_seconds=stall_seconds,
         has_cut=has_cut or asyncio.Event(),
     )

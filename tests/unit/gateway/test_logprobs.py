@@ -87,7 +87,7 @@ async def test_no_event_has_a_number_that_json_does_not_know():
         sent.append(message)
 
     connection = Connection(
-        {"type": "http"}, None, send, headers={}, stall_seconds=1, has_cut=asyncio.Event()
+        {"type": "http"}, None, send, request_id="r", stall_seconds=1, has_cut=asyncio.Event()
     )
     await connection.event({"a": [math.nan, 1.5, {"b": -math.inf}]})
     assert sent[0]["body"] == b'data: {"a": [null, 1.5, {"b": null}]}\n\n'
