@@ -239,7 +239,7 @@ class SessionGrant(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """The handle: unguessable, valid at the server process that issued it and nowhere else. Where
+    """The handle: unguessable, valid at the server process that issued it alone. Where
     callers show certificates it is valid for the identity that opened the session.
     """
     @_builtins.property

@@ -99,7 +99,7 @@ class TargetServiceServicer:
         Precondition: SessionCall's, and a prefix of one token or more.
         Effect: the session holds the prefix and every token streamed, also after a cancel.
         Idempotency: a pure function of prefix, sampling parameters and seed, as Verify's is.
-        Errors: Verify's, but for UNSUPPORTED. Streamed tokens stay valid.
+        Errors: Verify's, except UNSUPPORTED. Streamed tokens stay valid.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -72,7 +72,7 @@ class TargetServiceStub:
     Precondition: SessionCall's, and a prefix of one token or more.
     Effect: the session holds the prefix and every token streamed, also after a cancel.
     Idempotency: a pure function of prefix, sampling parameters and seed, as Verify's is.
-    Errors: Verify's, but for UNSUPPORTED. Streamed tokens stay valid.
+    Errors: Verify's, except UNSUPPORTED. Streamed tokens stay valid.
     """
 
 @_typing.type_check_only
@@ -119,7 +119,7 @@ class TargetServiceAsyncStub(TargetServiceStub):
     Precondition: SessionCall's, and a prefix of one token or more.
     Effect: the session holds the prefix and every token streamed, also after a cancel.
     Idempotency: a pure function of prefix, sampling parameters and seed, as Verify's is.
-    Errors: Verify's, but for UNSUPPORTED. Streamed tokens stay valid.
+    Errors: Verify's, except UNSUPPORTED. Streamed tokens stay valid.
     """
 
 class TargetServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -175,7 +175,7 @@ class TargetServiceServicer(metaclass=_abc_1.ABCMeta):
         Precondition: SessionCall's, and a prefix of one token or more.
         Effect: the session holds the prefix and every token streamed, also after a cancel.
         Idempotency: a pure function of prefix, sampling parameters and seed, as Verify's is.
-        Errors: Verify's, but for UNSUPPORTED. Streamed tokens stay valid.
+        Errors: Verify's, except UNSUPPORTED. Streamed tokens stay valid.
         """
 
 def add_TargetServiceServicer_to_server(servicer: TargetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
