@@ -9,8 +9,8 @@ root is the last committed token. Three kinds of fact hang on a node, and come i
   runner-up beside it. Equal tokens after equal sequences share one node, whoever found them.
 - What a target said. `TokenTree.decide` takes "after this sequence the target says t". Only the
   first such fact counts: later ones repeat it under EXACT, and are void under REJECTION.
-- What was dispatched: `assigned`, `rides`, `judged`, `plain`. Verifications set these
-  (`verification.py`, `target_schedule.py`), and the tree only reads `judged` and `plain`.
+- What was dispatched. `Verification.claim` and `Verification.release` mark which nodes a target
+  has. A fact also marks the token that it decides, and the end of a branch needs no verification.
 
         committed          root
     ── the ── cat ── sat ── on ──┬── the ──┬── mat       chain of drafter 0: the main path
@@ -58,26 +58,35 @@ __all__ = ["Node", "TokenTree"]
 
 
 class Node:
-    """A token after a text.
+    """A token after a sequence, and three kinds of fact about the two; see the head of this file.
 
     Attributes:
-        parent: The text before it; None for the first root, and once the root has moved on.
-        length: Tokens of the whole text, this one included.
+        token_id: The token.
+        parent: The sequence before it; None for the first root, and once the root has moved on.
+        length: Tokens of the whole sequence, this one included.
+        children: What may follow, by token.
+
+    Attributes that `TokenTree.draft` and `TokenTree.branch` set:
         drafter: The smallest index of the drafters that have it in their chain; None if none has.
+        finder: Of a branch, the drafter that found it first.
         rank: The place that a drafter gave it: 1 in a chain, 2 or more as a runner-up of its
             siblings; 0 if none found it.
-        worth: The logarithm of the probability that was expected of the text; of use to compare.
+        worth: The logarithm of the probability that was expected of the sequence.
         is_branch: Whether it stands, or follows, beside all chains, and no fact led to it.
-        rides: Whether a verification had it as a branch.
-        followers: By drafter: what it holds likeliest to follow.
-        guessed: What the target guesses to follow, where it said so with the fact that led here.
+        followers: By drafter: the token that the drafter holds likeliest to follow.
         distribution: What it was drawn from, opaque; None unless under rejection sampling.
-        children: What may follow, by token.
+
+    Attributes that verdicts set, by `TokenTree.decide`:
         next_token: What the target says follows: the fact. None if unknown.
         logprob: Of this token, if the target said so.
-        alive: Whether nothing known contradicts the text.
+        alive: Whether nothing known contradicts the sequence.
+        guessed: What the target guesses to follow, where it said so with the fact that led here;
+            the method sets it, and the verification that takes it along resets it.
+
+    Attributes that `Verification.claim` and `Verification.release` set:
         assigned: Whether this token needs no (further) verification: one has it in its block or
-            assumes it, or a fact decides it.
+            assumes it, or a fact decides it, or nothing can follow it.
+        rides: Whether a verification had it as a branch.
         judged: Under rejection sampling, the child whose fate decides what follows.
         plain: Under rejection sampling, whether the target alone decides what follows.
     """
@@ -108,20 +117,23 @@ class Node:
         self.token_id = token_id
         self.parent = parent
         self.length = length
+        self.children: dict[int, Node] = {}
+        # What drafters said.
         self.drafter: int | None = None
-        self.finder: int | None = None  # of a branch: who drafted it first
+        self.finder: int | None = None
         self.rank = 0
-        self.rides = False
         self.worth: float = parent.worth if parent is not None else 0.0
         self.is_branch: bool = parent is not None and parent.is_branch
         self.followers: dict[int, Node] = {}
-        self.guessed = NOTHING
         self.distribution: object | None = None
-        self.children: dict[int, Node] = {}
+        # What a target said.
         self.next_token: int | None = None
         self.logprob: float | None = None
         self.alive = True
+        self.guessed = NOTHING
+        # What was dispatched.
         self.assigned = False
+        self.rides = False
         self.judged: Node | None = None
         self.plain = False
 
