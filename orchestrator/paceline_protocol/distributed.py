@@ -139,23 +139,28 @@ class DistributedDecoding:
     # --- what happened ------------------------------------------------------------------------
 
     def _take_verdict(self, verification: Verification, verdict: BlockVerified) -> None:
-        node = end = verification.trunk[0]
+        #     trunk[0] ── drafted … drafted ── guessed … guessed ── next_token
+        #                 └───────── accepted_path ────────────┘
+        #                 0 …                     logprobs …        len(accepted_path)
         path = verdict.accepted_path
-        logprobs = [*(verdict.logprobs or (None,) * (len(path) + 1))]
-        for accepted in verification.along(path):
-            self._learn(verification, node, accepted.token_id, logprobs.pop(0))
-            node = end = accepted
-        for token_id, logprob in zip(
-            (*verification.guessed_along(path), verdict.next_token), logprobs, strict=True
-        ):
-            self._learn(verification, node, token_id, logprob)
-            end = node
-            if not node.alive or node.next_token != token_id:
+        logprobs = verdict.logprobs or (None,) * (len(path) + 1)
+        drafted = list(verification.along(path))
+        node = verification.trunk[0]
+        for accepted, logprob in zip(drafted, logprobs, strict=False):
+            self._learn(verification, node, accepted.token_id, logprob)
+            node = accepted
+        # What follows is the target's own, and is in the tree only where it is learnt.
+        own = (*verification.guessed_along(path), verdict.next_token)
+        end, follows = node, node
+        for token_id, logprob in zip(own, logprobs[len(drafted) :], strict=True):
+            self._learn(verification, follows, token_id, logprob)
+            end = follows
+            if not end.alive or end.next_token != token_id:
                 break  # the text is contradicted, or has ended
-            node = node.children[token_id]
-        else:
-            node.guessed = useful_guesses(
-                verdict.proposal, node, task=self._task, commitment=self._commitment
+            follows = end.children[token_id]
+        if follows is not end:
+            follows.guessed = useful_guesses(
+                verdict.proposal, follows, task=self._task, commitment=self._commitment
             )
         self._schedule.learnt(verification, end)
 
@@ -232,12 +237,14 @@ class DistributedDecoding:
             if not tip.alive or tip.length <= main_path[0].length:
                 continue
             path = self._tree.path_to(tip)
-            shared = sum(a is b for a, b in zip(path, main_path, strict=False))
-            # The token that branches off is assumed: to decide for or against it is the main
-            # path's business.
-            branch, growing = path[shared:], self._drafts.grows_at(tip)
+            # main_path   root ── a ── b ── c
+            # path        root ── a ── x ── y ── tip
+            #             └ shared ┘   └── beside ──┘
+            # The token x is assumed, not judged: the main path's verifications decide on it.
+            shared_count = sum(a is b for a, b in zip(path, main_path, strict=False))
+            beside, growing = path[shared_count:], self._drafts.grows_at(tip)
             while self._schedule.free_targets and (
-                nodes := due_nodes(branch, task=self._task, growing=growing)
+                nodes := due_nodes(beside, task=self._task, growing=growing)
             ):
                 commands.append(self._start_verify(nodes))
         return commands
@@ -246,8 +253,11 @@ class DistributedDecoding:
         """Give targets that would idle the likeliest branches that no verification decides."""
         commands: list[Command] = []
         while self._schedule.free_targets and (best := self._waiting.pop()) is not None:
-            # Siblings go together, but what a chain's token decides is its own block's business.
-            assumed = best if best.parent is None or not best.parent.is_branch else best.parent
+            # parent ──┬── best        Siblings are judged in one call, after their parent. If the
+            #          └── sibling     parent is on a drafter's chain, its own block decides among
+            #                          them: then the call assumes best, and asks what follows it.
+            parent = best.parent
+            assumed = parent if parent is not None and parent.is_branch else best
             commands.append(self._start_verify((assumed,)))
         self._waiting.forget_what_is_over()
         return commands

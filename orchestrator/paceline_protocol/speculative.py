@@ -242,7 +242,17 @@ class SpeculativeDecoding:
         length = self._drafted.root.length
         if not (self._drafts_ahead and tip.alive):
             return length
-        return length - (length - after - 1) % (self._task.lookahead + 1)
+        # Without guesses a block accepted whole is followed by one token of the target's own:
+        #
+        #     … after │ own │ lookahead tokens │ own │ lookahead tokens │ own │ …
+        #             └──┬──┘                  └──┬──┘                  └──┬──┘
+        #           first_start         first_start + stride     first_start + 2 strides
+        #
+        # Guesses may have led the root beyond a start. Then the block that begins there is under
+        # way, and what is left of it is the next one.
+        first_start = after + 1
+        stride = self._task.lookahead + 1
+        return length - (length - first_start) % stride
 
     def _take_capacity(self, capacity: CapacityChanged) -> list[Command]:
         self._capacity = capacity

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 from paceline_protocol.branches import branches_beside, guesses_beside
 from paceline_protocol.depths import Depths
 from paceline_protocol.messages import AbandonVerify, PromoteVerify, StartVerify
-from paceline_protocol.proposal import NOTHING
-from paceline_protocol.task import VerificationRule
 from paceline_protocol.verification import Verification
 
 if TYPE_CHECKING:
@@ -144,12 +142,7 @@ class TargetSchedule:
             guesses=guesses_beside(trunk, branches, task=task),
             is_guess=trunk[0].is_branch and not trunk[0].assigned,
         )
-        trunk[0].guessed = NOTHING  # once is enough
-        for node in verification.nodes:
-            node.assigned = True
-            node.rides |= node.is_branch
-        if task.rule is VerificationRule.REJECTION:
-            verification.claim()
+        verification.claim(rule=task.rule)
         self._in_flight[verification.verify_id] = verification
         self._held[target] = trunk[-1]
         self._statistics.branch_judged += sum(node.is_branch for node in verification.nodes[1:])

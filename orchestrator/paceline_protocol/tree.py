@@ -1,22 +1,45 @@
 """The token tree of distributed speculative inference: what is drafted, and what is known of it.
 
+Theory of operation, for whoever changes this file.
+
+A node stands for the whole sequence that ends with it, so a fact about a node never changes. The
+root is the last committed token. Three kinds of fact hang on a node, and come in any order:
+
+- What drafters said. `TokenTree.draft` adds a token to a drafter's chain, `TokenTree.branch` a
+  runner-up beside it. Equal tokens after equal sequences share one node, whoever found them.
+- What a target said. `TokenTree.decide` takes "after this sequence the target says t". Only the
+  first such fact counts: later ones repeat it under EXACT, and are void under REJECTION.
+- What was dispatched. `Verification.claim` and `Verification.release` mark which nodes a target
+  has. A fact also marks the token that it decides, and the end of a branch needs no verification.
+
         committed          root
-    ── the ── cat ── sat ── on ──┬── the ── mat        drafter 0: the main path
-                                 └── a ── chair        drafter 1: a branch
+    ── the ── cat ── sat ── on ──┬── the ──┬── mat       chain of drafter 0: the main path
+                                 │         └── rug       runner-up of drafter 0: a branch
+                                 └── a ── chair          chain of drafter 1
 
-A node stands for the whole text that ends with it. The root is the last committed token.
+The main path follows, at each node, the child that a dispatched block judges, else the child of the
+smallest drafter index. A branch is on no main path, and counts as no draft token, until a fact
+leads to it. Then `_adopt` makes it its drafter's chain, with what that drafter said to follow it.
 
-Beside a drafter's chain may stand runners-up, and what follows on them: branches. They are no part
-of the main path, and no draft tokens to count, until a fact says that the text goes on with one.
-Then it, and what its drafter would have said after it, are that drafter's chain.
+A fact does two things at once, and this is all the surgery there is:
 
-A verdict is taken apart into facts about nodes: "after this text the target says t". A fact holds
-whatever happens elsewhere, so verdicts can come in any order; those about texts that turn out
-wrong are dropped with their nodes. Committing is walking from the root along the facts.
+    before decide(on, "a")            after
+        on ──┬── the ── mat               on ─── a ── chair      on.next_token is "a"
+             └── a ── chair               the, mat               not alive, cut off
 
-What is over must not pile up until a long request ends. So a node that the root has left keeps only
-its link to the next token, and a contradicted one only its link to its parent: then nothing leads
-from the tree to what is over, and no cycle of links keeps that in memory.
+So a node with a fact has one child. `advance` commits by walking from the root along the facts: a
+fact that lies further down waits there until those above it have come.
+
+What is over must be freed at once, though a generation is long and the garbage collector may be
+off. So a node that the root has left keeps only its link to the next token, which a late verdict
+may ask for; and a contradicted node keeps only its link to its parent, by which `surviving` finds
+where its drafter goes on. Nothing leads from the living tree to what is over, and no cycle of links
+holds it (tests/unit/protocol/test_tree_memory.py). Whoever adds a link to a node says in `cut_off`
+and in `leave_behind` what becomes of it.
+
+Counting goes with surgery, since only surgery knows what a token was: each drafted token ends as
+accepted, rejected or discarded, once (tests/unit/protocol/test_invariants.py, CLEAN_END). A
+rejected subtree has one rejected token, its first; all below it were never judged.
 """
 
 from __future__ import annotations
@@ -35,26 +58,35 @@ __all__ = ["Node", "TokenTree"]
 
 
 class Node:
-    """A token after a text.
+    """A token after a sequence, and three kinds of fact about the two; see the head of this file.
 
     Attributes:
-        parent: The text before it; None for the first root, and once the root has moved on.
-        length: Tokens of the whole text, this one included.
+        token_id: The token.
+        parent: The sequence before it; None for the first root, and once the root has moved on.
+        length: Tokens of the whole sequence, this one included.
+        children: What may follow, by token.
+
+    Attributes that `TokenTree.draft` and `TokenTree.branch` set:
         drafter: The smallest index of the drafters that have it in their chain; None if none has.
+        finder: Of a branch, the drafter that found it first.
         rank: The place that a drafter gave it: 1 in a chain, 2 or more as a runner-up of its
             siblings; 0 if none found it.
-        worth: The logarithm of the probability that was expected of the text; of use to compare.
+        worth: The logarithm of the probability that was expected of the sequence.
         is_branch: Whether it stands, or follows, beside all chains, and no fact led to it.
-        rides: Whether a verification had it as a branch.
-        followers: By drafter: what it holds likeliest to follow.
-        guessed: What the target guesses to follow, where it said so with the fact that led here.
+        followers: By drafter: the token that the drafter holds likeliest to follow.
         distribution: What it was drawn from, opaque; None unless under rejection sampling.
-        children: What may follow, by token.
+
+    Attributes that verdicts set, by `TokenTree.decide`:
         next_token: What the target says follows: the fact. None if unknown.
         logprob: Of this token, if the target said so.
-        alive: Whether nothing known contradicts the text.
+        alive: Whether nothing known contradicts the sequence.
+        guessed: What the target guesses to follow, where it said so with the fact that led here;
+            the method sets it, and the verification that takes it along resets it.
+
+    Attributes that `Verification.claim` and `Verification.release` set:
         assigned: Whether this token needs no (further) verification: one has it in its block or
-            assumes it, or a fact decides it.
+            assumes it, or a fact decides it, or nothing can follow it.
+        rides: Whether a verification had it as a branch.
         judged: Under rejection sampling, the child whose fate decides what follows.
         plain: Under rejection sampling, whether the target alone decides what follows.
     """
@@ -85,20 +117,23 @@ class Node:
         self.token_id = token_id
         self.parent = parent
         self.length = length
+        self.children: dict[int, Node] = {}
+        # What drafters said.
         self.drafter: int | None = None
-        self.finder: int | None = None  # of a branch: who drafted it first
+        self.finder: int | None = None
         self.rank = 0
-        self.rides = False
         self.worth: float = parent.worth if parent is not None else 0.0
         self.is_branch: bool = parent is not None and parent.is_branch
         self.followers: dict[int, Node] = {}
-        self.guessed = NOTHING
         self.distribution: object | None = None
-        self.children: dict[int, Node] = {}
+        # What a target said.
         self.next_token: int | None = None
         self.logprob: float | None = None
         self.alive = True
+        self.guessed = NOTHING
+        # What was dispatched.
         self.assigned = False
+        self.rides = False
         self.judged: Node | None = None
         self.plain = False
 

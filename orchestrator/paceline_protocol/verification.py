@@ -118,12 +118,20 @@ class Verification:
             for node in reversed(self.nodes)
         )
 
-    def claim(self) -> None:
-        """Under rejection sampling: fix what decides the nodes, before any outcome is known."""
-        for node, judged in zip(self.trunk, self.trunk[1:], strict=False):
-            node.judged = judged
-        if len(self.trunk) == 1:
-            self.trunk[0].plain = True
+    def claim(self, *, rule: VerificationRule) -> None:
+        """Mark its nodes as assigned, and the guesses that ride along as taken.
+
+        Under rejection sampling this also fixes what decides the nodes, before any outcome is
+        known.
+        """
+        self.trunk[0].guessed = NOTHING  # they ride along with one verification only
+        for node in self.nodes:
+            node.assigned = True
+            node.rides |= node.is_branch
+        if rule is VerificationRule.REJECTION:
+            for node, judged in zip(self.trunk, self.trunk[1:], strict=False):
+                node.judged = judged
+            self.trunk[0].plain |= len(self.trunk) == 1
 
     def release(self) -> None:
         """Return what it judges to those tokens that wait for a verification."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline_protocol.commitment import DraftStatistics
-from paceline_protocol.task import DecodingTask, DispatchPolicy
+from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
 from paceline_protocol.tree import TokenTree
 from paceline_protocol.verification import Verification, due_nodes, frontier_nodes
 
@@ -90,7 +90,7 @@ def test_a_verification_decides_what_follows_its_nodes_unless_another_owns_it():
     first = verification(path[:3])
     assert [first.decides(node) for node in path] == [True, True, True, False]
     second = verification(path[2:])
-    second.claim()
+    second.claim(rule=VerificationRule.REJECTION)
     assert [first.decides(node) for node in path] == [True, True, False, False]
     assert [second.decides(node) for node in path] == [False, False, True, True]
 
