@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["SIZES", "STAGES", "Stage", "main"]
-
 _FOLDER = Path(__file__).resolve().parent
 _WINDOW = 256
 _BATCH = 4

@@ -19,8 +19,6 @@ from corpus import load_corpus
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["following", "main"]
-
 _FOLDER = Path(__file__).resolve().parent
 
 

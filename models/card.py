@@ -9,16 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = [
-    "CARD",
-    "CARD_TEXT",
-    "render_tables",
-    "replace_adapters",
-    "replace_tables",
-    "write_adapters",
-    "write_tables",
-]
-
 CARD = "card.json"
 CARD_TEXT = "README.md"
 _BEGIN = "<!-- tables: written by evaluate.py from card.json -->"

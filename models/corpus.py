@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["HELD_OUT_PERCENT", "Corpus", "SourceFile", "is_held_out", "load_corpus"]
-
 HELD_OUT_PERCENT = 5
 
 # Tables (encodings, pydoc topics) are no prose, lib2to3 is a second copy of older syntax, and

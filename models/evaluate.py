@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from corpus import SourceFile
 
-__all__ = ["Family", "SharedNoise", "completions", "load_family", "measure", "real_text"]
-
 _NEW_TOKENS = 128
 _COMPLETIONS = 100
 _BATCH = 25

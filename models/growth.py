@@ -10,8 +10,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from vocabulary import END_OF_TEXT_ID, PAD_ID, VOCABULARY_SIZE
 
-__all__ = ["CONTEXT", "WIDTH", "build_model", "grow", "place"]
-
 CONTEXT = 1024
 WIDTH = 192
 _HEADS = 3

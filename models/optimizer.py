@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["MuonWithAdamW", "orthogonalise"]
-
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # The quintic of the Muon post.
 _ITERATIONS = 5
 _MOMENTUM = 0.95

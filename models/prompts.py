@@ -21,8 +21,6 @@ from recipe import TARGET_FOLDER
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["PROMPTS_FILE", "Prompt", "cut_prompts", "load_prompts"]
-
 PROMPTS_FILE = "prompts.jsonl"
 _COUNT = 120
 _SHORTEST, _LONGEST = 60, 200  # Tokens.

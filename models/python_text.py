@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-__all__ = ["distinct_share", "tokenize_error"]
-
 # What `tokenize` says when the text ends inside a string or a bracket.
 _UNFINISHED = ("EOF in multi-line", "unexpected EOF", "unterminated triple-quoted")
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["DRAFTER_FOLDER", "STAGES", "TARGET_FOLDER", "TINY_FOLDER", "TRAINING_LOG", "Recipe"]
-
 TARGET_FOLDER = "python-target"
 DRAFTER_FOLDER = "python-drafter"
 TINY_FOLDER = "python-tiny"

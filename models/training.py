@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from transformers import LlamaForCausalLM
 
-__all__ = ["Stage", "StageResult", "Windows", "held_out_loss", "train_stage"]
-
 _WARM_UP_SHARE = 0.02
 _REPORT_SECONDS = 60.0
 _CHECKPOINT_SECONDS = 240.0

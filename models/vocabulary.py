@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from corpus import SourceFile
 
-__all__ = ["END_OF_TEXT_ID", "PAD_ID", "VOCABULARY_SIZE", "token_stream", "train_tokenizer"]
-
 VOCABULARY_SIZE = 2048
 END_OF_TEXT_ID = 0
 PAD_ID = 1

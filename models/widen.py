@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-__all__ = ["main"]
-
 _MODELS = Path(__file__).resolve().parent
 _TARGET = "python-target"
 # Copied last: with it the folder is whole.

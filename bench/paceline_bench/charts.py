@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.report import Row
 
-__all__ = ["COLOURS", "draw_speeds", "new_figure", "save_figure"]
-
 # By strategy; told apart by the colour-blind, and in print.
 COLOURS = {
     "non-SI": "#7f7f7f",

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main"]
-
 _BENCHMARKS = {
     "table2": "Table 2 of the DSI paper, online, beside what theory allows",
     "pair": "your own drafter and target: latencies, acceptance, every strategy end to end",

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from paceline_bench.ways import Way
     from paceline_local.bundled import BundledModels
 
-__all__ = ["contest_rows", "exit_code", "held_out_prompts", "model_flags"]
-
 
 async def contest_rows(
     ways: Sequence[Way], prompts: Sequence[str], *, max_tokens: int, repeats: int

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.report import Row
 
-__all__ = ["GPU_WORDS", "gpu_count", "per_gpu"]
-
 GPU_WORDS = (
     "SI's drafter and target take turns, on one GPU; with DSI, and where SI drafts ahead, each"
     " server has its own."

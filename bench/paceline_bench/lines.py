@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["fitted_slope"]
-
 
 def fitted_slope(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return the slope of the line of least squares, and its standard error.

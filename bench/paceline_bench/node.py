@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from paceline_protocol.laboratory.simulation import ServerLatency
 from paceline_protocol.ranks import DEFAULT_RANK_DECAY
 
-__all__ = ["DEFAULT_VOCABULARY_SIZE", "TABLE2", "PaperRow", "ReferenceTimes", "SimulatedNode"]
-
 _NS_PER_MS = 1_000_000
 DEFAULT_VOCABULARY_SIZE = 2048
 

@@ -12,8 +12,6 @@ from paceline_protocol.ranks import LLAMA_SHARES, runner_up_shares
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["check_rank_decay", "names_of", "numbers_to", "shares_of"]
-
 _LLAMA = "llama"
 
 

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["compute_all"]
-
 _Job = TypeVar("_Job")
 _Result = TypeVar("_Result")
 

@@ -15,8 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-__all__ = ["Usage", "counters", "cpu_seconds", "metered", "quiet"]
-
 _LOOK_SECONDS = 0.2
 # Processes that take less of one core, all together, only wait.
 _QUIET_LOAD = 0.1

@@ -23,18 +23,6 @@ if TYPE_CHECKING:
 
     from paceline_protocol.laboratory.simulation import SimulationResult
 
-__all__ = [
-    "Batch",
-    "Setup",
-    "Total",
-    "draw_agreements",
-    "mean_and_error",
-    "own_guesses",
-    "run_protocol",
-    "total_times",
-    "totals",
-]
-
 _PROMPT_LENGTH = 1
 
 

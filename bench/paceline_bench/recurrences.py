@@ -37,19 +37,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.protocol_runs import Setup
 
-__all__ = [
-    "Stretches",
-    "ahead_time",
-    "distributed_time",
-    "expected_ahead_time",
-    "expected_distributed_times",
-    "expected_speculative_forwards",
-    "run_lengths",
-    "scheduled_stretches",
-    "speculative_time",
-    "stretches",
-]
-
 Floats: TypeAlias = NDArray[np.float64]
 # stretches[remaining][run length]: from the sync point until the token after the run is final.
 Stretches: TypeAlias = list[list[int]]

@@ -23,23 +23,6 @@ Row: TypeAlias = dict[str, Any]
 Results: TypeAlias = "Mapping[str, Row]"
 """The content of each results file, by its name without suffix."""
 
-__all__ = [
-    "Results",
-    "Row",
-    "Spread",
-    "circumstances",
-    "circumstances_line",
-    "goal_line",
-    "load_average",
-    "markdown_table",
-    "restless_line",
-    "speed",
-    "spread",
-    "table",
-    "times",
-    "write_json",
-]
-
 _PACKAGES = ("grpcio", "protobuf", "torch", "transformers")
 # Where results went has nothing to do with them.
 _OUTPUT_OPTION = re.compile(r" --(?:json|chart|output-directory)[ =]\S+")

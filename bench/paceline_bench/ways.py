@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     )
     from paceline_bench.report import Row
 
-__all__ = ["Way", "compete", "parameter_count", "row_of"]
-
 _MOST_HEADER_BYTES = 8 << 20  # names a file's tensors
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from paceline.errors import PacelineError
 
-__all__ = ["main"]
-
 _COMMANDS = {
     "demo": "see it work: the bundled models, every strategy, a timeline picture",
     "up": "run a whole system on this machine until Ctrl-C",

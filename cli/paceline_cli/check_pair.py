@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from paceline.v1.model_service_pb2 import GetModelInfoResponse
 
-__all__ = ["CheckPairSettings", "Finding", "compare_models", "local_config", "main"]
-
 _EXAMPLES = """
 paceline check-pair --drafter models/python-drafter --target models/python-target
 paceline check-pair --drafter ~/small --target 127.0.0.1:50051

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from paceline import AsyncClient, Completion
 
-__all__ = ["STRATEGIES", "Comparison", "compare"]
-
 # Those that need nothing but targets and a drafter.
 STRATEGIES = tuple(
     Strategy(strategy.value) for strategy, method in METHODS.items() if not method.self_drafts

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from paceline.call_metadata import Token
     from paceline_local.options import CallerSettings, ClientTlsSettings
 
-__all__ = ["open_client", "tls_of"]
-
 
 def open_client(options: CallerSettings) -> AsyncClient:
     """Open a client of the orchestrator that the options name.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from paceline_local.bundled import BundledModels
     from paceline_local.system import LocalSystem
 
-__all__ = ["DemoSettings", "main"]
-
 _EXAMPLES = """
 paceline demo
 paceline demo --prompts 12 --max-tokens 128

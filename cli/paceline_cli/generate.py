@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from paceline import AsyncGeneration, GenerateOptions
 
-__all__ = ["STRATEGIES", "GenerateSettings", "main"]
-
 # The papers' words are understood, too.
 STRATEGIES = {
     word: strategy

@@ -19,8 +19,6 @@ from paceline_serving.settings import StringList, option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["HealthSettings", "main"]
-
 _EXAMPLES = """
 paceline health                                    the orchestrator on this machine
 paceline health 127.0.0.1:50051 127.0.0.1:50052    any servers

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from paceline import ServerInfo, SystemInfo
 
-__all__ = ["InfoSettings", "main"]
-
 _EXAMPLES = """
 paceline info
 paceline info --address gpu-7:50050 --tls-authority ca.pem

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from types import ModuleType
 
-__all__ = ["settings_classes", "unknown_variable"]
-
 
 def settings_classes() -> tuple[type[Settings], ...]:
     """Return those of all commands and servers, in each module in the order of their declaration.

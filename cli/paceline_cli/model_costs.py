@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from paceline import Statistics
 
-__all__ = ["ModelCosts", "improvement_told"]
-
 _TARGET = "target"
 
 

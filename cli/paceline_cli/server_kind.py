@@ -18,8 +18,6 @@ from paceline_cli.connection import tls_of
 if TYPE_CHECKING:
     from paceline_local.options import ClientTlsSettings
 
-__all__ = ["ROLE_NAMES", "kind_of_server"]
-
 ROLE_NAMES = {
     model_service_pb2.MODEL_ROLE_DRAFTER: "a drafter",
     model_service_pb2.MODEL_ROLE_TARGET: "a target",

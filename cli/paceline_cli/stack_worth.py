@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from paceline.v1.model_service_pb2 import Stage
 
-__all__ = ["ToldStack", "stack_table"]
-
 _HEADINGS = ("stage", "ms per forward", "accepted by", "drafting with it")
 
 

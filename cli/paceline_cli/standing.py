@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from paceline import ServerInfo
 
-__all__ = ["sentence_on", "state_of"]
-
 
 def state_of(server: ServerInfo) -> str:
     """Say in a word or two how it stands; in an older orchestrator's words, where it is older."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from paceline import Chunk, Completion, Statistics
 
-__all__ = ["TextStream", "statistics_line"]
-
 _ACCEPTED, _TARGET = "green", "bold underline magenta"
 _LEGEND = Text.assemble(
     ("accepted draft tokens", _ACCEPTED), " · ", ("the target's own tokens", _TARGET)

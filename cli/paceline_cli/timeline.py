@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from paceline import Completion, TimelineEvent
 
-__all__ = ["draw_timeline", "write_timeline"]
-
 _BARS = {TimelineEventKind.DRAFTED: "draft", TimelineEventKind.VERIFYING: "verify"}
 _MARKS = {TimelineEventKind.ACCEPTED: "accepted", TimelineEventKind.CORRECTED: "corrected"}
 

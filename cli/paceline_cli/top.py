@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from paceline_cli.top_watch import Snapshot
 
-__all__ = ["TopSettings", "main"]
-
 _EXAMPLES = """
 paceline top                                       beside `paceline up`
 paceline top --once                                one look, as plain text

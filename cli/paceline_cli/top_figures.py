@@ -10,8 +10,6 @@ from paceline_local.metrics_samples import Readings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Figures", "Totals", "figures", "totals"]
-
 _GENERATE = "paceline.v1.OrchestratorService/Generate"
 _ENDED_WELL = ("OK", "CANCELLED")
 

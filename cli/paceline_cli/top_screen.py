@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from paceline_cli.top_figures import Figures, Totals
     from paceline_cli.top_view import PoolView, ServerView, View
 
-__all__ = ["draw"]
-
 _UNKNOWN = "-"
 _DOT = " · "
 _GAP = 2

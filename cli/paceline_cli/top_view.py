@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from paceline_cli.top_watch import Scrape, Snapshot
     from paceline_local.metrics_samples import Readings, Samples
 
-__all__ = ["PoolView", "ServerView", "View", "view"]
-
 _ROLES = ("target", "drafter", "orchestrator", "unknown")
 _UP, _GONE, _SILENT = "up", "gone", "no answer"
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from paceline_local.metrics_pages import Source
     from paceline_local.metrics_samples import Samples
 
-__all__ = ["Scrape", "Snapshot", "Watch"]
-
 # An address that its name no longer has is shown as gone for so long.
 _FORGET_SECONDS = 60.0
 _REMOVED = "its name has it no longer"

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from paceline_training.run import AdapterSizes
     from paceline_training.training import TrainingPlan
 
-__all__ = ["TrainSettings", "main"]
-
 _EXAMPLES = """
 paceline train streams --model ~/big --data texts.txt --out ~/big-streams
 paceline train medusa --model ~/big --data a.txt --data b.txt --out ~/big-medusa --steps 2000

@@ -21,8 +21,6 @@ from paceline_serving.settings import Address, OneOrMore  # noqa: TC001 - pydant
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["UpSettings", "main"]
-
 _EXAMPLES = """
 paceline up                                        the bundled models: 1 drafter, 2 targets
 paceline up --targets 4 --listen 127.0.0.1:6000

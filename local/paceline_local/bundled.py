@@ -8,8 +8,6 @@ from pathlib import Path
 
 from paceline.errors import InvalidFieldError
 
-__all__ = ["BundledModels", "find_models"]
-
 
 @dataclass(frozen=True, slots=True)
 class BundledModels:

@@ -17,8 +17,6 @@ from paceline_orchestrator.fleet.discovery.dns import resolve
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Page", "PageError", "Source", "pages_of", "parse_sources", "read_page"]
-
 
 class PageError(Exception):
     """A page that cannot be read. The text says why, in a few words."""

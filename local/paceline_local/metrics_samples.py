@@ -11,8 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Readings", "Samples", "parse_page"]
-
 _Labels = frozenset[tuple[str, str]]
 
 

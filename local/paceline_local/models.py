@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["NOTHING_KEPT", "LocalModelSettings", "flags", "model_arguments"]
-
 NOTHING_KEPT = "--keep-seconds=0"
 """For servers whose answers to the same texts are compared: none has been computed before."""
 

@@ -14,16 +14,6 @@ from paceline_serving.settings import CONFIG_VARIABLE, VARIABLE_PREFIX, Address,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "CallerSettings",
-    "ClientTlsSettings",
-    "ConnectionSettings",
-    "PictureFile",
-    "ResultFile",
-    "SvgFile",
-    "read_options",
-]
-
 _SettingsT = TypeVar("_SettingsT", bound=Settings)
 
 

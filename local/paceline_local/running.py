@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from paceline_local.server import LocalServer
 
-__all__ = ["running_system"]
-
 
 @asynccontextmanager
 async def running_system(

@@ -15,8 +15,6 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Steps", "diagnostics", "print_whole", "progress", "safe", "table"]
-
 # A model's text must not move the cursor or rename the window.
 _UNSAFE = dict.fromkeys((*range(32), *range(0x7F, 0xA0)), "\N{REPLACEMENT CHARACTER}")
 # More than a table of names, addresses and states can take.

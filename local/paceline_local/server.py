@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["ANY_PORT", "LocalServer", "ServerExitedError"]
-
 ANY_PORT = "127.0.0.1:0"
 _LOG_LINES = 8
 # What one that is alive takes to say so, on a busy machine.

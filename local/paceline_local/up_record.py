@@ -18,9 +18,6 @@ from paceline.plain_files import read_plain_file
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["metrics_addresses", "record_metrics_addresses"]
-
-
 _MOST_BYTES = 1 << 20
 
 

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.settings import OrchestratorSettings
     from paceline_serving.lifecycle import ServerProcess
 
-__all__ = ["OrchestratorApplication"]
-
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.5

@@ -30,8 +30,6 @@ from paceline_serving.security import TlsFiles, refuse_plaintext
 from paceline_serving.server_settings import LISTEN_DESCRIPTION, ServerSettings
 from paceline_serving.settings import Address, Settings, StringList
 
-__all__ = ["OrchestratorSettings", "ScalingSettings"]
-
 
 class PoolSettings(Settings):
     """Model servers."""

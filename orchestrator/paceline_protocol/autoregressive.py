@@ -28,8 +28,6 @@ from paceline_protocol.messages import (
 if TYPE_CHECKING:
     from paceline_protocol.task import DecodingTask
 
-__all__ = ["AutoregressiveDecoding"]
-
 
 class AutoregressiveDecoding:
     """Decode with the target alone: the oracle of every other method.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from paceline_protocol.task import DecodingTask
     from paceline_protocol.tree import Node
 
-__all__ = ["BranchQueue", "branches_beside", "guesses_beside"]
-
 
 def branches_beside(trunk: Sequence[Node], *, task: DecodingTask) -> tuple[Node, ...]:
     """Choose which branches ride along with a trunk, each after its parent: the largest worths.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from paceline_protocol.task import DecodingTask
 
-__all__ = ["Commitment", "DraftStatistics"]
-
 # How many observed places the hit rates known at a request's start count for.
 _KNOWN_COUNT = 20
 # Never 0, since worths are logarithms.

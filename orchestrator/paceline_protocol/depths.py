@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
     from paceline_protocol.tree import Node
 
-__all__ = ["Depths"]
-
 
 class Depths:
     """How many verifications end before a node, on its path from the root.

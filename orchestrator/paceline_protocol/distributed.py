@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from paceline_protocol.task import DecodingTask
     from paceline_protocol.verification import Verification
 
-__all__ = ["DistributedDecoding"]
-
 
 class DistributedDecoding:
     """Decode with any number of drafters and targets at once.

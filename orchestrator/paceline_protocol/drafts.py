@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from paceline_protocol.task import DecodingTask
     from paceline_protocol.tree import Node, TokenTree
 
-__all__ = ["Draft", "can_grow", "ends_text", "useful_guesses"]
-
 
 def ends_text(node: Node, commitment: Commitment) -> bool:
     """Whether the text ends with this node."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from paceline_protocol.task import DecodingTask
     from paceline_protocol.tree import Node, TokenTree
 
-__all__ = ["DraftsInFlight"]
-
 
 class DraftsInFlight:
     """The drafts in flight, at most one of each drafter.

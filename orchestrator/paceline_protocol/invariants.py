@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["Invariant"]
-
 
 class Invariant(Enum):
     """A promise. Its value is the promise in one sentence, for people."""

@@ -23,8 +23,6 @@ from paceline_protocol.suffix_index import SuffixIndex, Tie
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BigramError", "IndexRoom", "MaxGram", "MaxGramRules", "parse_bigrams"]
-
 _FORMAT = "paceline bigrams 1"
 # Of all texts at once: at some 0.5 KB for each, 128 MiB.
 _MOST_INDEXED = 262_144

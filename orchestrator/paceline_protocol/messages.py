@@ -13,32 +13,6 @@ from typing import TypeAlias
 
 from paceline_protocol.proposal import NOTHING, Proposal
 
-__all__ = [
-    "AbandonVerify",
-    "BlockVerified",
-    "CapacityChanged",
-    "Command",
-    "DecodeEnded",
-    "DecodeFailed",
-    "DraftEnded",
-    "DraftFailed",
-    "EmitTokens",
-    "Event",
-    "Finish",
-    "FinishReason",
-    "LookaheadChanged",
-    "PromoteVerify",
-    "StartDecode",
-    "StartDraft",
-    "StartVerify",
-    "StopDecode",
-    "StopDraft",
-    "TokensDecoded",
-    "TokensDrafted",
-    "VerifyFailed",
-]
-
-
 # --- events -----------------------------------------------------------------------------------
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from paceline_protocol.messages import CapacityChanged, Command, Event
     from paceline_protocol.task import DecodingTask
 
-__all__ = ["METHODS", "DecodingMethod", "Method", "Strategy", "create_method", "label_of"]
-
 
 class Strategy(Enum):
     """How a request is decoded; see orchestrator_service.proto, which has the same names."""

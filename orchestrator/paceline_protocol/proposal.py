@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
-__all__ = ["NOTHING", "Proposal"]
-
 
 @dataclass(frozen=True, slots=True)
 class Proposal:

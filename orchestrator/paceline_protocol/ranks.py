@@ -13,16 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "DEFAULT_RANK_DECAY",
-    "LLAMA_SHARES",
-    "MOST_WIDTH",
-    "hit_rates",
-    "hit_share",
-    "runner_up_shares",
-    "shares_of",
-]
-
 MOST_WIDTH = 16
 """The most tokens that are found at a place: DraftRequest.width."""
 

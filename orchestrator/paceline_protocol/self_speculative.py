@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     from paceline_protocol.task import DecodingTask
 
-__all__ = ["SelfSpeculativeDecoding"]
-
 
 class SelfSpeculativeDecoding:
     """Decode with one target that drafts for itself.

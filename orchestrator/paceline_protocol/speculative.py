@@ -64,8 +64,6 @@ if TYPE_CHECKING:
     from paceline_protocol.tree import Node
     from paceline_protocol.verification import Verification
 
-__all__ = ["SpeculativeDecoding"]
-
 
 class SpeculativeDecoding:
     """Decode with one drafter and one target.

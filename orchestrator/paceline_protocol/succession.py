@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from paceline_protocol.commitment import DraftStatistics
     from paceline_protocol.methods import DecodingMethod
 
-__all__ = ["SuccessiveDecoding", "Successor"]
-
 Successor: TypeAlias = "Callable[[tuple[int, ...], CapacityChanged], DecodingMethod]"
 """Makes a method for the rest of a text, from the tokens that are final and the servers there are.
 

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Match", "SuffixIndex", "Tie"]
-
 
 class Tie(Enum):
     """Of several places where the longest end stood: which one counts."""

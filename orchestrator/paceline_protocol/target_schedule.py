@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from paceline_protocol.task import DecodingTask
     from paceline_protocol.tree import Node, TokenTree
 
-__all__ = ["TargetSchedule"]
-
 
 class TargetSchedule:
     """The verifications in flight, at most one at each target.

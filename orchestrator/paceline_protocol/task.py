@@ -7,15 +7,6 @@ from enum import Enum
 
 from paceline_protocol.ranks import MOST_WIDTH, hit_rates, runner_up_shares
 
-__all__ = [
-    "ASSUMED_RATES",
-    "DRAFTED_LIMIT",
-    "SPECULATION_LIMIT",
-    "DecodingTask",
-    "DispatchPolicy",
-    "VerificationRule",
-]
-
 SPECULATION_LIMIT = 512
 """How far drafts run ahead of what is committed: it bounds the blocks (a Verify carries at most
 1024 tokens) and the tree. Beyond it an accepted token is hardly ever found."""

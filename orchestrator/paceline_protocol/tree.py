@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 
     from paceline_protocol.commitment import DraftStatistics
 
-__all__ = ["Node", "TokenTree"]
-
 
 class Node:
     """A token after a sequence, and three kinds of fact about the two; see the head of this file.

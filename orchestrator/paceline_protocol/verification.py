@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from paceline_protocol.task import DecodingTask
     from paceline_protocol.tree import Node
 
-__all__ = ["Verification", "due_nodes", "frontier_nodes"]
-
 
 @dataclass(slots=True, eq=False)
 class Verification:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from paceline_engine.sessions.host import ModelHost
     from paceline_model_server.records import CallRecorder
 
-__all__ = ["ROLE", "DrafterServicer"]
-
 
 class DrafterServicer(drafter_service_pb2_grpc.DrafterServiceServicer):
     """Guesses what follows; the contract is in drafter_service.proto."""

@@ -11,8 +11,6 @@ from paceline_engine.terms.backend import Backend, ModelLoadError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BACKENDS", "LoadOptions", "load_backend"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:

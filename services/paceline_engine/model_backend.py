@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from paceline_engine.terms.draft_tree import Ranked
     from paceline_engine.terms.model_cache import ModelCache
 
-__all__ = ["Feed", "ModelBackend"]
-
 
 @dataclass(slots=True)
 class Feed:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from paceline_engine.terms.draft_tree import Ranked
     from paceline_engine.terms.rank_paths import RankPath
 
-__all__ = ["SimulatedBackend", "SimulatedCache", "SimulatedModel", "simulated_tokenizer"]
-
 _MASK = 0xFFFFFFFFFFFFFFFF
 _BYTE_COUNT = 256
 _WAKE_SECONDS = 3e-4

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from paceline_gateway.settings import GatewaySettings
     from paceline_serving.admission import Admission
 
-__all__ = ["Access"]
-
 # JSON may write a letter with six bytes that has two in UTF-8, and an id of five with eight.
 _JSON_BYTES = 3
 

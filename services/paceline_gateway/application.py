@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from paceline_serving import tracing
     from paceline_serving.admission import Admission
 
-__all__ = ["application"]
-
 
 class _Application(Starlette):
     """Takes a path with a slash at its end for the path without it.

@@ -16,8 +16,6 @@ from paceline_gateway.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["refuse_other_pages"]
-
 _PORTS = {"http": 80, "https": 443}
 # A name, an IPv4 address, or an IPv6 address in brackets; perhaps a port. No user, no path.
 _HOST = re.compile(r"(?P<name>[a-z0-9._-]+|\[[0-9a-f]*:[0-9a-f:.]*\])(?::(?P<port>[0-9]{1,5}))?")

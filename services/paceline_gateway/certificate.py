@@ -13,8 +13,6 @@ from paceline.plain_files import read_plain_file
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["server_context"]
-
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     """Make what connections are accepted with; the files are looked at again at each handshake.

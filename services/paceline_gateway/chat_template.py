@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from paceline_gateway.orchestrators import Orchestrators
     from paceline_gateway.schemas import Message
 
-__all__ = ["WRITTEN", "ChatTemplates", "look_at_template", "write_prompt"]
-
 WRITTEN: GenerateOptions = {"add_special_tokens": False, "parse_special_tokens": True}
 """How a prompt is read that a template wrote: its special tokens are there. Parts say it, too."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from paceline_gateway.generations import Generations
     from paceline_gateway.orchestrators import Orchestrators
 
-__all__ = ["chat", "complete"]
-
 
 async def complete(
     connection: Connection,

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from paceline_gateway.errors import RequestError
     from paceline_gateway.request_body import BodyRules
 
-__all__ = ["Connection"]
-
 _T = TypeVar("_T")
 
 # JSON may have these as they are, but much that reads a stream by lines takes them for line breaks.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from paceline_gateway.schemas import Message
 
-__all__ = ["ContentForms", "Form", "Render", "find_forms"]
-
 # No template has it, and filters that change letters' case leave it recognisable.
 _MARK = "zqxvkjwp"
 _WORDS = "hello"

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from paceline_gateway.orchestrators import Orchestrators
     from paceline_gateway.request_body import BodyRules
 
-__all__ = ["Endpoint", "Handler"]
-
 Handler: TypeAlias = "Callable[[Connection, bytes], Awaitable[None]]"
 """Answers a request: its connection and its body."""
 

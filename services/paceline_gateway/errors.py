@@ -19,8 +19,6 @@ from paceline import errors
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RequestError", "no_key", "of_paceline", "too_much"]
-
 _MOST_TEXT = 1000
 
 # What the wire calls it: what OpenAI calls it. A prompt's text is named by who asks.

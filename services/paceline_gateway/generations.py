@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from paceline_gateway.connection import Connection
     from paceline_gateway.parameter_types import Prompt
 
-__all__ = ["Choice", "Event", "Generations", "Take", "deliver"]
-
 Take: TypeAlias = "Callable[[Choice, Chunk | None], Awaitable[None]]"
 Event: TypeAlias = "Chunk | TimelineEvent"
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from paceline.connection import AsyncConnection
     from paceline.endpoints import Endpoint
 
-__all__ = ["Watch"]
-
 _log = logging.getLogger(__name__)
 
 # How long to wait before an address is connected to again: each time longer, until one serves.

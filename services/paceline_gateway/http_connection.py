@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from paceline_serving.listener import Place
 
-__all__ = ["HttpConnection"]
-
 _EMPTY_LINE = b"\r\n"
 _PROBES = "/health/"
 _TRANSFER_ENCODING = b"transfer-encoding"

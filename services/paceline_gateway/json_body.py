@@ -19,8 +19,6 @@ from pydantic_core import from_json
 
 from paceline_gateway.errors import RequestError
 
-__all__ = ["MOST_NAMES", "check_shape", "parse"]
-
 MOST_NAMES = 65_536
 """Names of objects' fields in one body: a conversation of 20,000 messages has 40,000."""
 

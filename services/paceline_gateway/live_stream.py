@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from paceline_gateway.generations import Choice, Event, Generations
     from paceline_gateway.orchestrators import Orchestrators
 
-__all__ = ["describe", "watch"]
-
 # What a page offers; it knows none by itself.
 _STRATEGIES = [
     {"name": each.value, "abbreviation": each.abbreviation}

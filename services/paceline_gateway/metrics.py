@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-__all__ = ["LEFT", "GatewayMetrics"]
-
 LEFT = 499  # the client went away; nobody hears it
 
 

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from paceline_gateway.connection import Connection
     from paceline_gateway.orchestrators import Orchestrators
 
-__all__ = ["describe_model", "list_models"]
-
 
 async def list_models(
     connection: Connection, _content: bytes, *, orchestrators: Orchestrators, began_at: int

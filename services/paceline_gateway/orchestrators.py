@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from paceline import ChatTemplate, SystemInfo, Tls
     from paceline.call_metadata import Token
 
-__all__ = ["Orchestrators"]
-
 _T = TypeVar("_T")
 
 _ASK_SECONDS = 10.0

@@ -10,23 +10,6 @@ from pydantic_core import PydanticCustomError
 
 from paceline import FillIn, PromptPart
 
-__all__ = [
-    "MOST_UINT32",
-    "AnyBoolean",
-    "Content",
-    "FalseOnly",
-    "NoList",
-    "NoObject",
-    "NoText",
-    "NoToolChoice",
-    "Prompt",
-    "Prompts",
-    "Stops",
-    "ZeroOnly",
-    "one_of",
-    "only",
-]
-
 MOST_UINT32 = (1 << 32) - 1
 """What a number may be on the wire."""
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from paceline_gateway.settings import GatewaySettings
     from paceline_serving.listener import Place
 
-__all__ = ["HttpProcess"]
-
 _log = logging.getLogger(__name__)
 # It tells of its own start and stop at a level of which we tell our own.
 logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

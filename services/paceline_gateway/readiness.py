@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from paceline_gateway.orchestrators import Orchestrators
 
-__all__ = ["Readiness"]
-
 
 class Readiness:
     """Follows the orchestrators, and the process that leaves.

@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     from paceline_gateway.generations import Choice
     from paceline_gateway.schemas import Body
 
-__all__ = [
-    "ChatForm",
-    "CompletionForm",
-    "Form",
-    "StreamedAnswer",
-    "WholeAnswer",
-    "details",
-    "finish_reason",
-    "usage",
-]
-
 # A token's text is not known here, only that of all tokens of a chunk: it is told by its number.
 _BY_NUMBER = "token_id:{}"
 # What OpenAI says of a token whose log probability cannot be told.

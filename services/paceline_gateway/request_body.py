@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive
 
-__all__ = ["ENCODINGS", "SMALL_BYTES", "TOO_SLOW", "BodyRules", "check_kind", "read_body"]
-
 ENCODINGS = ("gzip", "deflate", "identity")
 """How a body may be sent."""
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["HeadError", "check_head", "end_of_head", "path_of"]
-
 _MOST_FIELDS = 128
 _MOST_BYTES = 16 * 1024
 

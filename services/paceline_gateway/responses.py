@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from paceline_gateway.generations import Choice, Generations
     from paceline_gateway.orchestrators import Orchestrators
 
-__all__ = ["respond"]
-
 
 async def respond(
     connection: Connection,

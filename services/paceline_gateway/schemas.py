@@ -44,19 +44,6 @@ from paceline_gateway.parameter_types import (
     only,
 )
 
-__all__ = [
-    "Body",
-    "ChatBody",
-    "CompletionBody",
-    "CompletionExtension",
-    "Extension",
-    "InputItem",
-    "LiveBody",
-    "Message",
-    "ResponseBody",
-    "StreamOptions",
-]
-
 _STRATEGIES = tuple(it.value for it in Strategy if it is not Strategy.UNKNOWN)
 _DRAFTERS = tuple(it.value for it in DrafterKind if it is not DrafterKind.UNKNOWN)
 _RULES = tuple(it.value for it in VerificationRule if it is not VerificationRule.UNKNOWN)

@@ -14,8 +14,6 @@ from paceline_serving.security import refuse_plaintext
 from paceline_serving.server_settings import RunSettings
 from paceline_serving.settings import Settings, StringList, TcpAddress
 
-__all__ = ["GatewaySettings", "HttpSettings", "OrchestratorAddressSettings", "RequestLimitSettings"]
-
 
 class OrchestratorAddressSettings(Settings):
     """Orchestrators."""

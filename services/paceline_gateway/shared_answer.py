@@ -11,8 +11,6 @@ from paceline.errors import PacelineError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["SharedAnswer"]
-
 _T = TypeVar("_T")
 
 

@@ -33,8 +33,6 @@ from paceline_serving.name_pattern import name_pattern
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["SpecialTexts"]
-
 # Planes 15 and 16, less their last two code points each, which are none.
 _PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _ANY_PRIVATE = re.compile("[\U000f0000-\U0010ffff]")

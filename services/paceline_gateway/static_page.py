@@ -11,8 +11,6 @@ from starlette.routing import Route
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-__all__ = ["page_routes"]
-
 _FOLDER = "paceline_gateway"
 _KINDS = {
     "css": "text/css; charset=utf-8",

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from jinja2.nodes import EvalContext
     from jinja2.parser import Parser
 
-__all__ = ["RefusalError", "fault_of", "template_environment"]
-
 _MOST_WORDS = 500  # characters of a fault
 # How Jinja calls the code of a template that has no file.
 _CODE_NAMES = frozenset({"<template>", "<unknown>"})

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from collections.abc import AsyncIterator, Mapping
 
-__all__ = ["BeyondLimitsError", "NoProcessError", "TemplateProcesses"]
-
 _log = logging.getLogger(__name__)
 
 # Each is 20 MB, and 64 MiB more with a bad template: together less than the chart's memory limit.

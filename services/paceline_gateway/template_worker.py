@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from jinja2 import Template
 
-__all__ = ["HEAD", "MOST_MEMORY_BYTES", "cpu_seconds", "main"]
-
 HEAD = struct.Struct(">I")
 """What goes before each frame: its length in bytes."""
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from paceline_engine.sessions.host import ModelHost
     from paceline_serving.lifecycle import ServerProcess
 
-__all__ = ["ModelApplication", "ModelRole", "serve"]
-
 _log = logging.getLogger(__name__)
 
 # The model's thread gives the interpreter away in each of its small steps, and has to get it back

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.sessions.host import ModelHost
 
-__all__ = ["check_large_request"]
-
 # A block of 1024 ids, and all that is not a list.
 _SMALL_BYTES = 1 << 16
 _ID_BYTES = 5  # the longest varint of a uint32

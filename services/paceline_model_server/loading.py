@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from paceline_engine.terms.backend import Backend
     from paceline_model_server.settings import ModelServerSettings
 
-__all__ = ["new_host"]
-
 
 def new_host(
     settings: ModelServerSettings, *, role: str, on_failure: Callable[[str], None]

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from paceline_engine.sessions.host import ModelHost
     from paceline_engine.terms.calls import CallTiming, PrefixCall
 
-__all__ = ["CallRecord", "CallRecorder", "HostCollector"]
-
 _KEPT_CALLS = 1024
 _SESSION_DIGITS = 12
 _COUNTED_POSITIONS = 16

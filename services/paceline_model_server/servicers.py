@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.sessions.host import ModelHost
 
-__all__ = ["ModelServicer", "SessionServicer"]
-
 _log = logging.getLogger(__name__)
 
 _TOKENIZER_CHUNK_BYTES = 256 * 1024

@@ -13,16 +13,6 @@ from paceline_engine.terms.validation import MOST_TREE_TOKENS
 from paceline_serving.server_settings import ServerSettings
 from paceline_serving.settings import RateList, Settings, StringList
 
-__all__ = [
-    "MOST_DERIVED_TOKENS",
-    "DebugSettings",
-    "LimitSettings",
-    "ModelServerSettings",
-    "ModelSettings",
-    "SimulatedSettings",
-    "StackSettings",
-]
-
 MOST_DERIVED_TOKENS = 1 << 20
 """The largest token budget that is derived from memory; a larger one has to be said."""
 

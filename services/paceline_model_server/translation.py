@@ -46,20 +46,6 @@ if TYPE_CHECKING:
     from paceline_engine.terms.backend import ChatTemplate
     from paceline_engine.terms.latencies import ForwardLatency, ModelLatencies
 
-__all__ = [
-    "chat_template",
-    "decode_request",
-    "decode_response",
-    "draft_request",
-    "draft_response",
-    "duration",
-    "model_info",
-    "session_grant",
-    "session_spec",
-    "verify_request",
-    "verify_response",
-]
-
 _RULE_OF_WIRE = {
     sampling_pb2.VERIFICATION_RULE_UNSPECIFIED: VerificationRule.EXACT,
     sampling_pb2.VERIFICATION_RULE_EXACT: VerificationRule.EXACT,

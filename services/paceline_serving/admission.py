@@ -11,8 +11,6 @@ from paceline.errors import DrainingError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Admission"]
-
 
 class Admission:
     """Counts requests; at the end it refuses new ones, waits for the others, and cuts what is left.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from pydantic.fields import FieldInfo
 
-__all__ = ["parse"]
-
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 

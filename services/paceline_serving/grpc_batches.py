@@ -31,8 +31,6 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined] # it is compiled
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
-__all__ = ["free_all_batches"]
-
 _log = logging.getLogger(__name__)
 
 _NAME = "execute_batch"

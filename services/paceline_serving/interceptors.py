@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from paceline_serving.security import AccessPolicy
     from paceline_serving.telemetry import RpcMetrics
 
-__all__ = ["EdgeInterceptor", "TracedChannel"]
-
 _log = logging.getLogger(__name__)
 
 # How long a peer that does not read may hold up the status that tells it so.

@@ -31,17 +31,6 @@ if TYPE_CHECKING:
 
     from paceline.errors import PacelineError
 
-__all__ = [
-    "HEADER",
-    "Caller",
-    "Key",
-    "Keys",
-    "authorization_of",
-    "counted_reason",
-    "current_caller",
-    "follow_key",
-]
-
 HEADER = "authorization"
 
 _SCHEME = "Bearer"

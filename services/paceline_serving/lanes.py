@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["HEADER", "lane_in", "lane_name", "network_of"]
-
 HEADER = "paceline-lane"
 
 _DIGITS = 16

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from paceline_serving.keys import Keys
     from paceline_serving.server_settings import ServerSettings
 
-__all__ = ["Application", "ServerProcess", "bind", "run"]
-
 _log = logging.getLogger(__name__)
 
 _LIVENESS = "liveness"

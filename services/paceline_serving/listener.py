@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterator
 
-__all__ = ["Listener", "Place"]
-
 _log = logging.getLogger(__name__)
 
 # Between two turns of the loop, so that a flood does not hold up what is served.

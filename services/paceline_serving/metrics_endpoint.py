@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from paceline_serving.listener import Place
 
-__all__ = ["MetricsEndpoint"]
-
 _log = logging.getLogger(__name__)
 
 # More than the scrapers of a cluster; the descriptors are needed elsewhere.

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["name_pattern"]
-
 # Letters of a name after which its rest is no part of the tree: the library's parser recurses.
 _DEEPEST = 200
 

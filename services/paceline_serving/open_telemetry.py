@@ -22,8 +22,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-__all__ = ["OpenTelemetrySpan", "OpenTelemetrySpans"]
-
 # A call that is withdrawn is the normal end of what a rejection made worthless.
 _FINE = frozenset({"OK", "CANCELLED"})
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import yaml
 
-__all__ = ["MOST_YAML_BYTES", "parse_yaml"]
-
 MOST_YAML_BYTES = 4 << 20
 """What a file of settings or keys may hold: 25,000 keys."""
 

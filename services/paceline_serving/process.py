@@ -27,15 +27,6 @@ if TYPE_CHECKING:
 
     from paceline_serving.server_settings import RunSettings
 
-__all__ = [
-    "Process",
-    "announce",
-    "connection_limit",
-    "leave_to_no_collector",
-    "run_process",
-    "side_connection_limit",
-]
-
 _log = logging.getLogger(__name__)
 
 _MOST_CONNECTIONS = 1 << 20

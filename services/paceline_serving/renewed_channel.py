@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from paceline.credentials import Credentials
 
-__all__ = ["RenewedChannel"]
-
 # What still runs on a connection that its server is ending has so long.
 _COURTESY_SECONDS = 60.0
 # A channel that works, and one that was closed: that says so to whoever calls.

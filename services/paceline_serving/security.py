@@ -17,16 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = [
-    "ROLES",
-    "AccessPolicy",
-    "TlsFiles",
-    "channel_credentials",
-    "peer_name",
-    "refuse_plaintext",
-    "server_credentials",
-]
-
 ROLES = frozenset({"client", "operator", "orchestrator"})
 
 # Who may call which service. What is not here, nobody may call.

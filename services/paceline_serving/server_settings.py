@@ -11,17 +11,6 @@ from pydantic import AfterValidator, Field, model_validator
 from paceline_serving.security import ROLES, TlsFiles, refuse_plaintext
 from paceline_serving.settings import Address, Settings, StringList, TcpAddress
 
-__all__ = [
-    "LISTEN_DESCRIPTION",
-    "ListenSettings",
-    "LogSettings",
-    "ProcessSettings",
-    "RunSettings",
-    "ServerSettings",
-    "ServerTlsSettings",
-    "TraceSettings",
-]
-
 LISTEN_DESCRIPTION = "HOST:PORT (0: any free port) or unix:PATH for gRPC"
 
 

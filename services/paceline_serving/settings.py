@@ -34,26 +34,6 @@ if TYPE_CHECKING:
 
     from pydantic.fields import FieldInfo
 
-__all__ = [
-    "CONFIG_VARIABLE",
-    "Address",
-    "OneOrMore",
-    "OptionKind",
-    "RateList",
-    "Settings",
-    "SettingsError",
-    "StringList",
-    "TcpAddress",
-    "flag_of",
-    "is_service_link",
-    "load",
-    "nearest",
-    "noted",
-    "option",
-    "repetition",
-    "separated",
-]
-
 CONFIG_VARIABLE = "PACELINE_CONFIG"
 """Names the YAML file, where no flag does."""
 

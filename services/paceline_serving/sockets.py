@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["bound_address", "claimed", "listen", "why_not"]
-
 _UNIX = "unix:"
 # Another server that begins in the same directory needs some milliseconds.
 _CLAIM_SECONDS, _CLAIM_AGAIN_SECONDS = 1.0, 0.02

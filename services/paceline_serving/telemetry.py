@@ -36,14 +36,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import TextIO
 
-__all__ = [
-    "LATENCY_BUCKETS",
-    "RpcMetrics",
-    "configure_logging",
-    "count_tasks",
-    "new_registry",
-]
-
 # Seconds. A forward of a small model takes 1 ms, a cold prefill of a large one 10 s, and a call 600
 # where nobody allows more.
 LATENCY_BUCKETS = (

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from paceline_serving.open_telemetry import OpenTelemetrySpans
 
-__all__ = ["CallContext", "Span", "Spans", "current", "enter", "outgoing_metadata", "spans_to"]
-
 _REQUEST_ID_KEY = "x-request-id"
 _TRACEPARENT_KEY = "traceparent"
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})")

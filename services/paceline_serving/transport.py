@@ -18,16 +18,6 @@ from paceline_serving.renewed_channel import RenewedChannel
 if TYPE_CHECKING:
     from paceline.credentials import Credentials
 
-__all__ = [
-    "CLIENT_SERVER_OPTIONS",
-    "POD_CHANNEL_OPTIONS",
-    "POD_SERVER_OPTIONS",
-    "PROBE_SERVER_OPTIONS",
-    "client_server_options",
-    "connections_at_most",
-    "pod_channel",
-]
-
 _Options = tuple[tuple[str, int], ...]
 
 _MEBIBYTE = 1 << 20

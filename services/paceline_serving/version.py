@@ -4,7 +4,5 @@ from __future__ import annotations
 
 from importlib import metadata
 
-__all__ = ["VERSION"]
-
 VERSION = metadata.version("paceline")
 """As installed. It is read once: each look opens files."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from paceline_engine.terms.proposal import Proposal
     from paceline_model_server.records import CallRecord, CallRecorder
 
-__all__ = ["ROLE", "TargetServicer"]
-
 
 class TargetServicer(target_service_pb2_grpc.TargetServiceServicer):
     """Judges proposals, and decodes; the contract is in target_service.proto."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["Continuations", "continue_greedily", "continue_text", "spread_prompts"]
-
 
 @dataclass(frozen=True, slots=True)
 class Continuations:

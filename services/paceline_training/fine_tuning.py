@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.model_files.files import ModelFiles
 
-__all__ = ["FineTuning", "check_names", "write_fine_tuned"]
-
 _ALPHA = 16  # Medusa-2's, for rank 32. The other paper does not say.
 
 

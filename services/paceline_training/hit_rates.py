@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.adapters.adapter import Adapter
     from paceline_training.continuations import Continuations
 
-__all__ = ["guess_ranks", "hit_rates", "tokens_per_forward"]
-
 _TEXTS_AT_ONCE = 4
 
 

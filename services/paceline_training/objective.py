@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.adapters.adapter import Adapter
     from paceline_engine.torch_backend.adapters.trunk import Trunk
 
-__all__ = ["Joint", "Labels", "training_loss"]
-
 Labels: TypeAlias = Literal["model", "text"]
 """What is right at a position: the model's own distribution there, or the text's token."""
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from paceline_training.continuations import Continuations
     from paceline_training.training import Progress
 
-__all__ = ["AdapterSizes", "Measurement", "TextPlan", "run_training"]
-
 _PROMPT_COUNT = 32
 _PROMPT_LENGTH = 64
 _CONTINUATION_LENGTH = 128

@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from paceline_training.objective import Joint, Labels
     from paceline_training.windows import TextWindows
 
-__all__ = [
-    "CheckpointError",
-    "Decay",
-    "Precision",
-    "Progress",
-    "TrainingPlan",
-    "train_adapter",
-]
-
 Decay: TypeAlias = Literal["linear", "cosine"]
 Precision: TypeAlias = Literal["bfloat16", "float32"]
 

@@ -10,8 +10,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["TextTooShortError", "TextWindows"]
-
 _EPOCH_STRIDE = 1_000_003  # Keeps the seeds of neighbouring runs' epochs apart.
 
 

@@ -33,8 +33,6 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["ROOT", "Bug", "copied_trees", "load", "source_folders"]
-
 ROOT = Path(__file__).parents[2]
 
 # Of one test, and of all that a bug names; a test that hangs has noticed the bug.

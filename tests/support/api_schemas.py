@@ -14,8 +14,6 @@ from referencing import Registry, Resource
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["violations"]
-
 _SCHEMAS = files("kubernetes_validate") / "kubernetes-json-schema"
 # Of what operators of a cluster install; only what the chart uses, and closed.
 _OWN_SCHEMAS = Path(__file__).parents[1] / "chart" / "custom_resources"

@@ -12,8 +12,6 @@ import grpc
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-__all__ = ["COUNT", "ECHO", "FLOOD", "HANG", "LIST", "BareServer"]
-
 ECHO, HANG = "/test.Service/Echo", "/test.Service/Hang"
 LIST, COUNT, FLOOD = "/test.Service/List", "/test.Service/Count", "/test.Service/Flood"
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     Metadata = tuple[tuple[str, str | bytes], ...]
 
-__all__ = ["CallRelay"]
-
 # Only what the relay must not limit: a server that it stands before has limits of its own.
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),

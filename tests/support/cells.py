@@ -16,18 +16,6 @@ if TYPE_CHECKING:
     from support.evidence import Evidence
     from support.system import System
 
-__all__ = [
-    "ACCEPTANCE",
-    "OVERLAPS",
-    "SAMPLINGS",
-    "TARGETS",
-    "TOKENS",
-    "Cell",
-    "EqualityProof",
-    "Outcome",
-    "missing_evidence",
-]
-
 TOKENS = 32
 SAMPLINGS = {
     "greedy": Sampling(),

@@ -13,8 +13,6 @@ from paceline_serving.security import TlsFiles
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["CLIENT", "ORCHESTRATOR", "Certificates"]
-
 ORCHESTRATOR = "spiffe://paceline/orchestrator"
 CLIENT = "spiffe://paceline/client"
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from support.fake_kubernetes import FakeKubernetes
     from support.manifests import Pod, Release
 
-__all__ = ["POD_ADDRESS", "Cluster", "RunningPod"]
-
 # Values with which every pod listens at its own address, as in a cluster.
 POD_ADDRESS = {
     "listenHost": "$(POD_IP)",

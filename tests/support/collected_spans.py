@@ -13,8 +13,6 @@ from paceline_serving.open_telemetry import OpenTelemetrySpans
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["CollectedSpans"]
-
 
 class CollectedSpans(OpenTelemetrySpans):
     """Keeps those that ended."""

@@ -13,8 +13,6 @@ from support.ports import free_address
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ConnectionRelay", "Direction"]
-
 Direction: TypeAlias = Literal["up", "down"]
 """Up to the server, down to the client."""
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["DEVICE", "compute_there"]
-
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 
 

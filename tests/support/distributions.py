@@ -11,8 +11,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Fit", "fit"]
-
 Outcome = TypeVar("Outcome")
 
 # The chi-square approximation is good where every cell is expected at least this often.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from support.oracle import Oracle, Sampling
 
-__all__ = ["NEAR_TIE", "NearTie", "check_rarity", "compare"]
-
 # Forwards over blocks of other shapes add the same numbers in another order. On the bundled models
 # in fp32 that moves a score by about 1e-5; what is closer than this may come out either way.
 NEAR_TIE = 1e-4

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from support.processes import ServerProcess
 
-__all__ = ["Evidence"]
-
 _WITHDRAWN = ("cancelled", "superseded")
 
 

@@ -7,8 +7,6 @@ import struct
 import threading
 from typing import Self
 
-__all__ = ["FakeDns"]
-
 _HEADER = struct.Struct("!6H")
 _A, _IN = 1, 1
 _ANSWER, _AUTHORITATIVE = 0x8000, 0x0400

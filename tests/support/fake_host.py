@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.terms.backend import ChatTemplate
 
-__all__ = ["FakeHost"]
-
 _ONE_FORWARD = CallTiming(queue_ns=1000, forward_ns=2000, forward_count=1, row_count=1)
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["TOKEN", "FakeKubernetes", "Pod"]
-
 TOKEN = "the token of this pod's service account"
 _LABEL = "kubernetes.io/service-name"
 _END: dict[str, Any] = {"type": "END"}

@@ -62,8 +62,6 @@ from support.prefix_digest import prefix_digest
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-__all__ = ["Capability", "FakeModelServer", "serving"]
-
 _CONTEXT_LENGTH = 4096
 _LONGEST_WAIT_SECONDS = 90.0
 

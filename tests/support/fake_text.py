@@ -15,16 +15,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "EOS",
-    "VOCABULARY_SIZE",
-    "byte_tokenizer",
-    "continuation",
-    "likeliest_after",
-    "logprob_of",
-    "next_token",
-]
-
 # The byte alphabet, and one special token.
 VOCABULARY_SIZE = 257
 EOS = 256

@@ -19,8 +19,6 @@ from support.tiny_models import build_tokenizer
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["FAMILIES", "ORIGINAL_LENGTH", "VOCABULARY_SIZE", "Family", "build_family"]
-
 VOCABULARY_SIZE = 300
 ORIGINAL_LENGTH = 48
 """Where rotations become others in the families where they do."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from paceline_engine.model_backend import Feed
     from paceline_engine.terms.backend import Interrupt
 
-__all__ = ["Gate", "gated_host"]
-
 _LONGEST_WAIT_SECONDS = 120.0
 
 

@@ -21,8 +21,6 @@ from support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-__all__ = ["TEMPLATE", "GatewayUnderTest", "gateway_over"]
-
 TEMPLATE = ChatTemplate(
     fingerprint="t-1",
     source=(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["gumbel"]
-
 
 def gumbel(bits: int) -> float:
     return -math.log(-math.log(bits * 2.0**-53))

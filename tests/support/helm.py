@@ -13,8 +13,6 @@ from helm_python import _native  # the public `render` cannot be told the cluste
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CHART", "KUBE_VERSIONS", "RefusedError", "lint", "render_templates"]
-
 CHART = Path(__file__).parents[2] / "k8s" / "paceline"
 KUBE_VERSIONS = ("1.30.0", "1.31.0", "1.32.0", "1.33.0", "1.34.0", "1.35.0", "1.36.0")
 

@@ -10,8 +10,6 @@ import math
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-__all__ = ["Autoscaler"]
-
 _SYNC_SECONDS = 15
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from paceline_engine.sessions.host import ModelHost
     from paceline_orchestrator.fleet.server import ModelServer
 
-__all__ = ["InProcessSystem", "in_process_system"]
-
 
 @dataclass
 class InProcessSystem:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["SECRET", "entry", "rewrite"]
-
 SECRET = "sk-a-long-random-word"
 
 

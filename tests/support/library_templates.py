@@ -11,8 +11,6 @@ from support.fake_text import byte_tokenizer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["NAMED_TOKENS", "by_the_library"]
-
 NAMED_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from support.processes import ServerProcess
 
-__all__ = ["Link", "linked_system"]
-
 _CONNECT_SECONDS = 10.0
 
 

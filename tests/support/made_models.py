@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["KINDS", "Kind", "MadeModel", "make"]
-
 _WIDTH = 128
 _SHARPNESS = 2.5
 _CONTEXT_LENGTH = 512

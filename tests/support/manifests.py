@@ -12,8 +12,6 @@ from support.helm import CHART, KUBE_VERSIONS, render_templates
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["VALUES_FILES", "Pod", "Release", "install", "load_yaml", "values_of"]
-
 VALUES_FILES = tuple(sorted((*CHART.glob("examples/*.yaml"), *CHART.glob("ci/*.yaml"))))
 _Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

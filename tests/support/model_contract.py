@@ -18,19 +18,6 @@ if TYPE_CHECKING:
 
     from paceline.v1 import model_service_pb2
 
-__all__ = [
-    "HOST_MAKERS",
-    "NEVER_SECONDS",
-    "PROMPT",
-    "Told",
-    "assert_names",
-    "assert_no_forward",
-    "connected",
-    "continuation",
-    "is_running",
-    "until",
-]
-
 PROMPT = (5, 6, 7, 8)
 NEVER_SECONDS = 600.0
 

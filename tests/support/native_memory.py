@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 
-__all__ = ["KNOWN", "native_bytes"]
-
 _FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractAsyncContextManager
 
-__all__ = ["relaying"]
-
 
 @contextmanager
 def relaying(*relays: AbstractAsyncContextManager[object]) -> Iterator[None]:

@@ -10,8 +10,6 @@ from transformers import AutoModelForCausalLM
 
 from paceline_engine.deciding.noise import Purpose, pair_bits
 
-__all__ = ["Oracle", "Sampling"]
-
 
 @dataclass(frozen=True)
 class Sampling:

@@ -27,17 +27,6 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.discovery import Discovery
 
-__all__ = [
-    "PROMPT",
-    "STRATEGIES",
-    "Received",
-    "System",
-    "a_drafter",
-    "not_yet_begun",
-    "orchestrating",
-    "targets",
-]
-
 PROMPT = tuple(byte_tokenizer().encode("once upon a time").ids)
 # Plain decoding, then all that draft: not all targets draft for themselves.
 STRATEGIES = tuple(

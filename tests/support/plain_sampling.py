@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.terms.calls import SamplingParameters
 
-__all__ = ["Draw", "choose", "filtered", "verify"]
-
 
 @dataclass(frozen=True)
 class Draw:

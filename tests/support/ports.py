@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["free_address"]
-
 # Below those that the system gives to whoever asks for any: so nobody gets one that is let go of
 # for a moment.
 _PORTS = range(20_000, 32_000)

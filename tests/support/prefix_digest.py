@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["prefix_digest"]
-
 
 def prefix_digest(token_ids: Sequence[int]) -> bytes:
     """Digest a whole token list at once."""

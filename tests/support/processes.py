@@ -27,8 +27,6 @@ from support.warm import WarmProcess, is_fork_server
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["RUN_VARIABLE", "GatewayProcess", "ServerProcess", "last_words", "leftovers", "running"]
-
 # Everything that a test run starts inherits this variable, so that nothing can hide from the check
 # that it is gone: a child of a killed child is found, too.
 RUN_VARIABLE = "TEST_RUN_OF_PACELINE"

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["MINUTES", "Promtool", "Series", "counter", "gauge", "histogram"]
-
 MINUTES = 60
 """How long series go on, with a sample each minute."""
 _SCOPE = {"namespace": "serving", "job": "demo-metrics"}

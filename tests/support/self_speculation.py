@@ -14,8 +14,6 @@ from transformers import DynamicCache
 
 from paceline_engine.terms.rank_paths import propose, prune_by_threshold
 
-__all__ = ["StreamingDecoder"]
-
 
 @dataclass
 class StreamingDecoder:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from support.processes import ServerProcess
     from support.system import System
 
-__all__ = ["PROMPT", "at_work", "disturbed", "kill_who_decodes", "mishaps", "plain"]
-
 _BY_SLOWNESS = ("deadline", "drafter_lost", "no_drafter", "target_lost")
 
 PROMPT = "def paceline(riders):"

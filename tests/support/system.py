@@ -15,15 +15,6 @@ from support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = [
-    "MODELS",
-    "System",
-    "bundled_model",
-    "bundled_system",
-    "simulated_model",
-    "simulated_system",
-]
-
 MODELS = Path(__file__).parents[2] / "models"
 
 

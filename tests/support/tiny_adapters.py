@@ -9,8 +9,6 @@ from paceline_engine.model_files.files import find_model_files
 from paceline_engine.torch_backend.adapters.card import AdapterCard, model_fingerprint
 from paceline_engine.torch_backend.adapters.files import WEIGHTS_FILE, build_adapter, pack_weights
 
-__all__ = ["random_adapter", "tiny_model", "write_adapter"]
-
 
 def tiny_model(*, dtype=torch.float64, **settings):
     """Build a random model of four layers, with two heads to each key."""

@@ -17,15 +17,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "TinyPair",
-    "build_model",
-    "build_tokenizer",
-    "build_two_layer_drafter",
-    "sixteen_token_model",
-    "tiny_pair",
-]
-
 _TEXT = ["def draft(prefix):\n    return target(prefix)\n", "import draft, target\n"]
 _HEAD_PADDING = 20
 

@@ -9,8 +9,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["TINY_TOKENIZERS"]
-
 _SPECIAL = ["<s>", "</s>", "<|tool|>"]
 _WORDS = ["a", "b", "é", "ß", "hello", "world", ".", "'s", "you", "🚴"]
 

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterator, Sequence
 
-__all__ = ["chains_of", "random_tree", "with_runners_up"]
-
 
 def random_tree(
     chance: random.Random, right: Sequence[int], *, size: int, vocabulary_size: int

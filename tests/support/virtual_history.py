@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from support.virtual_servers import VirtualServer
     from support.virtual_system import Stream, VirtualSystem
 
-__all__ = ["History"]
-
 WORK = ("Verify", "Decode", "Draft")
 COURTESY_SECONDS = 0.002
 INSTANT = 1e-6

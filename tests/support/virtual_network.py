@@ -25,8 +25,6 @@ from paceline_serving.transport import POD_CHANNEL_OPTIONS
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Mapping
 
-__all__ = ["CallRecord", "Link", "VirtualChannel"]
-
 # A peer that answers no pings is noticed; see POD_CHANNEL_OPTIONS.
 _FROZEN_SECONDS = 2.0
 HEALTH = "/grpc.health.v1.Health/Watch"

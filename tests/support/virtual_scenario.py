@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from support.virtual_servers import VirtualServer
     from support.virtual_system import VirtualSystem
 
-__all__ = ["FAULTS", "Fault", "Scenario", "Wish", "play"]
-
 WORK = ("Verify", "Decode", "Draft")
 STEP_SECONDS, DRAFTER_STEP_SECONDS = 0.03, 0.005
 

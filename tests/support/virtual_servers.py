@@ -21,8 +21,6 @@ from support.virtual_network import HEALTH, Link
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-__all__ = ["VirtualServer", "drafters", "targets"]
-
 LEASE_SECONDS = 15.0
 _STATES = health_pb2.HealthCheckResponse
 # A forward that takes so many times what it should, and so long, is overdue: health says so, and no

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from support.virtual_network import CallRecord
     from support.virtual_servers import VirtualServer
 
-__all__ = ["Stream", "VirtualDiscovery", "VirtualSystem", "endpoint", "now", "virtual_system"]
-
 # Longer than anything takes that goes on behind a request: closing a session, asking a late server.
 SETTLING_SECONDS = 10.0
 

@@ -19,8 +19,6 @@ from unittest.mock import patch
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
-__all__ = ["StuckError", "run_virtually", "virtually"]
-
 # Not 0, which code takes for "never".
 _BEGIN_NS = 1000 * 10**9
 _LONGEST_SECONDS = 3600.0

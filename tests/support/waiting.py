@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["eventually", "until"]
-
 _LOOK_AGAIN_SECONDS = 0.01
 
 

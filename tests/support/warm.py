@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     import psutil
 
-__all__ = ["PRELOADED", "WarmProcess", "is_fork_server"]
-
 PRELOADED = (
     "grpc.aio",
     "paceline_engine.torch_backend.transformers",

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from paceline_bench.report import Row
     from paceline_local.system import LocalSystem
 
-__all__ = ["contest_of_drafters", "drafted_ways", "running_drafters", "told_row"]
-
 _PLAIN = "non-SI"
 
 

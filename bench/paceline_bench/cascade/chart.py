@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.report import Row
 
-__all__ = ["draw_cascade"]
-
 _BY_PARAMETERS = "#bbbbbb"
 
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from paceline_local.bundled import BundledModels
     from paceline_local.system import LocalSystem
 
-__all__ = ["CascadeSettings", "main"]
-
 _EXAMPLES = """
 paceline bench cascade                                  some twenty minutes
 paceline bench cascade --prompts 4 --search-prompts 2 --max-tokens 48

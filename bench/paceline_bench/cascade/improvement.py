@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["walltime_improvement"]
-
 
 def walltime_improvement(
     token_count: int,

@@ -20,18 +20,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.deciding.cascade import Matrix
 
-__all__ = [
-    "ALL_STAGES",
-    "DRAFTER",
-    "DRAFTER_AND_TEXT",
-    "GRIDS",
-    "ONE_STAGE_MORE",
-    "TEXT_ALONE",
-    "TINY",
-    "TINY_AND_TEXT",
-    "Recipe",
-]
-
 DRAFTER, TINY = "drafter", "tiny"
 DRAFTER_AND_TEXT, TINY_AND_TEXT = "drafter + Max-Gram", "tiny + Max-Gram"
 ALL_STAGES = "drafter + tiny + Max-Gram"

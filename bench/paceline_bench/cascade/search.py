@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from paceline_bench.cascade.recipes import Recipe
     from paceline_engine.terms.backend import Backend
 
-__all__ = ["KnownText", "Search", "Tally", "halved", "measured_cost"]
-
 _FIRST_TEXTS = 2
 _COST_ROUNDS = 5
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.report import Row
 
-__all__ = ["report"]
-
 _COSTS = {"measured": "measured costs", "parameters": "parameter counts"}
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from paceline_bench.gateway.doors import Turn
     from paceline_local.system import LocalSystem
 
-__all__ = ["GatewayBenchSettings", "main"]
-
 _EXAMPLES = """
 paceline bench gateway
 paceline bench gateway --streams 1,8 --repeats 3 --target-ms 20 --json gateway.json

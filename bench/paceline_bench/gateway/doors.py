@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from paceline import AsyncClient, GenerateOptions
 
-__all__ = ["DOORS", "Doors", "Heard", "Turn", "doors_table", "listen", "row", "take_turn"]
-
 DOORS = ("gRPC", "HTTP")
 _OPTIONS: GenerateOptions = {"strategy": "autoregressive", "ignore_eos": True}
 _TIMEOUT_SECONDS = 600.0

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.load.measurement import LoadRow
 
-__all__ = ["draw"]
-
 # Those whose latency is drawn: what users get, and what it is compared with.
 _COMPARED = ("non-SI", "AUTO")
 _WIDTH = 0.4

@@ -11,8 +11,6 @@ from paceline_local.options import read_options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main"]
-
 _EXAMPLES = """
 paceline bench load
 paceline bench load --streams 1,4,16 --requests 20 --targets 2

@@ -21,18 +21,6 @@ if TYPE_CHECKING:
     from paceline_bench.load.streams import Load, Prompt, Served
     from paceline_bench.report import Row
 
-__all__ = [
-    "LoadRow",
-    "LoadedSystem",
-    "Percentiles",
-    "StreamMemory",
-    "fairness",
-    "measure",
-    "percentiles",
-    "served_tokens_per_second",
-    "stream_memories",
-]
-
 _MIB = 1 << 20
 # From here on a core has no room left for bursts, so that work waits for it.
 _SATURATED = 0.85

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.report import Row
 
-__all__ = ["draw_peers"]
-
 _STYLES = {Group.SERVICES.value: "-", Group.ENGINE.value: "--", Group.LIBRARY.value: ":"}
 # Told apart by their styles as well; the library's are no strategies.
 _LIBRARY_COLOURS = ("#d55e00", "#cc79a7")

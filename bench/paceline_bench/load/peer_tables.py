@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.report import Results, Row
 
-__all__ = ["load_models", "peer_findings", "peer_tables"]
-
 _LEGEND = """\
 Tokens/s: of all texts together, from the first request to the last token. Ratios: of tokens/s, to
 its own with 1 stream, to the library's faster way, to our engine without services.

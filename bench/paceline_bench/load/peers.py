@@ -30,19 +30,6 @@ if TYPE_CHECKING:
     from paceline_bench.load.streams import Prompt
     from paceline_bench.report import Row
 
-__all__ = [
-    "Entry",
-    "Peer",
-    "Run",
-    "Together",
-    "cut_prompts",
-    "insist",
-    "local_peer",
-    "measure_peers",
-    "peer_rows",
-    "service_peer",
-]
-
 _T = TypeVar("_T")
 _ATTEMPTS, _PAUSE_SECONDS = 5, 1.0
 

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from paceline_engine.terms.backend import Backend
     from paceline_local.bundled import BundledModels
 
-__all__ = ["run_beside_peers"]
-
 _TOLD = {"drafters", "prompt_tokens", "requests", "rounds", "targets", "threads", "tokens"}
 
 

@@ -13,17 +13,6 @@ from paceline_bench.options import names_of, numbers_to
 from paceline_local.options import PictureFile, ResultFile  # noqa: TC001 - pydantic reads them
 from paceline_serving.settings import Settings, StringList, flag_of, option
 
-__all__ = [
-    "LEAST_OF_A_STREAM",
-    "MOST_OF_A_STREAM",
-    "PARTS",
-    "REQUESTS",
-    "SESSIONS",
-    "STRATEGIES",
-    "LoadSettings",
-    "RealSettings",
-]
-
 STRATEGIES = {
     strategy.abbreviation.lower(): strategy
     for strategy in (

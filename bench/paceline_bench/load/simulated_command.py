@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from paceline_bench.load.settings import LoadSettings
     from paceline_bench.load.streams import Prompt
 
-__all__ = ["run_simulated"]
-
 _PLAIN = Strategy.AUTOREGRESSIVE.abbreviation.lower()
 # Several orchestrators are loaded with what is compared and with what users get.
 _STRATEGIES_OF_SEVERAL = (Strategy.AUTOREGRESSIVE, Strategy.AUTO)

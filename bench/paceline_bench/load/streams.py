@@ -19,15 +19,6 @@ if TYPE_CHECKING:
 
     from paceline import AsyncClient
 
-__all__ = [
-    "Load",
-    "Prompt",
-    "Served",
-    "decode_plainly",
-    "offer",
-    "warm_up",
-]
-
 _TIMEOUT_SECONDS = 600.0
 _WARM_UP = (Strategy.AUTOREGRESSIVE, *(4 * [Strategy.DISTRIBUTED]))
 # With which prompts are decoded for reference: enough that several targets have work.

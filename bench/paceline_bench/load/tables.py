@@ -17,17 +17,6 @@ if TYPE_CHECKING:
 
     Columns = dict[str, Callable[[Row], str]]
 
-__all__ = [
-    "chosen_words",
-    "findings",
-    "load",
-    "load_scaling",
-    "load_streams",
-    "percentile_words",
-    "scaling_findings",
-    "tables",
-]
-
 # Two runs of the same load differ by about so much.
 _NOISE = 0.03
 _COUNT = itemgetter("orchestrator_count")

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     TokenIds = tuple[int, ...]
 
-__all__ = ["LibraryBatches", "decode_together"]
-
 # The library's own, and the best of 128, 512 and 2048 for 64 prompts of 64 tokens on the bundled
 # target with one thread: a step's mask is as large as its tokens times all that they see.
 _PAGE_TOKENS, _STEP_TOKENS = 256, 512

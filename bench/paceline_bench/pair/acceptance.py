@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Block", "accepted_shares", "common_run", "run_rate", "verdict_rate"]
-
 
 @dataclass(frozen=True, slots=True)
 class Block:

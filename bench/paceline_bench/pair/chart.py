@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.report import Row
 
-__all__ = ["draw_pair"]
-
 _METHOD_COLOURS = {
     Method.BARE: "#bbbbbb",
     Method.PLAIN: COLOURS["non-SI"],

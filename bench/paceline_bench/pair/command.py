@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from paceline_bench.report import Row
     from paceline_engine.terms.backend import Backend
 
-__all__ = ["PairSettings", "main"]
-
 _EXAMPLES = """
 paceline bench pair                                     the bundled pair; about ten minutes
 paceline bench pair --parts acceptance --acceptance-prompts 10

@@ -17,20 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
-__all__ = [
-    "Contestant",
-    "Entry",
-    "Group",
-    "Method",
-    "Outcome",
-    "Prompt",
-    "Rules",
-    "contest",
-    "contest_rounds",
-    "read_prompts",
-    "times_as_fast",
-]
-
 Prompt: TypeAlias = "Sequence[int]"
 Gap: TypeAlias = "Callable[[Prompt, tuple[int, int]], float]"
 """Tells how far the target's scores of two next tokens are apart."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from paceline_bench.pair.engine import Decoded, EnginePair
     from paceline_bench.pair.library import Decode, LibraryPair
 
-__all__ = ["engine_ways", "library_ways", "lookup_ways", "service_ways", "sharing_ways"]
-
 _STRATEGIES = {
     Method.PLAIN: Strategy.AUTOREGRESSIVE,
     Method.SPECULATIVE: Strategy.SPECULATIVE,

@@ -20,17 +20,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.terms.backend import Backend
 
-__all__ = [
-    "Decoded",
-    "Draft",
-    "EnginePair",
-    "Latency",
-    "decode",
-    "measure_latency",
-    "measure_rows",
-    "text_alone",
-]
-
 Draft: TypeAlias = "Callable[..., Sequence[int]]"
 """What may follow a text: at most `count` tokens."""
 

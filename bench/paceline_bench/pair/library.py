@@ -12,8 +12,6 @@ from transformers.utils import logging as transformers_logging
 
 from paceline_engine.model_files.files import find_model_files
 
-__all__ = ["PROMPT_LOOKUP_TOKENS", "Decode", "LibraryPair", "load_model"]
-
 PROMPT_LOOKUP_TOKENS = 10
 """The better of the lookaheads 5 and 10 on the bundled target (bench/LOG.md)."""
 

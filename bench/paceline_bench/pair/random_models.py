@@ -13,8 +13,6 @@ from paceline_engine.terms.calls import ModelDescription, VerificationRule
 from paceline_engine.torch_backend.device import usable_device
 from paceline_engine.torch_backend.transformers import TransformersBackend
 
-__all__ = ["RandomModel", "Shape"]
-
 _CONTEXT, _VOCABULARY = 4096, 32_000
 _HEAD = 64
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from paceline_bench.report import Row
     from paceline_engine.terms.calls import ModelDescription
 
-__all__ = ["acceptance_row", "all_identical", "model_row", "way_rows"]
-
 
 def model_row(
     description: ModelDescription, latency: Latency, rows_ms: Mapping[int, float], *, context: int

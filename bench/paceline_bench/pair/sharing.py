@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from paceline import AsyncClient
     from paceline_bench.report import Row
 
-__all__ = ["measure_sharing"]
-
 
 async def measure_sharing(
     client: AsyncClient, prompt: Sequence[int], *, most: int, max_tokens: int

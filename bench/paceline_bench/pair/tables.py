@@ -21,17 +21,6 @@ if TYPE_CHECKING:
     Columns = dict[str, Callable[[Row], str]]
     Content = Mapping[str, Any]
 
-__all__ = [
-    "contest_tables",
-    "pair_acceptance",
-    "pair_contest",
-    "pair_forwards",
-    "pair_headline",
-    "pair_sharing",
-    "pair_summary",
-    "report",
-]
-
 _PLAIN = Method.PLAIN.value
 
 

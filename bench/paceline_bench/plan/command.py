@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from paceline_bench.plan.forecast import Forecast
     from paceline_bench.plan.jobs import ForecastJob
 
-__all__ = ["PlanSettings", "main"]
-
 _EXAMPLES = """
 paceline plan --target-ms 37.7 --drafter-ms 2.5 --acceptance 0.63 --gpus 8
 paceline plan --target-ms 30 --drafter-ms 12 --acceptance 0.9 --gpus 4 --target-first-ms 400

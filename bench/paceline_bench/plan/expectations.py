@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from paceline_bench.plan.jobs import ForecastJob
     from paceline_bench.recurrences import Stretches
 
-__all__ = ["Expectation", "expectation_of"]
-
 
 def expectation_of(job: ForecastJob) -> Expectation | None:
     """Return what is known of a job's method; None where every lookahead has to be simulated."""

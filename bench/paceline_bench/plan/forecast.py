@@ -29,8 +29,6 @@ from paceline_protocol.methods import METHODS, Method, Strategy, label_of
 if TYPE_CHECKING:
     from paceline_bench.plan.jobs import ForecastJob
 
-__all__ = ["Forecast", "forecast"]
-
 _LUCK_TOKENS = 256  # beyond, expectations take long, and luck evens out
 
 

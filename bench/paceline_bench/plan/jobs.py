@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from paceline_bench.node import SimulatedNode
     from paceline_protocol.laboratory.guesses import OwnGuesses
 
-__all__ = ["ForecastJob", "forecast_jobs"]
-
 _TARGET_COUNTS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.plan.forecast import Forecast
 
-__all__ = ["draw_forecast"]
-
 
 def draw_forecast(rows: Sequence[Forecast], *, title: str) -> Figure:
     """Draw a line for each method, over the number of targets where it can use several."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from paceline_bench.plan.forecast import Forecast
     from paceline_bench.report import Results, Row
 
-__all__ = ["HEADINGS", "PER_GPU", "conclusions", "json_rows", "plan", "table_rows"]
-
 HEADINGS = ("", "GPUs", "lookahead", "tokens/forward", "ms", "speed-up", "gain per target")
 PER_GPU = "tokens/s per GPU"
 """Stands above the last column instead, where `table_rows` is told of tokens."""

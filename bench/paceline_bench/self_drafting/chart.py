@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.report import Row
 
-__all__ = ["draw_self_drafting"]
-
 _SELF = "#cc79a7"
 _ROWS = "#bbbbbb"
 

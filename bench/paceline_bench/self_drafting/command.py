@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from paceline_local.bundled import BundledModels
 
-__all__ = ["SelfSettings", "main"]
-
 _EXAMPLES = """
 paceline bench self --adapter models/python-target-medusa
 paceline bench self --adapter ~/medusa --adapter ~/streams --prompts 24 --chart self.png

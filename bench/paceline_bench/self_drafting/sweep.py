@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from paceline_engine.terms.rank_paths import RankPath
     from paceline_engine.torch_backend.adapters.card import AdapterCard
 
-__all__ = ["Case", "SweepPlan", "SweptTree", "sweep", "trees_of"]
-
 _MOST_NODES = 128
 _MOST_RESERVED = 256
 """Tokens of a text beyond what is asked for: the last tree's."""

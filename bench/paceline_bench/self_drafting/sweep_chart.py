@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.report import Row
 
-__all__ = ["draw_sweep"]
-
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 _LINES = ("-", "--", ":", "-.")
 _MEASURES = {

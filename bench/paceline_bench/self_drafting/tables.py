@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.report import Row
 
-__all__ = ["break_even", "report", "sweep_report"]
-
 _COLUMNS: dict[str, Callable[[Row], str]] = {
     "": lambda row: row["name"],
     "tokens/forward": lambda row: f"{row['tokens_per_forward']:.2f}",

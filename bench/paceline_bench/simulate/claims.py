@@ -12,16 +12,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.simulate.heatmaps import Cell
 
-__all__ = [
-    "RATIOS",
-    "Comparison",
-    "Summary",
-    "check_claims",
-    "per_gpu_claim",
-    "summarise",
-    "write_cells",
-]
-
 Times: TypeAlias = tuple[float, float, float]  # of non-SI, SI and DSI
 
 Place: TypeAlias = tuple[float, float]  # drafter latency, acceptance rate

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.simulate.heatmaps import Cell, Column
 
-__all__ = ["SimulateSettings", "main"]
-
 _EXAMPLES = """
 paceline simulate                                 everything, on a coarse grid: seconds
 paceline simulate table1                          an exact check of the protocol

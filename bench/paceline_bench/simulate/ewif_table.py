@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from paceline_engine.stack_backend.ewif import chain_factor
 
-__all__ = ["Drafter", "EwifRow", "ewif_table"]
-
 
 @dataclass(frozen=True, slots=True)
 class Drafter:

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.recurrences import Stretches
 
-__all__ = ["Cell", "Column", "Experiment", "Grid", "Timing", "columns", "fill_column"]
-
 _TARGET = 100  # a target forward, so that a per cent of it is an integer
 _MAX_LOOKAHEAD = 200
 _ROUNDING = 1e-9  # of expectations

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     Bools: TypeAlias = NDArray[np.bool_]
     Floats: TypeAlias = NDArray[np.float64]
 
-__all__ = ["draw_heatmaps"]
-
 _RANGE = (0.5, 2.0)  # of the colours; beyond it the lines tell
 _TICKS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0)
 _LEVELS = (0.4, 0.6, 0.8, 1.1, 1.25, 1.4, 2.0, 4.0, 10.0)

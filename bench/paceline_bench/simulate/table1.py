@@ -10,8 +10,6 @@ from paceline_protocol.laboratory.simulation import ServerLatency
 from paceline_protocol.methods import Strategy
 from paceline_protocol.task import DispatchPolicy
 
-__all__ = ["MOMENTS", "TableRow", "table1"]
-
 # In target forwards.
 MOMENTS = (Fraction(2), Fraction(32, 7), Fraction(8), Fraction(64, 7))
 _TARGET = ServerLatency(Fraction(1), Fraction(1))

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.report import Results, Row
 
-__all__ = ["simulate"]
-
 
 def simulate(results: Results) -> str:
     """What the paper claims of its heat maps, held against ours."""

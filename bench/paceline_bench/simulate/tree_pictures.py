@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.simulate.trees import Gain
 
-__all__ = ["draw_gains"]
-
 _RANGE = (0.5, 2.0)  # of the colours; the numbers in the cells tell the rest
 _TICKS = (0.5, 0.7, 1.0, 1.4, 2.0)
 _NO_NUMBER = "0.85"

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.report import Results
 
-__all__ = ["gains_table", "grid_findings", "self_finding", "simulate_trees"]
-
 _SELF = METHODS[Strategy.SELF_SPECULATIVE].label
 _DSI = METHODS[Strategy.DISTRIBUTED].label
 _AHEAD = label_of(Strategy.SPECULATIVE, drafts_ahead=True)

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from paceline_protocol.laboratory.guesses import OwnGuesses
 
-__all__ = ["Gain", "TreeJob", "compare_trees", "grid_jobs", "steady", "write_gains"]
-
 _TARGET = 10_000  # a target forward, so that parts of it are integers
 _SI_LOOKAHEADS = range(1, 21)
 

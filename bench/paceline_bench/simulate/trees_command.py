@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.simulate.trees import Gain
 
-__all__ = ["TreeOptions", "show_trees"]
-
 _COARSE = (0.03, 0.05, 0.1, 0.2, 0.4, 0.7), (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
 _FULL = (0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7), tuple(n / 20 for n in range(4, 20))
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from paceline_bench.soak.rounds import Reading
     from paceline_local.system import LocalSystem
 
-__all__ = ["SoakSettings", "main"]
-
 _EXAMPLES = """
 paceline bench soak
 paceline bench soak --requests 2000 --warm-up 500 --seed 7

@@ -28,19 +28,6 @@ if TYPE_CHECKING:
     from paceline import AsyncClient
     from paceline.client import AsyncGeneration
 
-__all__ = [
-    "STRATEGIES",
-    "Growth",
-    "Reading",
-    "Request",
-    "Soak",
-    "Watched",
-    "growth",
-    "references",
-    "requests",
-    "soak",
-]
-
 STRATEGIES = {
     strategy.abbreviation.lower(): strategy
     for strategy in (

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     _Process = tuple[str, Sequence[Reading]]
 
-__all__ = ["CLIENT", "LOG_MARK", "Soaked", "add_to_log", "log_line", "record", "soak_table"]
-
 LOG_MARK = "<!-- soaks: new lines go above this one -->"
 """Where a log has its list of soaks."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.table2.measurement import Measured, RowResult
 
-__all__ = ["draw_table2"]
-
 _BAR = 0.26
 _GOAL = "#a3123a"
 _WIDTH_OF_LEGEND = 10.0

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from paceline_bench.table2.measurement import RowResult
     from paceline_protocol.laboratory.simulation import ServerLatency
 
-__all__ = ["Table2Settings", "main"]
-
 _EXAMPLES = """
 paceline bench table2
 paceline bench table2 --rows 2 --repeats 3 --per-gpu

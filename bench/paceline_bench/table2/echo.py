@@ -26,8 +26,6 @@ from paceline_bench.report import spread
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["BareCall", "Echo", "summarise_echoes", "time_echoes"]
-
 _SERVICE, _METHOD = "echo.Echo", "Sleep"
 _FEWEST_ROUNDS, _MOST_ROUNDS = 15, 101
 _SECONDS = 8.0

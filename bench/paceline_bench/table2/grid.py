@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from paceline_bench.report import Row
     from paceline_bench.table2.online import OnlineSystem, Run
 
-__all__ = ["MOST_SLOWER", "GridCell", "describe_cell", "grid_cells", "measure_cell"]
-
 _TARGET_NS = 30_000_000
 _FASTEST_DRAFTER = 0.05  # of the target's latency
 _SI_LOOKAHEADS = range(1, 21)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.report import Row
 
-__all__ = ["draw_grid"]
-
 _RANGE = (0.5, 1.2)  # of the colours; the numbers in the cells tell the rest
 _NO_NUMBER = "0.85"
 _FRAME = 2.5

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.report import Results, Row
 
-__all__ = ["grid", "grid_report"]
-
 _DIFFERENT = "AN OUTPUT DIFFERED from plain decoding, so that cell has no number: please report it."
 
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from paceline_protocol.methods import DecodingMethod
     from paceline_protocol.proposal import Proposal
 
-__all__ = ["BackendOracle", "Plan", "Schedule", "ServedCall", "ideal_schedule"]
-
 _DRAFTER, _TEXT = 0, 1  # slots of drafters
 
 

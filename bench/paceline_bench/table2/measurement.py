@@ -35,17 +35,6 @@ if TYPE_CHECKING:
     from paceline_bench.table2.trace import Breakdown, Restart, Trace
     from paceline_protocol.laboratory.simulation import ServerLatency
 
-__all__ = [
-    "Measured",
-    "RowResult",
-    "RowRuns",
-    "evaluate",
-    "floor_ns",
-    "measure_row",
-    "sleeps_ns",
-    "ways",
-]
-
 _TRACED_PROMPTS = 5
 _SI = Way(Strategy.SPECULATIVE)
 

@@ -26,18 +26,6 @@ if TYPE_CHECKING:
 
     from paceline import AsyncClient, Started, TimelineEvent
 
-__all__ = [
-    "EXTENDED",
-    "PLAIN",
-    "PLANNED",
-    "PROMPT_TOKENS",
-    "OnlineSystem",
-    "Run",
-    "Way",
-    "is_identical",
-    "make_prompt",
-]
-
 PROMPT_TOKENS = 128
 EXTENDED = " + Max-Gram"
 """Ends the name of a strategy where the text itself drafts beyond its drafter."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from paceline_bench.table2.measurement import Measured, RowResult
     from paceline_bench.table2.online import Way
 
-__all__ = ["kept"]
-
 
 def kept(results: Sequence[RowResult]) -> dict[str, list[Row]]:
     """Describe what was measured, the lookaheads tried, and the bare calls that floors are of."""

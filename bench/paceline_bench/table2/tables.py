@@ -26,18 +26,6 @@ if TYPE_CHECKING:
 
     Content = Mapping[str, Any]
 
-__all__ = [
-    "BREAKDOWN_HEADINGS",
-    "MOST_OVER_FLOOR",
-    "report",
-    "table2",
-    "table2_breakdown",
-    "table2_headline",
-    "table2_reference",
-    "table2_restarts",
-    "table2_summary",
-]
-
 _STRATEGIES = ("non-SI", "SI", "DSI")
 _BEST = "DSI (best lookahead)"
 _BEYOND_KINDS = ("ahead", "trees", "extended")

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from paceline_bench.node import SimulatedNode
     from paceline_protocol.laboratory.simulation import ServerLatency
 
-__all__ = ["Breakdown", "Restart", "Trace", "mean_breakdown"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:

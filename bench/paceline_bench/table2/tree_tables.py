@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from paceline_bench.report import Results, Row
 
-__all__ = ["table2_trees", "table2_trees_headline"]
-
 _PREFIX = "table2-trees-"
 
 

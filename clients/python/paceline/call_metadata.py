@@ -10,16 +10,6 @@ from typing import TypeAlias
 
 from paceline.errors import InvalidFieldError
 
-__all__ = [
-    "AsyncToken",
-    "CallMetadata",
-    "Metadata",
-    "MetadataSource",
-    "Pairs",
-    "Token",
-    "checked_metadata",
-]
-
 Metadata: TypeAlias = Mapping[str, str | bytes]
 MetadataSource: TypeAlias = Metadata | Callable[[], Metadata]
 Token: TypeAlias = Callable[[], str]

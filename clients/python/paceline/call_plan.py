@@ -21,8 +21,6 @@ from paceline.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CallPlan", "RetryBudget", "attempt_count", "is_refused_stream", "timeout_seconds"]
-
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.1, 2.0
 
 # A wait is longer by a random part: up to half of it, and up to a second. Clients that were refused

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from paceline.credentials import Tls
 
-__all__ = ["ChannelOptions", "Route", "is_loopback", "open_async_channel"]
-
 _Options: TypeAlias = "tuple[tuple[str, int | str], ...]"
 ChannelOptions: TypeAlias = "Sequence[tuple[str, int | str]]"
 

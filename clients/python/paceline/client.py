@@ -47,8 +47,6 @@ if TYPE_CHECKING:
         orchestrator_pb.GenerateRequest, orchestrator_pb.GenerateResponse
     ]
 
-__all__ = ["DEFAULT_TIMEOUT_SECONDS", "AsyncClient", "AsyncGeneration"]
-
 _Message = TypeVar("_Message")
 
 DEFAULT_TIMEOUT_SECONDS = 120.0

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from paceline.channel import Route
     from paceline.errors import PacelineError
 
-__all__ = ["AsyncConnection", "AsyncWire", "BlockingWire", "Connection", "Wire"]
-
 _Channel = TypeVar("_Channel")
 _Stub = TypeVar("_Stub")
 

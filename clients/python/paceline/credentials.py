@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     import grpc
 
-__all__ = ["Credentials", "Tls"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from paceline.errors import PacelineError
 
-__all__ = ["Endpoint", "Endpoints", "listed"]
-
 # Who has failed is asked after the others, for so long; each time longer, until it answers.
 _FIRST_REST_SECONDS, _LONGEST_REST_SECONDS = 0.1, 10.0
 

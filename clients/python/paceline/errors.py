@@ -38,38 +38,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-__all__ = [
-    "CacheExhaustedError",
-    "ClientCancelledError",
-    "ConnectionLostError",
-    "ContextLengthExceededError",
-    "DeadlineError",
-    "DrainingError",
-    "FieldViolation",
-    "InternalError",
-    "InvalidFieldError",
-    "InvariantViolatedError",
-    "LoadingError",
-    "MalformedRequestError",
-    "ModelMismatchError",
-    "NoTargetError",
-    "OverloadedError",
-    "PacelineError",
-    "PermissionDeniedError",
-    "PrefixMismatchError",
-    "PrefixNotHeldError",
-    "SessionError",
-    "SessionNotFoundError",
-    "SlowConsumerError",
-    "StaleCallError",
-    "SupersededError",
-    "TokenizerMismatchError",
-    "TryAgainError",
-    "UnauthenticatedError",
-    "UnsupportedError",
-    "error_classes",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:

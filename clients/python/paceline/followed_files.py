@@ -13,8 +13,6 @@ from paceline.errors import InvalidFieldError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["FollowedFiles"]
-
 _log = logging.getLogger(__name__)
 
 # Reading and parsing so many bytes takes a few milliseconds. Larger files are read on a thread,

@@ -9,28 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = [
-    "ChatTemplate",
-    "Chunk",
-    "Completion",
-    "DispatchPolicy",
-    "DrafterKind",
-    "FinishReason",
-    "Finished",
-    "ModelForwards",
-    "ServerInfo",
-    "Started",
-    "Statistics",
-    "Strategy",
-    "SystemInfo",
-    "TimelineEvent",
-    "TimelineEventKind",
-    "TokenLogprob",
-    "TokenOrigin",
-    "Usage",
-    "VerificationRule",
-]
-
 # UNKNOWN, in each enum below, is what a newer server says and this client has no word for.
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from paceline.connection import AsyncConnection
     from paceline.endpoints import Endpoints
 
-__all__ = ["Interruption"]
-
 
 class Interruption:
     """Ends what one reader waits for: at a time, when told to, and when the client is closed.

@@ -2,31 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "DEFAULT_MESSAGE_BYTES",
-    "LEASE_SECONDS",
-    "LEAST_MESSAGE_BYTES",
-    "MOST_BIGRAM_BYTES",
-    "MOST_BRANCHES",
-    "MOST_CHAT_TEMPLATE_BYTES",
-    "MOST_CHUNK_TOKENS",
-    "MOST_DISTRIBUTION_ENTRIES",
-    "MOST_DRAFTERS",
-    "MOST_END_TOKENS",
-    "MOST_LOOKAHEAD",
-    "MOST_MESSAGE_BYTES",
-    "MOST_MODEL_NAME_CHARACTERS",
-    "MOST_PEM_BYTES",
-    "MOST_PROPOSAL_TOKENS",
-    "MOST_TARGETS",
-    "MOST_TOKENIZER_BYTES",
-    "MOST_TOP_LOGPROBS",
-    "MOST_WIDTH",
-    "SUM_TOLERANCE",
-    "most_request_bytes",
-    "most_text_bytes",
-]
-
 MOST_LOOKAHEAD = 64
 """GenerateRequest.lookahead."""
 

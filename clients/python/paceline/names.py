@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["NAME_RULE", "is_name"]
-
 NAME_RULE = "at most 64 characters of [A-Za-z0-9._-]"
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{0,64}")

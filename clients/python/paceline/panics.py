@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["PanicError", "taking_panics"]
-
 
 class PanicError(RuntimeError):
     """A library in Rust gave up; what it worked on stays usable."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import io
     from pathlib import Path
 
-__all__ = ["UnusableFileError", "open_plain_file", "read_plain_file", "read_plain_text"]
-
 
 class UnusableFileError(OSError):
     """A file that cannot be read whole; `strerror` says why, and the text names the file, too."""

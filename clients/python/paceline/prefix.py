@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from hashlib import _Hash
 
-__all__ = ["TokenPrefix"]
-
 _DIGEST_BYTES = 16
 _CHECKPOINT_TOKENS = 256
 """A digest hashes at most this many tokens again: some microseconds, whatever the length."""

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["FillIn", "Prompt", "PromptPart"]
-
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:

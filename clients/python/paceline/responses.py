@@ -33,16 +33,6 @@ from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 if TYPE_CHECKING:
     from google.protobuf.internal.enum_type_wrapper import _EnumTypeWrapper
 
-__all__ = [
-    "parsed",
-    "read_chat_template",
-    "read_chunk",
-    "read_finished",
-    "read_started",
-    "read_system_info",
-    "read_timeline_event",
-]
-
 _Record = TypeVar("_Record")
 _Word = TypeVar("_Word", bound=StrEnum)
 _Message = TypeVar("_Message")

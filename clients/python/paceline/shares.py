@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-__all__ = ["FairShares"]
-
 # One alone gets 4 / (4 + 1) of all; of two greedy ones each gets 4 / (2 * 4 + 1).
 _MULTIPLE_OF_FREE = 4
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-__all__ = ["DETAILS_KEY", "decode", "encode"]
-
 DETAILS_KEY = "grpc-status-details-bin"
 _DOMAIN = "paceline"
 _TEXT_LIMIT = 256

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from paceline.transcript import Transcript
     from paceline.v1.orchestrator_service_pb2 import GenerateResponse
 
-__all__ = ["StreamState"]
-
-
 _Link = TypeVar("_Link", Connection, AsyncConnection)
 
 

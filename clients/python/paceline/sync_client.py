@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from paceline.credentials import Tls
     from paceline.generation import ChatTemplate
 
-__all__ = ["Client", "Generation"]
-
 _Message = TypeVar("_Message")
 
 

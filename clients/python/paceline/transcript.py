@@ -9,8 +9,6 @@ from paceline.generation import Chunk, Completion, Finished, Started, TimelineEv
 from paceline.responses import read_chunk, read_finished, read_started, read_timeline_event
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 
-__all__ = ["Transcript"]
-
 
 class Transcript:
     """A request and what came back, over as many streams as it took.

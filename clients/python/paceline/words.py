@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["counted"]
-
 
 def counted(count: int, noun: str) -> str:
     """Put a count before a noun, whose plural ends in s."""

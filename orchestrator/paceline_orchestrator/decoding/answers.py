@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_protocol.proposal import Proposal
 
-__all__ = ["AnswerChecks"]
-
 # A log probability is at most 0; what rounds may end up a little above.
 _ROUNDING = 1e-3
 _WAS_NOT_ASKED = "is not what was asked for"

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
 
-__all__ = ["AssignedServers"]
-
 
 class AssignedServers:
     """The slots of one request: for all of them sessions are being opened from here on.

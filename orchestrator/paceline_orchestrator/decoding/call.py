@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.silence import Waiting
 
-__all__ = ["CallSession", "CallUnderWay", "Sent"]
-
 _T = TypeVar("_T")
 
 # What a server lost is sent again so often; then the server is at fault.

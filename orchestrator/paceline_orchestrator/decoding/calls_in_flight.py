@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
 
-__all__ = ["COURTESY_SECONDS", "CallsInFlight", "StartCall", "StopCall"]
-
 _log = logging.getLogger(__name__)
 
 StartCall: TypeAlias = StartDraft | StartVerify | StartDecode

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
 
-__all__ = ["Candidates", "is_refusal"]
-
 _LOST = {Role.TARGET: Fallback.TARGET_LOST, Role.DRAFTER: Fallback.DRAFTER_LOST}
 
 # A server without room for a session is asked again after so long, if it did not say when.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.silence import Waiting
 
-__all__ = ["Deadline", "Patience", "patience_seconds"]
-
 # A hung server is found out after this. Less takes a machine whose cores are all busy for one: with
 # 0.25 s, four model processes on two busy cores were late now and then.
 _LEAST_SECONDS = 1.0

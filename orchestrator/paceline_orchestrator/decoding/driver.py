@@ -110,8 +110,6 @@ if TYPE_CHECKING:
     from paceline_protocol.methods import DecodingMethod
     from paceline_protocol.succession import Successor
 
-__all__ = ["Driver"]
-
 
 class Driver:
     """Runs a request's method, and those that follow it.

@@ -13,18 +13,6 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.wire import Timing
 
-__all__ = [
-    "DecodeOptions",
-    "Decoded",
-    "DraftOptions",
-    "Drafted",
-    "Judged",
-    "LikeliestTokens",
-    "PrefixCall",
-    "SessionSpec",
-    "VerifyOptions",
-]
-
 LikeliestTokens: TypeAlias = tuple[tuple[int, float], ...]
 """Token ids and log probabilities, the likeliest first."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.decoding.exchange import SessionSpec
     from paceline_orchestrator.fleet.server import ModelServer
 
-__all__ = ["LongTextGate", "Opening", "SessionKeeper"]
-
 _log = logging.getLogger(__name__)
 
 # Opening takes no forward: a server that takes longer hangs, and another one may be free.

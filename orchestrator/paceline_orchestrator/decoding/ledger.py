@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.decoding.exchange import LikeliestTokens
 
-__all__ = ["Ledger", "LikeliestKept"]
-
 
 class Ledger:
     """The last check before a token leaves: which tokens targets have decided, by position.

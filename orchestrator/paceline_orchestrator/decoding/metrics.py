@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.decoding.statistics import Statistics
     from paceline_protocol.methods import Strategy
 
-
-__all__ = ["RequestMetrics"]
-
 _RATE_BUCKETS = tuple(step / 10 for step in range(1, 11))
 # Seconds. On one machine a hop takes 0.3 ms.
 _HOP_BUCKETS = (0.0001, 0.00025, *LATENCY_BUCKETS)

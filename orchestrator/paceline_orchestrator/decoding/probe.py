@@ -19,8 +19,6 @@ from paceline_protocol.proposal import Proposal
 if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
 
-__all__ = ["answers"]
-
 _log = logging.getLogger(__name__)
 
 # A server that is busy may take its time, for it has the probe in sight; see SilenceWatch.

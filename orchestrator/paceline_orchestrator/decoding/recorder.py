@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from paceline_protocol.commitment import DraftStatistics
     from paceline_protocol.messages import EmitTokens, StartDecode, StartDraft, StartVerify
 
-__all__ = ["CallRecord", "Recorder"]
-
 
 @dataclass(slots=True, eq=False)
 class CallRecord:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_protocol.messages import CapacityChanged
 
-__all__ = ["RequestServers", "ShortageTimer", "StartBarrier", "renew_sessions"]
-
 # A server that opens its session later than this after the first target joins a running method.
 _BARRIER_SECONDS = 0.05
 # A session's lease is 15 s; it is renewed when nothing was asked of it for so long.

@@ -55,19 +55,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import StreamCall
 
-__all__ = [
-    "close_session",
-    "one_hot",
-    "open_session",
-    "read_decoded",
-    "read_drafts",
-    "read_verdict",
-    "renew_session",
-    "send_decode",
-    "send_draft",
-    "send_verify",
-]
-
 # It takes no forward: a server that takes longer hangs.
 _RENEWING_SECONDS = 1.0
 

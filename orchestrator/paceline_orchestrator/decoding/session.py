@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_protocol.proposal import Proposal
 
-__all__ = ["RemoteSession"]
-
 _CALL_SLACK_SECONDS = 1.0
 # A server that loses a session so often, without a right answer between, is at fault: each time the
 # whole text is sent again.

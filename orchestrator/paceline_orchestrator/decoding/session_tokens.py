@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from paceline_protocol.proposal import Proposal
 
-__all__ = ["HeldTokens", "Window"]
-
 
 class HeldTokens:
     """The tokens that a session can be relied on to hold: the other end of the one rule.

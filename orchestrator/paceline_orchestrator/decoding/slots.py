@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.planning.growth import Growth
 
-__all__ = ["PrimaryTarget", "ServerNeeds", "Slots"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerNeeds:

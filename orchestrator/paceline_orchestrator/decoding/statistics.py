@@ -14,15 +14,6 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.wire import Timing
 
-__all__ = [
-    "EventKind",
-    "Fallback",
-    "ModelForwards",
-    "Statistics",
-    "TextStatistics",
-    "TimelineEvent",
-]
-
 
 class Fallback(Enum):
     """Something that did not go as planned and cost no token; see FallbackKind."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from paceline_protocol.messages import CapacityChanged, StartDraft
 
-__all__ = ["TEXT_DRAFTER", "Proposer", "TextDrafter"]
-
 TEXT_DRAFTER = "max-gram"
 """What the timeline calls it, where a server's name stands else."""
 

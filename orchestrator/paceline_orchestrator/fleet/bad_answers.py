@@ -32,19 +32,6 @@ if TYPE_CHECKING:
     from paceline.v1.proposal_pb2 import Proposal
     from paceline.v1.session_service_pb2 import CallTiming, SessionGrant
 
-__all__ = [
-    "BadAnswerError",
-    "at_most",
-    "check_chat_template",
-    "check_distribution",
-    "check_grant",
-    "check_lease",
-    "check_model_info",
-    "check_proposal_lengths",
-    "check_timing",
-    "demand",
-]
-
 # Characters of each text that a server says of its model.
 _TEXTS = {
     "model_name": MOST_MODEL_NAME_CHARACTERS,

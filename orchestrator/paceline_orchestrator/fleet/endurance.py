@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.silence import Work
 
-__all__ = ["endured_seconds"]
-
 # A call that its server says it has is endured for so long at least; and for so many times what
 # another target says that it would take there.
 _LEAST_ENDURED_SECONDS = 10.0

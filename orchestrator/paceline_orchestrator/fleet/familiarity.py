@@ -15,8 +15,6 @@ from paceline.prefix import TokenPrefix
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["FamiliarText", "Familiarity"]
-
 _Beginning = tuple[str, bytes]
 """Whose it is, and the digest of its tokens."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
 
-__all__ = ["commonest_model", "could_replace", "drafter_obstacle", "fits", "target_obstacle"]
-
 _DIGITS = 12  # of a fingerprint, for people
 _NAME_CHARACTERS = 64
 

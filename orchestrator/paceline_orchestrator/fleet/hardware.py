@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Hardware", "count_side_by_side"]
-
 _ROUNDING = 1e-6  # shares come as 32-bit floats: three thirds are a little more than a whole
 
 

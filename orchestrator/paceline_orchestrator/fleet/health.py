@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     import grpc
 
-__all__ = ["health_changes", "why_unreachable"]
-
 _CAUSE_SECONDS = 1.0
 _CAUSE_CHARACTERS = 200
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.pauses import Pauses
     from paceline_orchestrator.fleet.server import ModelServer
 
-__all__ = ["HealthWatch"]
-
 _log = logging.getLogger(__name__)
 
 # The health stream is renewed so often, and with it what the server says of its model.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.wire import Timing
 
-__all__ = ["ObservedLatency"]
-
 # A moving average that forgets half of its past in about five answers.
 _WEIGHT = 1 / 8
 # Of forwards with up to so many rows for each call a decoding step can be told.

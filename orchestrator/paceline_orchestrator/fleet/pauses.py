@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.server import ModelServer
 
-__all__ = ["Pauses", "status_of"]
-
 _CONNECTION_LOST = "CONNECTION_LOST"
 # A server whose calls failed is tried again after 0.5, 1, 2 … 10 s, if it is healthy by then.
 _FIRST_PAUSE_SECONDS = 0.5

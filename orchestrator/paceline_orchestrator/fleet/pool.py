@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.wire import ModelFacts
     from paceline_orchestrator.fleet.words import Standing
 
-__all__ = ["ServerPool"]
-
 _Key: TypeAlias = tuple[Role, str, str]  # an endpoint's key, and its address
 
 _name = attrgetter("name")

@@ -6,8 +6,6 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate
 
-__all__ = ["RowPrices"]
-
 
 @dataclass(frozen=True, slots=True)
 class RowPrices:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.hardware import Hardware
     from paceline_orchestrator.fleet.wire import ModelFacts
 
-__all__ = ["LOADING", "NOT_REACHED", "NOT_SERVING", "REMOVED", "SILENT", "ModelServer"]
-
 NOT_REACHED = "NOT_REACHED"
 """The health status of a server that nothing was heard of, or whose connection has ended."""
 LOADING = "LOADING"

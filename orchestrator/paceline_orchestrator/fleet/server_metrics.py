@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.pool import ServerPool
 
-__all__ = ["count_servers"]
-
 
 def count_servers(registry: CollectorRegistry, pool: ServerPool) -> None:
     """Show how many servers take work, and how many have which word, by role.

@@ -5,8 +5,6 @@ The same before a request's first token and after it, since a client cannot tell
 
 from __future__ import annotations
 
-__all__ = ["RETRY_SECONDS", "WAIT_SECONDS"]
-
 WAIT_SECONDS = 5.0
 """How long a request does without, before it gives up."""
 RETRY_SECONDS = 1.0

@@ -19,8 +19,6 @@ from paceline.errors import DeadlineError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["NeglectError", "SilenceError", "SilenceWatch", "Waiting", "Work"]
-
 
 class SilenceError(DeadlineError):
     """A server did not answer in the time that its answers take, and does not have the call."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
 
-__all__ = ["Orders", "standings"]
-
 # A server rests that none of so many requests took, for each server of its role. If each took one
 # of n by chance, one of them would be left out so by chance with a probability of e^-10.
 _ORDERS_EACH = 10

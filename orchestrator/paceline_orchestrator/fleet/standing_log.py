@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.words import Standing, Word
 
-__all__ = ["StandingLog"]
-
 _log = logging.getLogger(__name__)
 
 # Whether servers rest follows from requests, which wake nobody up.

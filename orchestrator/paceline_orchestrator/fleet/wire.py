@@ -36,19 +36,6 @@ if TYPE_CHECKING:
     from paceline.v1.model_service_pb2_grpc import ModelServiceAsyncStub
     from paceline.v1.session_service_pb2 import CallTiming
 
-__all__ = [
-    "ModelFacts",
-    "StreamCall",
-    "Timing",
-    "TokenizerRefusedError",
-    "answer",
-    "answers",
-    "fetch_chat_template",
-    "fetch_facts",
-    "fetch_tokenizer",
-    "read_timing",
-]
-
 _INFO_SECONDS = 5.0
 _MOST_RETRY_SECONDS = 24 * 3600.0  # a server that names a longer time names none
 _TOKENIZER_SECONDS = 60.0

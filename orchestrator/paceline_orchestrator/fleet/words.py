@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Standing", "Word"]
-
 
 class Word(StrEnum):
     """One word on a server; the proto says what each means.

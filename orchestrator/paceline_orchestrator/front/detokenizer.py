@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.front.tokenizer import Codec
 
-__all__ = ["Detokenizer", "make_detokenizer"]
-
 # What is decoded together: a token, or the bytes of whole characters, as the decoder takes them.
 _Unit: TypeAlias = tuple[str, ...]
 

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from paceline_protocol.messages import CapacityChanged, EmitTokens
     from paceline_protocol.methods import DecodingMethod, Strategy
 
-__all__ = ["Generation"]
-
 
 class Generation:
     """Decodes one order; `messages` is the stream that the client gets.

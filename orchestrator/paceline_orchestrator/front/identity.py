@@ -11,8 +11,6 @@ from paceline_serving.security import peer_name
 if TYPE_CHECKING:
     from paceline_serving.keys import Caller
 
-__all__ = ["lane_of", "share_of"]
-
 _DIGITS = 16
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.planning.planner import Plan, Wish
     from paceline_protocol.draft_shape import Shape
 
-__all__ = ["Options", "Order"]
-
 # What a session reserves beyond the text there is: a server takes further steps of its own as the
 # text grows, so that a request for the longest of texts does not shut out the others at once.
 _RESERVED_AHEAD = 256

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.planning.experience import Planning
     from paceline_orchestrator.planning.planner import Plan, Wish
 
-__all__ = ["Pacing"]
-
 _INTERVAL_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 60.0
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from tokenizers import Tokenizer
 
-__all__ = ["Part", "PartsEncoder", "Piece", "Token"]
-
 _PRIVATE = (0x10_0000, 0x10_FFFD)  # code points that no standard gives a meaning to
 _NONCE_LETTERS = 8
 

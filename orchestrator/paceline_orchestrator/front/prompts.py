@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.front.prompt_parts import Piece
     from paceline_orchestrator.front.tokenizer import Codec
 
-__all__ = ["encode_prompt", "is_prompt_longer", "prompt_size"]
-
 
 def prompt_size(request: pb.GenerateRequest) -> int:
     """Return how many characters a prompt has; 0 if it is token ids."""

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.decoding.metrics import RequestMetrics
     from paceline_orchestrator.settings import RequestSettings
 
-__all__ = ["RequestQueue"]
-
 # Without an arrival for so long, nobody waits in gRPC's own queue: it takes four turns for a call.
 _QUIET_SECONDS, _QUIET_TURNS = 0.0005, 5
 # In a flood, where a client or this process may be short of processor time.

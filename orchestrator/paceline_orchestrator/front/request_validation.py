@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.wire import ModelFacts
 
-__all__ = ["allowed_tokens", "check", "check_lengths", "check_tokens", "is_greedy", "seed_of"]
-
 _STOP_STRINGS = 4
 _STOP_STRING_BYTES = 64
 _SEED_BITS = 53

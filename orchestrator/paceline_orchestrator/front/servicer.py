@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.settings import OrchestratorSettings
     from paceline_serving.keys import Caller
 
-__all__ = ["OrchestratorServicer"]
-
 _DRAINING = "this orchestrator is shutting down"
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.decoding.exchange import LikeliestTokens
     from paceline_orchestrator.front.tokenizer import Codec
 
-__all__ = ["FinalToken", "Piece", "StreamedText"]
-
 # Where stop strings name special tokens, these stand for them in the text. No text has surrogates.
 _FIRST_MARK, _LAST_MARK = 0xD800, 0xDFFF
 

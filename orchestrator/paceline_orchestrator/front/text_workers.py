@@ -22,8 +22,6 @@ from paceline_orchestrator.fleet import shortage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["TextWorkers"]
-
 _T = TypeVar("_T")
 
 # Of as many characters, or tokens, the work takes some milliseconds: less than a thread's way.

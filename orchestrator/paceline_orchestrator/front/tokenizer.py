@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.front.prompt_parts import Piece
 
-__all__ = ["Codec", "Codecs"]
-
 _MOST_WORDS = 256  # of what the library says of a tokenizer: it quotes it
 # Of the thread's processor time: honest tokenizers take a millisecond for hundreds of tokens.
 _MOST_DECODE_SECONDS = 0.5

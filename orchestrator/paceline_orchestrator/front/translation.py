@@ -32,16 +32,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.front.order import Order
     from paceline_orchestrator.front.text import Piece
 
-__all__ = [
-    "ClientMessage",
-    "chunk_message",
-    "finished_message",
-    "read_options",
-    "server_message",
-    "started_message",
-    "timeline_message",
-]
-
 ClientMessage: TypeAlias = pb.GenerateResponse
 
 # What servers say of one call is checked where it is read; the sum of many calls is cut off here.

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Computing", "ComputingEndedError", "let_others_run"]
-
 # Beside requests: of each 5 ms the interpreter is theirs for 4, and never waits for more than one.
 _STEP_SECONDS = 0.001
 _PAUSE_SECONDS = 0.004

@@ -9,8 +9,6 @@ from paceline.limits import MOST_LOOKAHEAD
 if TYPE_CHECKING:
     from paceline_orchestrator.planning.measurements import Measurements
 
-__all__ = ["affordable_lookahead", "affordable_targets"]
-
 # Dispatching may take this part of the time of the event loop, which has one core: one of so many.
 # Beyond, answers begin to wait for one another, and a rejection for its restart.
 _DISPATCH_PARTS = 2

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from paceline.limits import MOST_LOOKAHEAD
 
-__all__ = ["LOOKAHEADS", "needed_target_count", "smallest_lookahead"]
-
 LOOKAHEADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MOST_LOOKAHEAD)
 """What DSI is simulated with; a finer choice changes little."""
 

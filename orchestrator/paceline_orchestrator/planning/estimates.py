@@ -46,18 +46,6 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.planning.measurements import Measurements
 
-__all__ = [
-    "BLOCK_ROWS",
-    "Option",
-    "distributed_token_ns",
-    "on_its_part",
-    "own_guesses_are_free",
-    "plain",
-    "self_speculative",
-    "speculative",
-    "stretch",
-]
-
 # What a forward may take with rows that count as free: less than this is noise.
 _FREE_PRICE = 1.05
 

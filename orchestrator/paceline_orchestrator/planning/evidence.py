@@ -13,8 +13,6 @@ import math
 
 from paceline_orchestrator.planning.hit_rates import ASSUMED_ACCEPTANCE_RATE
 
-__all__ = ["Evidence"]
-
 # Measured on rates from 0 to 0.9 and drafters of a tenth to a half of a target's step, against the
 # best fixed lookahead for each (bench/LOG.md, 2026-11-25): what is known at the start counts for
 # this many verdicts, and those before the last 16 count ever less.

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from paceline_protocol.commitment import DraftStatistics
     from paceline_protocol.methods import Strategy
 
-__all__ = ["Planning"]
-
 _log = logging.getLogger(__name__)
 
 # Where nothing was measured yet. Of the latencies, their ratios are what matters.

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.planning.measurements import Measurements
     from paceline_orchestrator.planning.rehearsal import Rehearsals
 
-__all__ = ["FORECASTS", "Case"]
-
 # DSI's lookaheads whose times differ by less are equally good, and the longest has the least work.
 _SAME_TIME = 1.002
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.planning.measurements import Measurements
     from paceline_orchestrator.planning.rehearsal import Setting
 
-__all__ = ["OPEN_SHAPES", "FormCase", "Forms", "Times", "best_shape", "case_of", "simulated_times"]
-
 OPEN_SHAPES = (CHAIN, Shape(2), Shape(4), Shape(4, 3))
 """What is tried where a request leaves it open; the chain comes first, as it always has to."""
 

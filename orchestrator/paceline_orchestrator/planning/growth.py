@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from paceline_orchestrator.planning.equation import needed_target_count, smallest_lookahead
 
-__all__ = ["TEXT_LOOKAHEAD", "TEXT_TARGETS", "Growth"]
-
 # With the text beyond a drafter, on Table 2's rows (bench/LOG.md, 2026-11-23): a token of the text
 # beside the drafter's is worth a fifth of the time, and so are two targets more; further ones gain
 # next to nothing, and what they are asked costs this process time.

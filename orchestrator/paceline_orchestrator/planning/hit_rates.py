@@ -11,8 +11,6 @@ from paceline_protocol.ranks import DEFAULT_RANK_DECAY, MOST_WIDTH, hit_rates, s
 if TYPE_CHECKING:
     from paceline_protocol.commitment import DraftStatistics
 
-__all__ = ["ASSUMED_ACCEPTANCE_RATE", "HitRates", "LearntRates", "Pair"]
-
 ASSUMED_ACCEPTANCE_RATE = 0.7
 """Of two models that have not worked together yet."""
 

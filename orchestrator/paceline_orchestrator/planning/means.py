@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Mean"]
-
 # As many values do the assumptions count for; and after so many new ones the older count half.
 _ASSUMED_COUNT = 20
 _REMEMBERED_COUNT = 2000

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from paceline_orchestrator.fleet.row_prices import RowPrices
 
-__all__ = ["EQUAL_ROWS", "MOST_TREE_TOKENS", "Measurements"]
-
 MOST_TREE_TOKENS = 64
 """The most tokens of a tree: what accelerators compute in about the time of one row."""
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.planning.measurements import Measurements
     from paceline_protocol.methods import Method
 
-__all__ = ["DrafterKind", "Plan", "Planner", "Wish"]
-
 # Another method is taken only where it is faster by more than the estimates are good for.
 _WORTHWHILE_GAIN = 1.02
 

@@ -28,16 +28,6 @@ from paceline_protocol.task import DecodingTask
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = [
-    "VERIFICATION",
-    "Rehearsals",
-    "Setting",
-    "expected_token_time",
-    "rehearse",
-    "rounded",
-    "setting_of",
-]
-
 VERIFICATION = 10_000
 """What a verification takes, its call included: the unit of all times is a part of it."""
 

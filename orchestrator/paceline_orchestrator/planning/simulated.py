@@ -12,8 +12,6 @@ from paceline_orchestrator.planning.computing import let_others_run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Simulated", "Simulation"]
-
 _Case = TypeVar("_Case")
 _Answer = TypeVar("_Answer")
 _CaseIn = TypeVar("_CaseIn", contravariant=True)

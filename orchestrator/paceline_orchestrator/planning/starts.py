@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.planning.rehearsal import Setting
 
-__all__ = ["Start", "Starts", "is_better_broadcast"]
-
 # What the prompt's way changes is over after a few corrections. Both ways meet the same draws, so
 # few are enough to tell them apart where it matters.
 _TOKENS = 40

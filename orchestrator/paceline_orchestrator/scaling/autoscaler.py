@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.scaling.demand import DemandMeter
     from paceline_orchestrator.settings import ScalingSettings
 
-__all__ = ["Autoscaler"]
-
 _PERIOD_SECONDS = 1.0
 
 

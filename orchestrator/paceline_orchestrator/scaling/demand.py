@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
 
-__all__ = ["Demand", "DemandMeter", "RunningMaximum", "desired_verifiers", "unlimited_verifiers"]
-
 # Whoever was active is thought to be so for as long: demand comes in bursts.
 _ACTIVE_SECONDS = 30.0
 

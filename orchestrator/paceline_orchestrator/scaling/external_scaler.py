@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.scaling.autoscaler import Autoscaler
     from paceline_orchestrator.settings import OrchestratorSettings
 
-__all__ = ["DESIRED_VERIFIERS", "REPLICA_DEMAND", "ExternalScaler", "ScalerServer", "read_demand"]
-
 DESIRED_VERIFIERS = "paceline_desired_verifiers"
 REPLICA_DEMAND = "paceline_replica_demand"
 

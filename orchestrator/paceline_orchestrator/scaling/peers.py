@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.discovery import Discovery, Endpoint
 
-__all__ = ["Peers"]
-
 _TIMEOUT_SECONDS = 1.0
 # What a replica that does not answer said last counts for so long: it may be busy, or gone.
 _BELIEVED_SECONDS = 10.0

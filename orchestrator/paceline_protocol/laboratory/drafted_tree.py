@@ -9,8 +9,6 @@ from paceline_protocol.proposal import Proposal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["DraftedTree"]
-
 
 class DraftedTree:
     """What a draft has found, and what its next forward follows.

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from paceline_protocol.laboratory.tree_shapes import RankPath
 
-__all__ = ["OwnGuesses"]
-
 
 @dataclass(frozen=True, slots=True)
 class OwnGuesses:

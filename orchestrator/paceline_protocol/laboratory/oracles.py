@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from paceline_protocol.laboratory.guesses import OwnGuesses
     from paceline_protocol.proposal import Proposal
 
-__all__ = ["AgreementOracle", "TokenOracle", "judge_tree"]
-
 
 class TokenOracle(Protocol):
     """What the models say."""

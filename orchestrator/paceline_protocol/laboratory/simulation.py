@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from paceline_protocol.laboratory.oracles import TokenOracle
     from paceline_protocol.methods import DecodingMethod
 
-__all__ = ["ServerLatency", "SimulationResult", "simulate"]
-
 _Start: TypeAlias = StartDraft | StartVerify | StartDecode
 
 

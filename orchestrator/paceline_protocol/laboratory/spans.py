@@ -7,8 +7,6 @@ from enum import Enum
 from fractions import Fraction
 from typing import TypeAlias
 
-__all__ = ["Span", "SpanKind", "Time"]
-
 Time: TypeAlias = int | float | Fraction
 
 

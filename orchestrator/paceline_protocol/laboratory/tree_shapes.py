@@ -22,17 +22,6 @@ from paceline_protocol.laboratory.drafted_tree import DraftedTree
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "RankPath",
-    "best_tree",
-    "branching_speed",
-    "distributed_speed",
-    "drafted_worths",
-    "leaves_speed",
-    "path_worth",
-    "speculative_speed",
-]
-
 RankPath: TypeAlias = tuple[int, ...]
 """A token of a tree: at which rank each token on its path is, itself the last; 0 is the first."""
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from paceline_engine.terms.calls import SamplingParameters
     from paceline_engine.terms.proposal import Proposal, SparseDistribution
 
-__all__ = ["accept_along", "accept_exact", "accept_sampled", "residual_scores"]
-
 
 def accept_exact(
     draft_token_ids: Sequence[int],

@@ -32,18 +32,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.terms.proposal import SparseDistribution
 
-__all__ = [
-    "MAX_GRAM",
-    "CascadeDraft",
-    "Draw",
-    "Matrix",
-    "MatrixError",
-    "Propose",
-    "Review",
-    "parse_matrix",
-    "without_stages",
-]
-
 _MOST_TOKENS = 1024
 
 MAX_GRAM = "max-gram"

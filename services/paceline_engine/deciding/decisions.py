@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from paceline_engine.terms.draft_tree import Ranked
     from paceline_engine.terms.items import Item, Judge
 
-__all__ = ["choose_next", "draft_from", "judge_by", "rank_from"]
-
 
 def judge_by(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -> Judgement:
     """Judge a chain, or under EXACT a tree.

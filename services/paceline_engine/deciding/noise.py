@@ -27,8 +27,6 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, TypeAlias
 
-__all__ = ["Purpose", "noise_bits", "pair_bits", "philox", "uniform"]
-
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)

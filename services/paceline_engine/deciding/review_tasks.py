@@ -10,8 +10,6 @@ from paceline_engine.terms.items import Judge, Judgement
 if TYPE_CHECKING:
     from paceline_engine.deciding.cascade import Draw
 
-__all__ = ["ReviewTask", "Reviewed"]
-
 
 @dataclass(frozen=True, slots=True)
 class ReviewTask(Judge):

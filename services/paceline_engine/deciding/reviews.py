@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from paceline_engine.deciding.review_tasks import ReviewTask
     from paceline_engine.terms.calls import SessionSpec
 
-__all__ = ["lenient_probs", "review_by", "stage_seed"]
-
 _SEED_BITS = 53
 
 

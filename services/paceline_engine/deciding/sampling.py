@@ -26,22 +26,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.terms.calls import LikeliestTokens, SamplingParameters
 
-__all__ = [
-    "Draw",
-    "add_noise",
-    "choose_together",
-    "choose_tokens",
-    "draw_draft",
-    "filtered_scores",
-    "in_parts",
-    "largest",
-    "likeliest",
-    "likeliest_tokens",
-    "perturbed_rows",
-    "perturbed_scores",
-    "token_logprobs",
-]
-
 _WORD = 0xFFFFFFFF
 _USUAL_NUCLEUS = 256
 # Of rows together: more do not stay in a processor's cache from one operation to the next. On an

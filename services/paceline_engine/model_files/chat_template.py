@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from paceline_engine.model_files.small_files import SmallFiles
     from paceline_engine.model_files.tokens import ModelTokens
 
-__all__ = ["FoundTemplate", "find_templates", "template_of"]
-
 _DEFAULT = "default"
 
 

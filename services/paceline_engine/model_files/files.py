@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from paceline_engine.model_files.tokens import ModelTokens
     from paceline_engine.terms.backend import ChatTemplate
 
-__all__ = ["ModelFiles", "find_model_files"]
-
 _CODE_SUFFIXES = frozenset({".py", ".so"})
 _CONFIGURATIONS = (CONFIG, GENERATION_CONFIG)
 # What a generation configuration may say of how tokens are chosen.

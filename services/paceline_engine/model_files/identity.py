@@ -17,8 +17,6 @@ from paceline_engine.model_files.small_files import DECODER_PARTS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["canonical_json", "canonical_tokenizer", "meant_configuration", "parse_values"]
-
 # What a configuration says and no forward depends on: where it came from, what was used while the
 # model was trained (dropout, the spread of the first weights), and what a server decides anew (the
 # dtype, the cache). Tokens that end a text are hashed apart, wherever they are named.

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.model_files.files import ModelFiles
 
-__all__ = ["known_ends", "report"]
-
 _log = logging.getLogger(__name__)
 
 _MOST_CHARACTERS = 400  # of a fact: a folder's texts are a stranger's

@@ -18,24 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = [
-    "CHAT_TEMPLATE",
-    "CONFIG",
-    "DECODER_PARTS",
-    "GENERATION_CONFIG",
-    "LEGACY_CHAT_TEMPLATE",
-    "NAMED_TEMPLATES",
-    "SMALL_FILES",
-    "SPECIAL_TOKENS_MAP",
-    "TOKENIZER",
-    "TOKENIZER_CONFIG",
-    "SmallFiles",
-    "parse_json",
-    "read_content",
-    "read_json",
-    "refuse_pointer",
-]
-
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER = "tokenizer.json"

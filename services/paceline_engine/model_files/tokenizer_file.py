@@ -11,8 +11,6 @@ from paceline_engine.model_files.identity import canonical_tokenizer, parse_valu
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["TokenizerFile"]
-
 
 class TokenizerFile:
     """What a tokenizer.json says.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from paceline_engine.model_files.small_files import SmallFiles
     from paceline_engine.model_files.tokenizer_file import TokenizerFile
 
-__all__ = ["FimTokens", "ModelTokens", "find_tokens", "turn_ends"]
-
 # What templates can name: `SPECIAL_TOKENS_ATTRIBUTES` of the library.
 _NAMES = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _FURTHER_NAMES = ("extra_special_tokens", "additional_special_tokens")

@@ -29,15 +29,6 @@ if TYPE_CHECKING:
     from io import BufferedReader
     from pathlib import Path
 
-__all__ = [
-    "INDEX_FILE",
-    "WEIGHTS_FILE",
-    "check_weights",
-    "hash_weights",
-    "named_parts",
-    "part_names",
-]
-
 _log = logging.getLogger(__name__)
 
 WEIGHTS_FILE = "model.safetensors"

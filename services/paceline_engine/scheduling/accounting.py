@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from paceline_engine.scheduling.jobs import Batch, Job
     from paceline_engine.terms.items import Outcome
 
-__all__ = ["HostLimits", "HostStatistics", "Waste"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLimits:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from paceline_engine.scheduling.latencies import LatencyMeter
     from paceline_engine.terms.model_cache import ModelCache
 
-__all__ = ["Batching", "most_rows"]
-
 # A longer rest of a prefix is a prefill, and is cut where others would wait for it.
 _LONG_ROWS = 64
 # How much less urgent work may slow down the most urgent.

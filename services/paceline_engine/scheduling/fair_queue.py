@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Turns"]
-
 
 class Turns:
     """Start-time fair queueing of one server among shares of equal weight.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.terms.items import Item
 
-__all__ = ["Batch", "Errand", "Job", "Outlet", "Step"]
-
 _Value = TypeVar("_Value")
 
 

@@ -19,8 +19,6 @@ from paceline_engine.terms.latencies import ForwardLatency, ModelLatencies
 if TYPE_CHECKING:
     from paceline_engine.terms.backend import Backend, Interrupt
 
-__all__ = ["LatencyMeter", "measure"]
-
 _MEASURED_ROWS = (1, 2, 4, 8, 16)
 _MEASURED_CONTEXT = 32
 _MEASURED_PREFILLS = (64, 256)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from paceline_engine.terms.calls import SessionSpec
     from paceline_engine.terms.draft_tree import Ranked
 
-__all__ = ["ModelText"]
-
 
 class ModelText:
     """Drafts and judges in the caller's thread, a forward for each call but `draft_chain`.

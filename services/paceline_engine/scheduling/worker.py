@@ -72,8 +72,6 @@ if TYPE_CHECKING:
     from paceline_engine.scheduling.jobs import Batch
     from paceline_engine.terms.backend import Backend, Interrupt
 
-__all__ = ["ModelWorker"]
-
 _log = logging.getLogger(__name__)
 
 _Value = TypeVar("_Value")

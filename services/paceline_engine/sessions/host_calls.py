@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from paceline_engine.terms.items import Outcome
     from paceline_engine.terms.proposal import SparseDistribution
 
-__all__ = ["HostCalls"]
-
 
 class HostCalls:
     """Verify, Decode and Draft. Concurrency and cancellation as `ModelHost` has them."""

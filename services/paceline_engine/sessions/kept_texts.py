@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.terms.model_cache import ModelCache
 
-__all__ = ["KeptTexts"]
-
 _LEAST_TOKENS = 32
 """What fewer tokens save is not worth a copy; and texts are found by so many."""
 _MOST_TEXTS = 256

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from paceline_engine.terms.calls import PrefixCall
     from paceline_engine.terms.items import Decode, Draft, Judge, Outcome
 
-__all__ = ["LiveCalls"]
-
 
 class LiveCalls:
     """Admits calls to the worker's queue, and ends them. Used on the event loop only.

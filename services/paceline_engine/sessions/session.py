@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from paceline_engine.terms.items import Item, Outcome
     from paceline_engine.terms.model_cache import ModelCache
 
-__all__ = ["LiveCall", "Session", "wanted_lengths"]
-
 # Seconds of a fast stream, and little memory if it ends at once.
 _STEP_TOKENS = 256
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from paceline_engine.terms.calls import SessionSpec
     from paceline_engine.terms.model_cache import ModelCache
 
-__all__ = ["SessionTable"]
-
 _RETRY_SECONDS = 1.0
 
 

@@ -16,15 +16,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.deciding.cascade import Matrix
 
-__all__ = [
-    "StackNumbers",
-    "best_rate",
-    "chain_factor",
-    "choose_matrix",
-    "repeated_factor",
-    "vertical_factor",
-]
-
 _COUNTS = (0, 1, 2, 3, 4, 6, 8, 10, 12, 16)
 
 

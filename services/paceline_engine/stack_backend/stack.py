@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from paceline_engine.terms.latencies import StageMeasures
     from paceline_protocol.max_gram import MaxGram
 
-__all__ = ["StackBackend"]
-
 _log = logging.getLogger(__name__)
 
 _MAX_GRAM_BYTES = 640

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from paceline_engine.deciding.review_tasks import ReviewTask
     from paceline_engine.terms.backend import Backend, Interrupt
 
-__all__ = ["MeasuredStack"]
-
 _log = logging.getLogger(__name__)
 
 _ROUNDS = 2

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from paceline_engine.deciding.cascade import Matrix, Propose, Review
     from paceline_protocol.max_gram import MaxGram
 
-__all__ = ["LastStage", "StackText"]
-
 _MOST_INDEXED = 1024
 """Tokens of a prefix that a step may take into that index: milliseconds, which others wait for."""
 

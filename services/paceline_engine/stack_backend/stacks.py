@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from paceline_engine.loading import LoadOptions
     from paceline_engine.terms.backend import Backend
 
-__all__ = ["AUTO", "StackOptions", "load_stack"]
-
 AUTO = "auto"
 """The matrix that the stack's own numbers say."""
 

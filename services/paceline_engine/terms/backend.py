@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from paceline_engine.terms.latencies import StageMeasures
     from paceline_engine.terms.model_cache import ModelCache
 
-__all__ = [
-    "Backend",
-    "ChatTemplate",
-    "DeviceLostError",
-    "ForwardInterrupted",
-    "Interrupt",
-    "ModelLoadError",
-    "TokenMemory",
-]
-
-
 Interrupt: TypeAlias = threading.Event
 """Set by another thread when a forward has become worthless."""
 

@@ -15,27 +15,6 @@ from paceline_engine.terms.proposal import NOTHING, Proposal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "DEFAULT_LEASE_SECONDS",
-    "CallTiming",
-    "DecodeOptions",
-    "Decoded",
-    "DraftOptions",
-    "Drafted",
-    "Hardware",
-    "LikeliestTokens",
-    "ModelDescription",
-    "PrefixCall",
-    "SamplingParameters",
-    "SessionGrant",
-    "SessionSpec",
-    "StageTiming",
-    "Verdict",
-    "VerificationRule",
-    "VerifyOptions",
-]
-
-
 DEFAULT_LEASE_SECONDS = 15.0
 """How long a session outlives its last call, if its opener does not say."""
 

@@ -10,9 +10,6 @@ from paceline_engine.terms.proposal import NOTHING, Proposal
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["DraftTree", "Ranked"]
-
-
 Ranked: TypeAlias = "Sequence[tuple[int, float]]"
 """Tokens that may stand at a place, the likeliest first, each with its probability."""
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["few_names"]
-
 _MOST_NAMES = 3
 _MOST_CHARACTERS = 120  # of a name
 

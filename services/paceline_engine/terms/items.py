@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from paceline_engine.terms.calls import LikeliestTokens, SessionSpec
     from paceline_engine.terms.model_cache import ModelCache
 
-__all__ = ["ANTICIPATED", "Decode", "Draft", "Item", "Judge", "Judgement", "Outcome"]
-
 ANTICIPATED = 1 << 20
 """The depth of what nobody has asked for yet: less urgent than all that somebody has."""
 

@@ -12,9 +12,6 @@ from paceline_engine.terms.proposal import Proposal
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-
-__all__ = ["ModelCache", "common_length"]
-
 _NO_TREE = Proposal()
 
 

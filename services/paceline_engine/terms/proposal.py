@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["NOTHING", "Proposal", "SparseDistribution"]
-
 
 @dataclass(frozen=True, slots=True)
 class SparseDistribution:

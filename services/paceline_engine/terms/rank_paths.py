@@ -16,16 +16,6 @@ from paceline_engine.terms.proposal import Proposal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "RankPath",
-    "cartesian_tree",
-    "check_tree",
-    "likeliest_tree",
-    "propose",
-    "prune_by_threshold",
-    "rank_counts",
-]
-
 RankPath: TypeAlias = tuple[int, ...]
 
 

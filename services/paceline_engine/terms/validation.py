@@ -38,21 +38,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.terms.proposal import Proposal
 
-__all__ = [
-    "MOST_DRAFTED",
-    "MOST_ENTRIES",
-    "MOST_TOKENS",
-    "MOST_TREE_DEPTH",
-    "MOST_TREE_TOKENS",
-    "check_call",
-    "check_decoding",
-    "check_distributions",
-    "check_drafting",
-    "check_proposal",
-    "check_sampling",
-    "check_spec",
-]
-
 MOST_TOKENS = MOST_PROPOSAL_TOKENS
 """The most tokens of a proposal, of a draft's window, and of a Decode."""
 

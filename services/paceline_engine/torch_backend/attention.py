@@ -60,17 +60,6 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.key_values import KeyValues
     from paceline_engine.torch_backend.kv_arena import Place
 
-__all__ = [
-    "FEW_ROWS",
-    "Attention",
-    "SideBySide",
-    "TextRows",
-    "TreeRows",
-    "attend_apart",
-    "attend_slowly",
-    "mask_of",
-]
-
 FEW_ROWS = 16
 """Beside more rows of a text a kernel of its own costs nothing."""
 

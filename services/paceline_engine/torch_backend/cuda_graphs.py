@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.key_values import KeyValues
     from paceline_engine.torch_backend.llama import FusedLlama
 
-__all__ = ["CapturedStep", "CapturedSteps", "Recorder"]
-
 _log = logging.getLogger(__name__)
 
 _WARM_UPS = 3

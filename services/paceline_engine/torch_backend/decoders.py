@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.torch_backend.shared_rows import ForwardRows
 
-__all__ = ["Decoder", "Sample", "agree", "choose_decoder", "take_sample"]
-
 _log = logging.getLogger(__name__)
 
 # Two texts, and how many rows each has in some forwards; in two of these as many.

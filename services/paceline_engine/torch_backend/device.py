@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
-__all__ = ["hardware_of", "lacks_memory", "on_device", "usable_device", "wait_for"]
-
 _KINDS = frozenset({"cpu", "cuda"})
 _KINDS_IN_WORDS = "models are computed on cpu, cuda, cuda:1, ..."
 _MOST_REASON = 200

@@ -7,8 +7,6 @@ from typing import Any
 from torch import nn
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM
 
-__all__ = ["can_fuse", "has_experts", "rotations_change"]
-
 _FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
 # Rotations that are others in a longer text.
 _CHANGING = frozenset({"dynamic", "longrope"})

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.decoders import Decoder
     from paceline_engine.torch_backend.kv_arena import KeyValueShape
 
-__all__ = ["check_invariance", "is_invariant"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Fed:

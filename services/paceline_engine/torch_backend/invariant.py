@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.attention import Attention, TextRows, TreeRows
     from paceline_engine.torch_backend.key_values import KeyValues
 
-__all__ = ["TILE", "InvariantRows"]
-
 TILE = 64
 """How many keys a tile has. Smaller ones waste fewer masked keys, and cut prompts into more."""
 

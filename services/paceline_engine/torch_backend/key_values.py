@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.torch_backend.kv_arena import Place, Slabs
 
-__all__ = ["KeyValues", "Step"]
-
 _FIRST_CAPACITY = 64
 
 

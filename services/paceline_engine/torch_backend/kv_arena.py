@@ -28,8 +28,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["KeyValueShape", "Place", "Slab", "Slabs"]
-
 _LEAST_LENGTH = 64
 # A longer text's attention takes so long that a kernel of its own costs nothing beside it.
 _MOST_SHARED_LENGTH = 1024

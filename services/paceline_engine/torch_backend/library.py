@@ -34,13 +34,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.torch_backend.shared_rows import ForwardRows
 
-__all__ = [
-    "LibraryDecoder",
-    "LibraryText",
-    "decoder_layers",
-    "score_alone",
-]
-
 _NAME = "paceline"
 _NAME_FOR_MADE = "paceline-made"
 

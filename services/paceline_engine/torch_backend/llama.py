@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.torch_backend.shared_rows import ForwardRows
 
-__all__ = ["FusedLlama", "Rotation"]
-
 _FIRST_ROTATIONS = 1024
 # A layer's products, as `StreamWeights` has what is added to them.
 _INTO_HEADS, _OUT_OF_HEADS, _GATE_AND_UP, _DOWN = range(4)

@@ -12,8 +12,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["FreeMemory", "free_machine_bytes", "free_memory"]
-
 # An accelerator is the model's alone, a machine's memory is everybody's.
 _ACCELERATOR_SHARE = 0.8
 _MACHINE_SHARE = 0.5

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.model_files.files import ModelFiles
 
-__all__ = ["count_tokens", "describe", "load_model"]
-
 _log = logging.getLogger(__name__)
 
 _DTYPES = {

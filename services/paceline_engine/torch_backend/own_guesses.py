@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.self_drafting import SelfDrafter
     from paceline_engine.torch_backend.shared_rows import SharedRows
 
-__all__ = ["OwnGuesses"]
-
 
 class OwnGuesses:
     """A model's guesses beside the rows that decide. Worker thread only.

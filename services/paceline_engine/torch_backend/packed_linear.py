@@ -22,8 +22,6 @@ from paceline_engine.torch_backend.memory import free_memory
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Product", "can_pack", "pack_linear_modules", "warm_up"]
-
 # What compiled models use. The public way, `Tensor.to_mkldnn`, would copy each product, too.
 _ONEDNN = torch.ops.mkldnn
 # Where it was measured.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.torch_backend.attention import Attention, TextRows
 
-__all__ = ["PaddedTexts", "TextsTogether"]
-
 # Texts up to this length go together: copying so few tokens takes about as long as a launch.
 _SHORT_LENGTH = 256
 

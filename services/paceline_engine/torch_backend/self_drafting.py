@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.adapters.files import LoadedAdapter
     from paceline_engine.torch_backend.key_values import KeyValues
 
-__all__ = ["DecidedRow", "FedTree", "SelfDrafter", "load_for"]
-
 MOST_BESIDE = 16
 """Guesses of a forward up to which streams beside all of them cost less than a way of their own."""
 

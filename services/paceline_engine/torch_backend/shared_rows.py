@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.key_values import KeyValues
     from paceline_engine.torch_backend.stream_rows import StreamRows
 
-__all__ = ["ForwardRows", "OtherRows", "SharedRows", "joined_states", "runs"]
-
 _Part = TypeVar("_Part", bound="_Neighbour")
 
 

@@ -17,8 +17,6 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from paceline_engine.torch_backend.adapters.streams import StreamLayer, Streams
 
-__all__ = ["StreamRows", "StreamWeights"]
-
 _FUSED = (slice(0, 3), slice(3, 4), slice(4, 6), slice(6, 7))
 """Which of `LOW_RANK_PARTS` lie side by side in each product of a layer of `FusedLlama`."""
 

@@ -83,8 +83,6 @@ if TYPE_CHECKING:
     from paceline_engine.terms.items import Item, Judge
     from paceline_engine.torch_backend.adapters.files import LoadedAdapter
 
-__all__ = ["TransformersBackend"]
-
 _log = logging.getLogger(__name__)
 
 _Text: TypeAlias = KeyValues | LibraryText

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.key_values import KeyValues
     from paceline_engine.torch_backend.self_drafting import SelfDrafter
 
-__all__ = ["UpperRows"]
-
 
 class UpperRows:
     """What a forward asks before its upper layers: with which rows to go on.

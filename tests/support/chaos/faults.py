@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     _Act: TypeAlias = Callable[[Link, random.Random], object]
 
-__all__ = ["MODEL_FAULTS", "ORCHESTRATOR_FAULTS", "Fault", "is_working", "lift"]
-
 _CALLS = ("Verify", "Decode", "Draft")
 _WORK = (*_CALLS, "Generate")
 _FAILURES = (

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from support.chaos.workload import Record
 
-__all__ = ["History", "Strike"]
-
 LONGEST_GAP_SECONDS = 5.0
 FEWEST_FAULTS_A_MINUTE = 6.0
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from support.chaos.faults import Fault
     from support.processes import ServerProcess
 
-__all__ = ["chaos"]
-
 _STREAMS_AT_ONCE, _WARM_UP_STREAMS = 6, 3
 _DRAFTERS, _TARGETS, _ORCHESTRATORS = 2, 3, 2
 _LASTS_SECONDS = (0.5, 4.0)

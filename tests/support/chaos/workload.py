@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from paceline import AsyncClient
 
-__all__ = ["Order", "Record", "draw_order", "oracle", "stream"]
-
 _STRATEGIES = (*(strategy.value for strategy in Strategy), "auto")
 _SHAPES = ((1, 0), (4, 0), (4, 3))  # width and branches
 _LENGTHS = (20, 60, 150, 400)

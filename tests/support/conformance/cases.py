@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["VECTORS", "Case", "all_cases", "with_references"]
-
 _KEYS = {"name", "about", "needs", "timing", "server", "steps", "servers_saw"}
 
 VECTORS = Path(__file__).parents[2] / "contract" / "vectors" / "clients"

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LANGUAGES", "ROOT", "Driver", "Language"]
-
 ROOT = Path(__file__).parents[3]
 _PYTHON_DRIVER = "tests/clients/drivers/python_driver.py"
 

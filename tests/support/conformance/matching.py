@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["differences"]
-
 
 def differences(expected: Any, actual: Any, *, at: str = "answer") -> list[str]:
     """Say where they differ, one line each; none if they match.

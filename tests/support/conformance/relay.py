@@ -12,8 +12,6 @@ from support.ports import free_address
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-__all__ = ["Relay"]
-
 # HTTP/2: kinds of frames, an answer's flag, and two errors.
 _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY = 1, 3, 4, 6, 7
 _ACK = 1

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Matrix"]
-
 _LEGEND = """\
 The cases are those of [tests/contract/vectors/clients](../tests/contract/vectors/clients). `-` is \
 one that a language cannot say, or whose client is not built on the machine."""

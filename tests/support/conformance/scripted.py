@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from support.conformance.relay import Relay
 
-__all__ = ["Call", "ScriptedOrchestrator"]
-
 _SERVICE = "paceline.v1.OrchestratorService"
 _DETAILS = error_details_pb2.DESCRIPTOR  # known by name to whoever parses an Any
 

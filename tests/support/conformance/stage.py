@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from paceline_serving.security import TlsFiles
     from support.system import System
 
-__all__ = ["LiveStage", "LoopThread", "ScriptedStage", "refusing_address"]
-
 _GENERATE = "paceline.v1.OrchestratorService/Generate"
 _IDLE = (
     "paceline_sessions_active",

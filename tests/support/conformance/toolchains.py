@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["missing", "needs_toolchain"]
-
 _CLIENTS = Path(__file__).parents[3] / "clients"
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-__all__ = ["METHODS", "ConversationLie", "EndingError", "Question", "conversation_lies"]
-
 METHODS = {
     "GetModelInfo": False,
     "GetTokenizer": True,

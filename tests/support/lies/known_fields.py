@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["KNOWN", "Known"]
-
 
 @dataclass(frozen=True)
 class Known:

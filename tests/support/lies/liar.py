@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     Lie = FieldLie | ConversationLie
 
-__all__ = ["Liar", "LyingModelServer"]
-
 _WORK = ("Verify", "Decode", "Draft")
 
 

@@ -44,16 +44,6 @@ if TYPE_CHECKING:
     _Path = tuple[Field, ...]
     _Distort = Callable[[Message], bytes]
 
-__all__ = [
-    "ANSWERS",
-    "FieldLie",
-    "counts",
-    "field_lies",
-    "fields_of",
-    "is_believed_of_targets",
-    "row_of",
-]
-
 _SERVICES = (
     model_service_pb2.DESCRIPTOR.services_by_name["ModelService"],
     session_service_pb2.DESCRIPTOR.services_by_name["SessionService"],

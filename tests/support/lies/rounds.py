@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Round: TypeAlias = "Mapping[Arrangement, Sequence[tuple[Lie, Cell]]]"
 
-__all__ = ["about_conversations", "about_fields"]
-
 _SAMPLED = {"temperature": 0.8}
 _REJECTION = {"rule": VERIFICATION_RULE_REJECTION, **_SAMPLED}
 _TREE = {"width": 4, "branches": 3}

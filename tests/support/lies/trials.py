@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from support.lies.liar import Lie
 
-__all__ = ["Arrangement", "Cell", "VirtualLiar", "findings"]
-
 TOKENS = 10
 TOP_LOGPROBS = 2
 # A request's own deadline, and the time within which each ends: it does without targets for 5 s,

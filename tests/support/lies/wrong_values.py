@@ -10,19 +10,6 @@ from google.protobuf.descriptor import FieldDescriptor as Field
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = [
-    "FEW",
-    "HUGE_BYTES",
-    "MANY",
-    "NUMBER",
-    "REPEATED",
-    "TOO_MANY",
-    "VALUES",
-    "length_prefixed",
-    "tag",
-    "varint",
-]
-
 HUGE_BYTES = 1 << 20
 # So many numbers of two bytes are nearly what a channel takes as one message; and more than that.
 FEW, MANY, TOO_MANY = 5_000, 2_000_000, 7_000_000

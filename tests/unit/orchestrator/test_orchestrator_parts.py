@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import pkgutil
 import subprocess
 import sys
 from functools import partial
@@ -12,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import paceline_orchestrator
 from paceline.errors import InvalidFieldError, InvariantViolatedError
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.decoding.deadline import Deadline
@@ -275,28 +271,3 @@ def test_the_orchestrator_imports_no_torch_and_the_clusters_client_only_where_it
         "sys.exit(str(bad) if bad else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-_ROOT = "paceline_orchestrator."
-# Without what is run, generated, or has tests of its own.
-MODULES = [
-    module.name
-    for module in pkgutil.walk_packages(paceline_orchestrator.__path__, _ROOT)
-    if not module.ispkg
-    and not module.name.endswith("__main__")
-    and ".externalscaler" not in module.name
-]
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_all_is_exactly_what_is_public(name):
-    module = importlib.import_module(name)
-    defined = {
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-        and (inspect.isclass(value) or inspect.isfunction(value))
-        and value.__module__ == module.__name__
-    }
-    assert defined <= set(module.__all__) | {"PoolSettings", "RequestSettings", "TextSettings"}
-    assert all(hasattr(module, each) for each in module.__all__)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from paceline_protocol.messages import StartDraft
     from unit.protocol.checker import Text
 
-__all__ = ["Idleness"]
-
 
 class Idleness:
     """What each drafter has found, and what the target has said.

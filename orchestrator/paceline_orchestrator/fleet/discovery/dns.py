@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.discovery.metrics import WatchMetrics
     from paceline_orchestrator.fleet.discovery.services import Service
 
-__all__ = ["DnsDiscovery", "resolve"]
-
 _log = logging.getLogger(__name__)
 
 _PERIOD_SECONDS = 2.0

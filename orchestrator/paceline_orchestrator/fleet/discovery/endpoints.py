@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-__all__ = ["MODEL_ROLES", "Availability", "Discovery", "Endpoint", "Role"]
-
 
 class Role(StrEnum):
     """What a server is for."""

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.discovery.metrics import WatchMetrics
     from paceline_orchestrator.fleet.discovery.services import Service
 
-__all__ = ["ClusterApi", "KubernetesDiscovery"]
-
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 # For a connection, an answer's headers, and a whole list.
 _ANSWER_SECONDS = 5.0

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.discovery.metrics import WatchMetrics
 
-__all__ = ["LONGEST_WAIT_SECONDS", "ApiRefusalError", "ListWatch", "SliceApi"]
-
 _log = logging.getLogger(__name__)
 
 # A watch ends after so many seconds, at random, so that many watchers do not come back at once. It

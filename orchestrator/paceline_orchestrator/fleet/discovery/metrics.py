@@ -10,8 +10,6 @@ from prometheus_client import Counter, Gauge
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-__all__ = ["DiscoveryMetrics", "WatchMetrics"]
-
 
 class DiscoveryMetrics:
     """What becomes of looking for servers, by what is looked for.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.discovery.endpoints import Endpoint
 
-__all__ = ["out_of_sight"]
-
 _Key = TypeVar("_Key")
 
 

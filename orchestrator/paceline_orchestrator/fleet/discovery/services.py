@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.discovery.endpoints import Role
 
-__all__ = ["DEFAULT_PORT", "Service", "parse_services"]
-
 DEFAULT_PORT = 50051
 """Where model servers listen unless they are told to listen elsewhere."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.discovery.services import Service
 
-__all__ = ["SERVICE_LABEL", "read_slices"]
-
 # The label by which a slice says whose it is.
 SERVICE_LABEL = "kubernetes.io/service-name"
 _PORT_NAME = "grpc"

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.discovery.endpoints import Role
 
-__all__ = ["StaticDiscovery", "parse_endpoints"]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 

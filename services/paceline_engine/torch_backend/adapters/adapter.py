@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.torch_backend.adapters.trunk import Trunk
 
-__all__ = ["Adapter"]
-
 
 class Adapter(Protocol):
     """Weights that guess, beside a model's own forward, what will follow; all are modules of torch.

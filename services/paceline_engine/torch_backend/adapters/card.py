@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from paceline_engine.model_files.files import ModelFiles
     from paceline_engine.terms.rank_paths import RankPath
 
-__all__ = ["CARD_FILE", "FORMAT_VERSION", "AdapterCard", "AdapterKind", "model_fingerprint"]
-
 AdapterKind: TypeAlias = Literal["medusa", "streams"]
 
 CARD_FILE = "card.json"

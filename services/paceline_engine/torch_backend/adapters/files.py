@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.torch_backend.adapters.card import AdapterKind
 
-__all__ = ["WEIGHTS_FILE", "LoadedAdapter", "build_adapter", "load_adapter", "pack_weights"]
-
 WEIGHTS_FILE = "adapter.safetensors"
 
 _MOST_NUMBER_BYTES = 8  # float64

@@ -12,8 +12,6 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LOW_RANK_PARTS", "LowRank", "low_rank_linears"]
-
 LOW_RANK_PARTS = (
     "self_attn.q_proj",
     "self_attn.k_proj",

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.torch_backend.adapters.trunk import Trunk
 
-__all__ = ["MedusaHeads"]
-
 
 class MedusaHeads(nn.Module):
     """Heads on what the model's own head gets.

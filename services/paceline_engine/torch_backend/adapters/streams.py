@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.torch_backend.adapters.trunk import Trunk
 
-__all__ = ["SeenTokens", "StreamLayer", "Streams"]
-
 _EMBEDDING_STD = 0.02
 
 

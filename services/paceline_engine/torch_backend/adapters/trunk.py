@@ -16,8 +16,6 @@ from transformers import DynamicCache
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Trunk", "compute_trunk"]
-
 
 @dataclass(frozen=True, slots=True)
 class Trunk:
