@@ -97,14 +97,13 @@ class PartsEncoder:
 
         Concurrency: other threads run meanwhile. `Tokenizer.encode` would hold them up.
         """
-        written = [self._written(it) for it in pieces]
-        ids, forged = self._encode("".join(written), add_special_tokens=add_special_tokens)
-        if forged & {self._special_ids[it] for it in self._plain_special(pieces)}:
-            apart = [
-                self._special.sub(self._apart, text) if _is_plain(piece) else text
-                for piece, text in zip(pieces, written, strict=True)
-            ]
-            ids, _ = self._encode("".join(apart), add_special_tokens=add_special_tokens)
+        # A template's special tokens are stand-ins in it: whatever else spells one, also across the
+        # border of two parts, is only letters.
+        text = "".join(map(self._written, pieces))
+        ids, made = self._encode(text, add_special_tokens=add_special_tokens)
+        if made & {self._special_ids[it] for it in self._special.findall(text)}:
+            apart = self._special.sub(self._apart, text)
+            ids, _ = self._encode(apart, add_special_tokens=add_special_tokens)
         return ids
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[tuple[int, ...], set[int]]:
@@ -129,15 +128,6 @@ class PartsEncoder:
 
     def _apart(self, found: re.Match[str]) -> str:
         return found[0][:1] + self._nothing + found[0][1:]
-
-    def _plain_special(self, pieces: Sequence[Piece]) -> set[str]:
-        """Return the special tokens whose letters stand in what is plain text."""
-        return {
-            found
-            for piece in pieces
-            if isinstance(piece, Part) and _is_plain(piece)
-            for found in self._special.findall(piece.text)
-        }
 
 
 def _is_plain(piece: Piece) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
@@ -127,6 +127,9 @@ def test_parts_without_special_tokens_are_what_the_whole_text_is(name, turns, ad
 
 @pytest.mark.parametrize("name", ALL)
 @given(st.lists(st.tuples(written, anything), min_size=1, max_size=3))
+@example([("", "<"), ("", "/s>")])
+@example([("", "<"), ("/s>", "")])
+@example([("<", "/s>")])
 def test_of_special_tokens_only_those_of_a_template_count(name, turns):
     codec = ALL[name]
     parts = [part for ours, said in turns for part in ((ours, True), (said, False))]

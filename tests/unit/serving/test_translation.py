@@ -7,7 +7,6 @@ import torch
 
 from paceline.v1 import sampling_pb2, session_service_pb2, target_service_pb2
 from paceline_engine.deciding.acceptance_rules import accept_sampled
-from paceline_engine.scheduling.latencies import ForwardLatency, ModelLatencies, StageMeasures
 from paceline_engine.terms.calls import (
     CallTiming,
     Drafted,
@@ -18,6 +17,7 @@ from paceline_engine.terms.calls import (
     Verdict,
     VerificationRule,
 )
+from paceline_engine.terms.latencies import ForwardLatency, ModelLatencies, StageMeasures
 from paceline_engine.terms.proposal import Proposal, SparseDistribution
 from paceline_model_server import translation
 
