@@ -44,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--factor",
         type=int,
         default=4,
-        help="how much wider; a power of four, so that the square root of what it does to mean"
-        " squares is one of two, to the bit (16: 1.8 billion weights, for a GPU)",
+        help="how many times as wide; with a power of four the norms' weights are divided by a"
+        " power of two, which is exact (4: 115 million weights; 16: 1.8 billion, for a GPU)",
     )
     options = parser.parse_args(arguments)
     output, factor = options.output, options.factor

@@ -30,7 +30,7 @@ _COMMANDS = {
     "serve": "run one server: a drafter, a target, an orchestrator or a gateway",
 }
 
-# Where those are that the benchmarks bring; the others are modules here.
+# The modules of the commands that paceline_bench brings. Each other command is a module here.
 _MODULES = {
     "bench": "paceline_bench.commands",
     "plan": "paceline_bench.plan.command",
@@ -96,7 +96,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         module = _MODULES.get(name, f"paceline_cli.{name.replace('-', '_')}")
         command = import_module(module)
         if name != "serve" and not {"-h", "--help"}.intersection(arguments):
-            from paceline_cli.known_settings import unknown_variable
+            from paceline_cli.variables import unknown_variable
 
             if unknown := unknown_variable(command, os.environ):
                 return _fail(unknown, code=_USAGE_ERROR)

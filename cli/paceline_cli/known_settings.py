@@ -1,10 +1,10 @@
-"""Every settings class there is: what a PACELINE_* variable can mean to someone."""
+"""Every settings class there is."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 import paceline_bench
 import paceline_cli
@@ -13,17 +13,13 @@ from paceline_gateway import settings as gateway_settings
 from paceline_model_server import settings as model_settings
 from paceline_orchestrator import settings as orchestrator_settings
 from paceline_serving import server_settings
-from paceline_serving.settings import (
-    CONFIG_VARIABLE,
-    VARIABLE_PREFIX,
-    Settings,
-    is_service_link,
-    nearest,
-)
+from paceline_serving.settings import settings_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator
     from types import ModuleType
+
+    from paceline_serving.settings import Settings
 
 
 def settings_classes() -> tuple[type[Settings], ...]:
@@ -45,46 +41,12 @@ def settings_classes() -> tuple[type[Settings], ...]:
     return tuple(declared for module in modules for declared in _declared(module))
 
 
-def unknown_variable(command: ModuleType, environment: Mapping[str, str]) -> str | None:
-    """Say which PACELINE_* variable nothing knows, if there is one.
-
-    A shell may well have PACELINE_ADDRESS for one command when another is called. So a variable of
-    any command or server is none of these.
-
-    Args:
-        command: The command that is called: where it knows all variables, nothing else is imported.
-        environment: The variables.
-    """
-    variables = [
-        name
-        for name in environment
-        if name.startswith(VARIABLE_PREFIX) and not is_service_link(name)
-    ]
-    own = [each for each in vars(command).values() if _is_settings(each)]
-    if set(variables) <= _variables(own):
-        return None
-    known = _variables(settings_classes())
-    unknown = next((name for name in variables if name not in known), None)
-    return unknown and f"unknown variable {unknown}{nearest(unknown, known)}"
-
-
-def _variables(classes: Iterable[type[Settings]]) -> set[str]:
-    names = {name.upper() for cls in classes for name in cls.model_fields}
-    return {CONFIG_VARIABLE, *(VARIABLE_PREFIX + name for name in names)}
-
-
 def _declared(module: ModuleType) -> Iterator[type[Settings]]:
-    return (each for each in vars(module).values() if _is_settings(each, of=module))
-
-
-def _is_settings(value: object, *, of: ModuleType | None = None) -> TypeGuard[type[Settings]]:
-    if not isinstance(value, type) or not issubclass(value, Settings):
-        return False
-    return of is None or value.__module__ == of.__name__
+    return (each for each in settings_in(module) if each.__module__ == module.__name__)
 
 
 def _modules(package: ModuleType) -> Iterator[ModuleType]:
-    """Import all modules of a package, and of those below it, but those whose extra is missing."""
+    """Import the modules of a package and its sub-packages; skip those whose extra is missing."""
     for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         if found.name.endswith("__main__"):
             continue

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Self, TypeAlias, TypeVar
 from pydantic import AfterValidator, Field, model_validator
 
 from paceline_serving.command_line import parse
-from paceline_serving.settings import CONFIG_VARIABLE, VARIABLE_PREFIX, Address, Settings
+from paceline_serving.settings import Address, Settings, variables_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,13 +80,9 @@ def read_options(
     Raises:
         SystemExit: 0 after `--help`, 2 after a line that names the wrong option.
     """
-    known = {VARIABLE_PREFIX + name.upper() for name in settings_class.model_fields}
-    # What others mean is for others: the command line has checked that each means something.
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name in known or not name.startswith(VARIABLE_PREFIX) or name == CONFIG_VARIABLE
-    }
+    # The command line has checked that each other variable means something to another command.
+    own = variables_of(settings_class)
+    environment = {name: value for name, value in os.environ.items() if name in own}
     return parse(
         settings_class, arguments, program=program, environment=environment, examples=examples
     )

@@ -18,7 +18,7 @@ import aiohttp
 from paceline.channel import open_async_channel
 from paceline.errors import PacelineError
 from paceline_serving.server_settings import ServerSettings
-from paceline_serving.settings import flag_of
+from paceline_serving.settings import VARIABLE_PREFIX, flag_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -236,4 +236,6 @@ def _drain_seconds(arguments: Sequence[str]) -> float:
 
 def _environment() -> dict[str, str]:
     """Take out what was set for this process: the children are told all by flags."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)
+    }

@@ -31,6 +31,7 @@ from paceline_serving.plain_yaml import MOST_YAML_BYTES, parse_yaml
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
+    from types import ModuleType
 
     from pydantic.fields import FieldInfo
 
@@ -38,7 +39,7 @@ CONFIG_VARIABLE = "PACELINE_CONFIG"
 """Names the YAML file, where no flag does."""
 
 VARIABLE_PREFIX = "PACELINE_"
-"""Of the environment variables that are settings."""
+"""Each environment variable that is a setting begins with it."""
 # Kubernetes puts PACELINE_TARGET_SERVICE_HOST and the like into every pod beside a service of that
 # name. Nobody set those, so they are no mistakes.
 _SERVICE_LINK = re.compile(
@@ -177,8 +178,25 @@ def _read_environment(
     return values
 
 
+def settings_in(module: ModuleType) -> list[type[Settings]]:
+    """Return the settings classes that a module declares or imports."""
+    return [
+        each
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, Settings)
+    ]
+
+
+def variables_of(settings_class: type[Settings]) -> set[str]:
+    """Return the environment variables that set a class's fields, or name its file."""
+    return {
+        CONFIG_VARIABLE,
+        *(VARIABLE_PREFIX + name.upper() for name in settings_class.model_fields),
+    }
+
+
 def is_service_link(variable: str) -> bool:
-    """Whether Kubernetes set a variable for a Service, and nobody meant a setting."""
+    """Whether a variable is one that Kubernetes sets for each Service, and no setting."""
     return _SERVICE_LINK.fullmatch(variable) is not None
 
 

@@ -1,7 +1,7 @@
 """The device that tests compute real models on: `TEST_DEVICE=cuda:0 pytest tests/unit/engine`.
 
-Several of the engine's tests are about a CPU, or compare with tensors of their own there; they fail
-elsewhere for that reason (bench/LOG.md, 2026-11-26).
+Some of the engine's tests ask for what only a CPU has, or make their own tensors on the CPU. These
+tests fail on another device (bench/LOG.md, 2026-11-26).
 """
 
 from __future__ import annotations

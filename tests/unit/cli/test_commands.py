@@ -47,6 +47,19 @@ def test_help_loads_no_command():
     assert result.stdout.endswith("[]\n")
 
 
+def test_a_command_whose_variables_are_its_own_loads_no_other():
+    check = (
+        "import os, sys; from paceline_cli.__main__ import main;"
+        "os.environ['PACELINE_TIMEOUT_SECONDS'] = '0.1';"
+        "main(['health', '127.0.0.1:1']);"
+        "print([m for m in ('paceline_bench', 'paceline_gateway') if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, check=True, text=True
+    )
+    assert result.stdout.endswith("[]\n")
+
+
 @pytest.mark.parametrize(
     "command", ["check-pair", "demo", "generate", "health", "info", "top", "up"]
 )

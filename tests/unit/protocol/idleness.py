@@ -106,10 +106,10 @@ class Idleness:
     # --- what is known ------------------------------------------------------------------------
 
     def _is_settled(self, text: Text, decided: Collection[Text]) -> bool:
-        """Whether one more verification of a text's last token could tell nothing new.
+        """Whether verifying a text's last token once more could tell nothing new.
 
-        Its own place is decided by one in flight, and what follows is known: by a verification of
-        what another drafter had found after the same token.
+        A verification in flight decides the token's own place. The token after it is known already:
+        another drafter had found the same token earlier, and a target judged what followed there.
         """
         return text[:-1] in decided and text in self._told
 
