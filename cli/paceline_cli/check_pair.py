@@ -16,7 +16,6 @@ from rich.console import Console
 from paceline import AsyncClient
 from paceline.channel import open_async_channel
 from paceline.errors import InvalidFieldError, LoadingError, UnsupportedError
-from paceline.limits import MOST_TARGETS
 from paceline.plain_files import read_plain_text
 from paceline.status import decode
 from paceline.v1 import model_service_pb2, model_service_pb2_grpc
@@ -29,6 +28,7 @@ from paceline_cli.comparison import STRATEGIES, compare
 from paceline_cli.connection import tls_of
 from paceline_cli.server_kind import ROLE_NAMES, kind_of_server
 from paceline_cli.stack_worth import stack_table
+from paceline_contract.limits import MOST_TARGETS
 from paceline_local.models import LocalModelSettings
 from paceline_local.options import ClientTlsSettings, read_options
 from paceline_local.running import running_system

@@ -13,12 +13,12 @@ from pydantic import Field
 
 from paceline import Chunk, DrafterKind, Finished, Started, Strategy
 from paceline.errors import InvalidFieldError
-from paceline.limits import MOST_MESSAGE_BYTES
 from paceline.plain_files import read_plain_text
 from paceline_cli.connection import open_client
 from paceline_cli.model_costs import ModelCosts  # noqa: TC001 - pydantic reads it
 from paceline_cli.streamed_text import TextStream, statistics_line
 from paceline_cli.timeline import write_timeline
+from paceline_contract.limits import MOST_MESSAGE_BYTES
 from paceline_local.options import CallerSettings, SvgFile, read_options
 from paceline_serving.settings import OneOrMore, option
 

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from paceline import TokenOrigin
-from paceline.words import counted
 from paceline_cli.model_costs import improvement_told
+from paceline_contract.words import counted
 from paceline_local.screen import safe
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline import TimelineEventKind
 from paceline.errors import InvalidFieldError
-from paceline.words import counted
+from paceline_contract.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from paceline.limits import MOST_DRAFTERS, MOST_TARGETS
+from paceline_contract.limits import MOST_DRAFTERS, MOST_TARGETS
 from paceline_local.bundled import find_models
 from paceline_local.models import LocalModelSettings, flags
 from paceline_local.options import read_options

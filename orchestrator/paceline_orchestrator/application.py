@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import NoTargetError, PacelineError
-from paceline.limits import most_request_bytes
 from paceline.v1.orchestrator_service_pb2_grpc import add_OrchestratorServiceServicer_to_server
+from paceline_contract.limits import most_request_bytes
 from paceline_orchestrator.decoding import probe
 from paceline_orchestrator.decoding.keeper import SessionKeeper
 from paceline_orchestrator.decoding.metrics import RequestMetrics

@@ -8,14 +8,16 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from paceline.errors import InvalidFieldError
-from paceline.limits import (
+from paceline.plain_files import read_plain_file
+from paceline_contract.limits import (
     DEFAULT_MESSAGE_BYTES,
     LEAST_MESSAGE_BYTES,
     MOST_BIGRAM_BYTES,
     MOST_LOOKAHEAD,
     MOST_MESSAGE_BYTES,
 )
-from paceline.plain_files import read_plain_file
+from paceline_contract.max_gram import BigramError, MaxGramRules, parse_bigrams
+from paceline_contract.suffix_index import Tie
 from paceline_orchestrator.fleet.discovery import (
     DEFAULT_PORT,
     Endpoint,
@@ -24,8 +26,6 @@ from paceline_orchestrator.fleet.discovery import (
     parse_endpoints,
     parse_services,
 )
-from paceline_protocol.max_gram import BigramError, MaxGramRules, parse_bigrams
-from paceline_protocol.suffix_index import Tie
 from paceline_serving.security import TlsFiles, refuse_plaintext
 from paceline_serving.server_settings import LISTEN_DESCRIPTION, ServerSettings
 from paceline_serving.settings import Address, Settings, StringList

@@ -11,12 +11,12 @@ import heapq
 from itertools import count
 from typing import TYPE_CHECKING
 
-from paceline_protocol.proposal import NOTHING
+from paceline_contract.proposal import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from paceline_protocol.proposal import Proposal
+    from paceline_contract.proposal import Proposal
     from paceline_protocol.task import DecodingTask
     from paceline_protocol.tree import Node
 

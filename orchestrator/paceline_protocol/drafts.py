@@ -6,11 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paceline_protocol.proposal import NOTHING
+from paceline_contract.proposal import NOTHING
 
 if TYPE_CHECKING:
+    from paceline_contract.proposal import Proposal
     from paceline_protocol.commitment import Commitment
-    from paceline_protocol.proposal import Proposal
     from paceline_protocol.task import DecodingTask
     from paceline_protocol.tree import Node, TokenTree
 

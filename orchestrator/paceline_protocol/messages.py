@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from paceline_protocol.proposal import NOTHING, Proposal
+from paceline_contract.proposal import NOTHING, Proposal
 
 # --- events -----------------------------------------------------------------------------------
 

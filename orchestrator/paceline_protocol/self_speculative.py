@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paceline_contract.proposal import NOTHING, Proposal
 from paceline_protocol.commitment import Commitment, DraftStatistics
 from paceline_protocol.messages import (
     AbandonVerify,
@@ -33,7 +34,6 @@ from paceline_protocol.messages import (
     StartVerify,
     VerifyFailed,
 )
-from paceline_protocol.proposal import NOTHING, Proposal
 from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:

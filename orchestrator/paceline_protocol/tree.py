@@ -47,7 +47,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from paceline_protocol.proposal import NOTHING
+from paceline_contract.proposal import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paceline_protocol.proposal import NOTHING, Proposal
+from paceline_contract.proposal import NOTHING, Proposal
 from paceline_protocol.task import DispatchPolicy, VerificationRule
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.channel import is_loopback
 from paceline.errors import DrainingError, OverloadedError, UnauthenticatedError
-from paceline.shares import FairShares
+from paceline_contract.shares import FairShares
 from paceline_gateway.browsers import refuse_other_pages
 from paceline_gateway.errors import no_key, of_paceline, too_much
 from paceline_gateway.request_body import BodyRules

@@ -6,8 +6,8 @@ import ssl
 from functools import partial
 from typing import TYPE_CHECKING
 
+from paceline.credentials import MOST_PEM_BYTES
 from paceline.followed_files import FollowedFiles
-from paceline.limits import MOST_PEM_BYTES
 from paceline.plain_files import read_plain_file
 
 if TYPE_CHECKING:

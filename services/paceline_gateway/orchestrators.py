@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from paceline import AsyncClient
 from paceline.errors import DeadlineError, LoadingError, NoTargetError, TryAgainError
-from paceline.limits import LEAST_MESSAGE_BYTES
+from paceline_contract.limits import LEAST_MESSAGE_BYTES
 from paceline_gateway.errors import RequestError
 from paceline_gateway.health_watch import Watch
 from paceline_gateway.shared_answer import SharedAnswer

@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from paceline import DrafterKind, FillIn, GenerateOptions, Strategy, VerificationRule
-from paceline.limits import (
+from paceline_contract.limits import (
     MOST_BRANCHES,
     MOST_LOOKAHEAD,
     MOST_TARGETS,

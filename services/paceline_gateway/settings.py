@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from paceline.channel import is_loopback
 from paceline.credentials import Tls
-from paceline.limits import DEFAULT_MESSAGE_BYTES, MOST_MESSAGE_BYTES
+from paceline_contract.limits import DEFAULT_MESSAGE_BYTES, MOST_MESSAGE_BYTES
 from paceline_serving.security import refuse_plaintext
 from paceline_serving.server_settings import RunSettings
 from paceline_serving.settings import Settings, StringList, TcpAddress

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from paceline.channel import is_loopback
-from paceline.limits import MOST_MODEL_NAME_CHARACTERS
+from paceline_contract.limits import MOST_MODEL_NAME_CHARACTERS
 from paceline_engine.deciding.cascade import MAX_GRAM, MatrixError, parse_matrix
 from paceline_engine.terms.validation import MOST_TREE_TOKENS
 from paceline_serving.server_settings import ServerSettings

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import grpc
 
 from paceline.channel import is_loopback
-from paceline.credentials import Credentials, Tls
+from paceline.credentials import MOST_PEM_BYTES, Credentials, Tls
 from paceline.errors import InvalidFieldError, PermissionDeniedError
-from paceline.limits import MOST_PEM_BYTES
 from paceline.plain_files import read_plain_file
 
 if TYPE_CHECKING:

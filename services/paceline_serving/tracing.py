@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from paceline.names import is_name
+from paceline_contract.names import is_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from paceline.errors import InvalidFieldError
-from paceline.limits import most_request_bytes
+from paceline_contract.limits import most_request_bytes
 from paceline_gateway.settings import GatewaySettings
 from paceline_orchestrator.settings import OrchestratorSettings
 from support.fake_orchestrator import FakeOrchestrator, Leg

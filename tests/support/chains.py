@@ -1,7 +1,7 @@
 """Events about chains, the shape that today's methods know, in the words of a step test."""
 
+from paceline_contract.proposal import Proposal
 from paceline_protocol.messages import BlockVerified, TokensDrafted
-from paceline_protocol.proposal import Proposal
 
 
 def drafted(draft_id, token_ids, distributions=()):

@@ -19,7 +19,7 @@ from paceline.errors import (
     StaleCallError,
     SupersededError,
 )
-from paceline.shares import FairShares
+from paceline_contract.shares import FairShares
 from paceline_engine.sessions.host import HostLimits, HostStatistics
 from paceline_engine.terms import validation
 from paceline_engine.terms.calls import (

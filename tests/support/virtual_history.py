@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding.session_tokens import Window
-from paceline_protocol.proposal import Proposal
 from support.orchestrating import PROMPT
 from support.virtual_system import now
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from bigrams import following, main
-from paceline_protocol.max_gram import parse_bigrams
+from paceline_contract.max_gram import parse_bigrams
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,11 +12,11 @@ from typing import get_args
 import pytest
 from prometheus_client import CollectorRegistry, Histogram
 
-from paceline import limits
 from paceline.request import GenerateOptions
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 from paceline.v1 import sampling_pb2
 from paceline_cli import generate
+from paceline_contract import limits
 from paceline_engine.loading import BACKENDS
 from paceline_engine.terms import validation
 from paceline_gateway.metrics import GatewayMetrics

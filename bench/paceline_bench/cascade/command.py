@@ -12,7 +12,6 @@ from pydantic import Field
 from tokenizers import Tokenizer
 
 from paceline import AsyncClient
-from paceline.limits import MOST_TARGETS
 from paceline_bench.cascade.bundled_ways import contest_of_drafters, running_drafters
 from paceline_bench.cascade.prose import prose_prompts
 from paceline_bench.cascade.recipes import DRAFTER, GRIDS, TEXT_ALONE, TINY
@@ -26,6 +25,7 @@ from paceline_bench.pair.library import LibraryPair
 from paceline_bench.pair.results import way_rows
 from paceline_bench.report import load_average, write_json
 from paceline_bench.ways import parameter_count
+from paceline_contract.limits import MOST_TARGETS
 from paceline_engine.loading import LoadOptions, load_backend
 from paceline_local.bundled import find_models
 from paceline_local.options import PictureFile, ResultFile, read_options

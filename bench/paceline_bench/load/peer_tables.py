@@ -6,10 +6,10 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from paceline.words import counted
 from paceline_bench.load.tables import chosen_words, percentile_words
 from paceline_bench.pair.contest import Group
 from paceline_bench.report import circumstances_line, markdown_table, table, times
+from paceline_contract.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

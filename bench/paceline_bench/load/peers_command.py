@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from paceline import AsyncClient, Strategy
 from paceline.errors import InvalidFieldError
-from paceline.words import counted
 from paceline_bench.charts import save_figure
 from paceline_bench.load.peer_chart import draw_peers
 from paceline_bench.load.peer_tables import peer_findings, peer_tables
@@ -24,6 +23,7 @@ from paceline_bench.load.settings import REQUESTS, SESSIONS, STRATEGIES
 from paceline_bench.load.streams import Load, decode_plainly, warm_up
 from paceline_bench.pair.contest import Group, read_prompts
 from paceline_bench.report import load_average, write_json
+from paceline_contract.words import counted
 from paceline_engine.loading import LoadOptions, load_backend
 from paceline_local.bundled import find_models
 from paceline_local.models import NOTHING_KEPT

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from paceline import Strategy
-from paceline.limits import MOST_DRAFTERS, MOST_TARGETS
 from paceline_bench.options import names_of, numbers_to
+from paceline_contract.limits import MOST_DRAFTERS, MOST_TARGETS
 from paceline_local.options import PictureFile, ResultFile  # noqa: TC001 - pydantic reads them
 from paceline_serving.settings import Settings, StringList, flag_of, option
 

@@ -6,9 +6,9 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from paceline.words import counted
 from paceline_bench.gpus import per_gpu
 from paceline_bench.report import circumstances_line, markdown_table, speed, table, times
+from paceline_contract.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -12,7 +12,6 @@ from pydantic import AfterValidator, Field, model_validator
 
 from paceline import AsyncClient
 from paceline.errors import InvalidFieldError
-from paceline.limits import MOST_TARGETS
 from paceline_bench.options import names_of, numbers_to
 from paceline_bench.pair.acceptance import common_run
 from paceline_bench.pair.contest import Rules, contest, contest_rounds, read_prompts
@@ -27,6 +26,7 @@ from paceline_bench.pair.results import acceptance_row, all_identical, model_row
 from paceline_bench.pair.sharing import measure_sharing
 from paceline_bench.pair.tables import report
 from paceline_bench.report import load_average, write_json
+from paceline_contract.limits import MOST_TARGETS
 from paceline_engine.loading import LoadOptions, load_backend
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_local.bundled import find_models

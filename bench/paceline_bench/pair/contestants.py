@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline import DrafterKind, Strategy
-from paceline.words import counted
 from paceline_bench.pair.contest import Contestant, Group, Method, Outcome
 from paceline_bench.processes import quiet
+from paceline_contract.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

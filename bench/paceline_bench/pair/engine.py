@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from paceline_bench.pair.acceptance import Block
+from paceline_contract.max_gram import MaxGram
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.calls import SessionSpec
-from paceline_protocol.max_gram import MaxGram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

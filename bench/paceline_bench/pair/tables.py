@@ -7,10 +7,10 @@ from operator import itemgetter
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from paceline.words import counted
 from paceline_bench.gpus import per_gpu
 from paceline_bench.pair.contest import Group, Method, times_as_fast
 from paceline_bench.report import Spread, circumstances_line, markdown_table, speed, table, times
+from paceline_contract.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

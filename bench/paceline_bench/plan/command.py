@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Self
 from pydantic import BeforeValidator, Field, model_validator
 from rich.console import Console
 
-from paceline.limits import MOST_BRANCHES, MOST_WIDTH
 from paceline_bench.node import SimulatedNode
 from paceline_bench.options import check_rank_decay, shares_of
 from paceline_bench.parallel import compute_all
@@ -17,6 +16,7 @@ from paceline_bench.plan.jobs import forecast_jobs
 from paceline_bench.plan.tables import HEADINGS, PER_GPU, conclusions, json_rows, table_rows
 from paceline_bench.protocol_runs import own_guesses
 from paceline_bench.report import write_json
+from paceline_contract.limits import MOST_BRANCHES, MOST_WIDTH
 from paceline_local.options import PictureFile, ResultFile, read_options
 from paceline_local.screen import progress, table
 from paceline_protocol.draft_shape import Shape

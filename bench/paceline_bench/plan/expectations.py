@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from paceline.limits import MOST_LOOKAHEAD
 from paceline_bench.protocol_runs import Setup
 from paceline_bench.recurrences import (
     ahead_time,
@@ -19,6 +18,7 @@ from paceline_bench.recurrences import (
     speculative_time,
     stretches,
 )
+from paceline_contract.limits import MOST_LOOKAHEAD
 from paceline_orchestrator.planning.equation import LOOKAHEADS, smallest_lookahead
 from paceline_protocol.methods import Strategy
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.words import counted
 from paceline_bench.report import table, times
+from paceline_contract.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

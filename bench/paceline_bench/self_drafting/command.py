@@ -11,12 +11,12 @@ from pydantic import Field, model_validator
 
 from paceline import AsyncClient, Strategy
 from paceline.errors import InvalidFieldError
-from paceline.limits import MOST_LOOKAHEAD
 from paceline_bench.contests import contest_rows, exit_code, held_out_prompts, model_flags
 from paceline_bench.options import numbers_to
 from paceline_bench.report import load_average, write_json
 from paceline_bench.self_drafting.tables import report, sweep_report
 from paceline_bench.ways import Way, parameter_count
+from paceline_contract.limits import MOST_LOOKAHEAD
 from paceline_engine.terms.validation import MOST_TREE_TOKENS
 from paceline_local.bundled import find_models
 from paceline_local.options import PictureFile, ResultFile, read_options

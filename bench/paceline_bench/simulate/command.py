@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 from rich.console import Console
 
-from paceline.limits import MOST_BRANCHES, MOST_TARGETS, MOST_WIDTH
 from paceline_bench.options import check_rank_decay, numbers_to
 from paceline_bench.parallel import compute_all
 from paceline_bench.report import write_json
@@ -24,6 +23,7 @@ from paceline_bench.simulate.ewif_table import ewif_table
 from paceline_bench.simulate.heatmaps import Experiment, Grid, columns, fill_column
 from paceline_bench.simulate.table1 import MOMENTS, table1
 from paceline_bench.simulate.trees_command import TreeOptions, show_trees
+from paceline_contract.limits import MOST_BRANCHES, MOST_TARGETS, MOST_WIDTH
 from paceline_local.options import ResultFile, read_options
 from paceline_local.screen import progress, table
 from paceline_protocol.draft_shape import Shape

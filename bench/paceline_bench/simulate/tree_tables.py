@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.words import counted
 from paceline_bench.report import markdown_table, table, times
 from paceline_bench.simulate.trees import Gain
+from paceline_contract.words import counted
 from paceline_protocol.methods import METHODS, Strategy, label_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from paceline import AsyncClient
-from paceline.limits import MOST_BRANCHES, MOST_LOOKAHEAD, MOST_WIDTH
 from paceline_bench.node import DEFAULT_VOCABULARY_SIZE, TABLE2
 from paceline_bench.options import names_of, numbers_to
 from paceline_bench.report import load_average, write_json
@@ -23,6 +22,7 @@ from paceline_bench.table2.grid_tables import grid_report
 from paceline_bench.table2.online import OnlineSystem
 from paceline_bench.table2.results import kept
 from paceline_bench.table2.tables import report
+from paceline_contract.limits import MOST_BRANCHES, MOST_LOOKAHEAD, MOST_WIDTH
 from paceline_local.options import PictureFile, ResultFile, read_options
 from paceline_local.running import running_system
 from paceline_local.screen import diagnostics, progress

@@ -11,12 +11,13 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from paceline_contract.max_gram import MaxGram
+from paceline_contract.proposal import NOTHING
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.terms.calls import SessionSpec
 from paceline_protocol.laboratory.simulation import ServerLatency, simulate
 from paceline_protocol.laboratory.spans import Span, SpanKind
-from paceline_protocol.max_gram import MaxGram
 from paceline_protocol.messages import (
     BlockVerified,
     CapacityChanged,
@@ -29,19 +30,18 @@ from paceline_protocol.messages import (
     TokensDrafted,
 )
 from paceline_protocol.methods import METHODS, Strategy, create_method
-from paceline_protocol.proposal import NOTHING
 from paceline_protocol.task import DecodingTask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline_bench.node import SimulatedNode
+    from paceline_contract.proposal import Proposal
     from paceline_engine.terms.draft_tree import Ranked
     from paceline_protocol.commitment import DraftStatistics
     from paceline_protocol.laboratory.simulation import SimulationResult
     from paceline_protocol.messages import Command, Event
     from paceline_protocol.methods import DecodingMethod
-    from paceline_protocol.proposal import Proposal
 
 _DRAFTER, _TEXT = 0, 1  # slots of drafters
 

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidFieldError
 from paceline.followed_files import FollowedFiles
-from paceline.limits import MOST_PEM_BYTES
 from paceline.plain_files import read_plain_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import grpc
+
+MOST_PEM_BYTES = 1 << 20
+"""A file with certificates or a key: all authorities that a system trusts take 220 KB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

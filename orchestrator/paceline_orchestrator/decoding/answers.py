@@ -15,6 +15,7 @@ from paceline_protocol.task import VerificationRule
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from paceline_contract.proposal import Proposal
     from paceline_orchestrator.decoding.exchange import (
         Decoded,
         DecodeOptions,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     )
     from paceline_orchestrator.decoding.session_tokens import Window
     from paceline_orchestrator.fleet.server import ModelServer
-    from paceline_protocol.proposal import Proposal
 
 # A log probability is at most 0; what rounds may end up a little above.
 _ROUNDING = 1e-3

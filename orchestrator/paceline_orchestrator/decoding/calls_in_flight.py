@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from paceline.errors import PacelineError
-from paceline.limits import MOST_CHUNK_TOKENS
+from paceline_contract.limits import MOST_CHUNK_TOKENS
+from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding.exchange import DecodeOptions, DraftOptions, VerifyOptions
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_protocol.messages import (
@@ -29,7 +30,6 @@ from paceline_protocol.messages import (
     TokensDecoded,
     TokensDrafted,
 )
-from paceline_protocol.proposal import Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,12 +9,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
+from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding.deadline import Deadline
 from paceline_orchestrator.decoding.exchange import DraftOptions, SessionSpec
 from paceline_orchestrator.decoding.keeper import SessionKeeper
 from paceline_orchestrator.decoding.session import RemoteSession
 from paceline_orchestrator.fleet.discovery import Role
-from paceline_protocol.proposal import Proposal
 
 if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer

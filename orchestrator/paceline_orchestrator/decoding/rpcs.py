@@ -9,7 +9,6 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
-from paceline.limits import MOST_PROPOSAL_TOKENS, MOST_TOP_LOGPROBS
 from paceline.v1.drafter_service_pb2 import DraftRequest
 from paceline.v1.proposal_pb2 import Proposal as ProposalMessage
 from paceline.v1.sampling_pb2 import (
@@ -25,6 +24,8 @@ from paceline.v1.session_service_pb2 import (
 )
 from paceline.v1.session_service_pb2 import SessionSpec as SpecMessage
 from paceline.v1.target_service_pb2 import DecodeRequest, VerifyRequest
+from paceline_contract.limits import MOST_PROPOSAL_TOKENS, MOST_TOP_LOGPROBS
+from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding.exchange import Decoded, Drafted, Judged
 from paceline_orchestrator.fleet.bad_answers import (
     at_most,
@@ -34,7 +35,6 @@ from paceline_orchestrator.fleet.bad_answers import (
     demand,
 )
 from paceline_orchestrator.fleet.wire import answer, answers, read_timing
-from paceline_protocol.proposal import Proposal
 from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:

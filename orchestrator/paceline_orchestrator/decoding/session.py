@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.errors import SessionError
+    from paceline_contract.proposal import Proposal
     from paceline_orchestrator.decoding.call import Sent
     from paceline_orchestrator.decoding.deadline import Deadline
     from paceline_orchestrator.decoding.exchange import (
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     )
     from paceline_orchestrator.decoding.keeper import Opening, SessionKeeper
     from paceline_orchestrator.fleet.server import ModelServer
-    from paceline_protocol.proposal import Proposal
 
 _CALL_SLACK_SECONDS = 1.0
 # A server that loses a session so often, without a right answer between, is at fault: each time the

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.prefix import TokenPrefix
+from paceline_contract.prefix import TokenPrefix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_protocol.proposal import Proposal
+    from paceline_contract.proposal import Proposal
 
 
 class HeldTokens:

@@ -15,9 +15,9 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from paceline_contract.max_gram import IndexRoom
+from paceline_contract.proposal import NOTHING, Proposal
 from paceline_orchestrator.decoding.statistics import TextStatistics
-from paceline_protocol.max_gram import IndexRoom
-from paceline_protocol.proposal import NOTHING, Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

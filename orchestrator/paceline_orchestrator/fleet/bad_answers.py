@@ -14,7 +14,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import TryAgainError
-from paceline.limits import (
+from paceline_contract.limits import (
     LEASE_SECONDS,
     MOST_CHAT_TEMPLATE_BYTES,
     MOST_DISTRIBUTION_ENTRIES,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from paceline.prefix import TokenPrefix
+from paceline_contract.prefix import TokenPrefix
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

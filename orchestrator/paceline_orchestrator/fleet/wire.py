@@ -14,10 +14,10 @@ from paceline.errors import (
     InvalidFieldError,
     OverloadedError,
 )
-from paceline.limits import MOST_TOKENIZER_BYTES
 from paceline.status import decode
 from paceline.v1 import model_service_pb2, sampling_pb2
 from paceline.v1.model_service_pb2 import GetModelInfoRequest, GetTokenizerRequest
+from paceline_contract.limits import MOST_TOKENIZER_BYTES
 from paceline_orchestrator.fleet.bad_answers import (
     BadAnswerError,
     check_chat_template,

@@ -28,6 +28,7 @@ from paceline_protocol.task import VerificationRule
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from paceline_contract.max_gram import MaxGramRules
     from paceline_orchestrator.decoding.exchange import LikeliestTokens
     from paceline_orchestrator.decoding.keeper import SessionKeeper
     from paceline_orchestrator.decoding.metrics import RequestMetrics
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.front.translation import ClientMessage
     from paceline_orchestrator.planning.planner import Plan
     from paceline_protocol.commitment import DraftStatistics
-    from paceline_protocol.max_gram import MaxGramRules
     from paceline_protocol.messages import CapacityChanged, EmitTokens
     from paceline_protocol.methods import DecodingMethod, Strategy
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from paceline.limits import MOST_TARGETS
+from paceline_contract.limits import MOST_TARGETS
 from paceline_orchestrator.decoding.exchange import SessionSpec
 from paceline_orchestrator.decoding.slots import ServerNeeds
 from paceline_orchestrator.fleet.discovery import Role

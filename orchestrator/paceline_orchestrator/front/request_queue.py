@@ -35,7 +35,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from paceline.errors import DeadlineError, DrainingError, OverloadedError
-from paceline.shares import FairShares
+from paceline_contract.shares import FairShares
 from paceline_orchestrator.fleet import shortage
 
 if TYPE_CHECKING:

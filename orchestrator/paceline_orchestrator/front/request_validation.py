@@ -15,7 +15,9 @@ from paceline.errors import (
     InvalidFieldError,
     UnsupportedError,
 )
-from paceline.limits import (
+from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline.v1 import sampling_pb2
+from paceline_contract.limits import (
     MOST_BRANCHES,
     MOST_DRAFTERS,
     MOST_LOOKAHEAD,
@@ -24,9 +26,7 @@ from paceline.limits import (
     MOST_WIDTH,
     most_text_bytes,
 )
-from paceline.names import NAME_RULE, is_name
-from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline.v1 import sampling_pb2
+from paceline_contract.names import NAME_RULE, is_name
 from paceline_orchestrator.front.prompts import is_prompt_longer
 
 if TYPE_CHECKING:

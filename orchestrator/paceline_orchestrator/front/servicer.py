@@ -15,9 +15,9 @@ from paceline.errors import (
     PacelineError,
     UnsupportedError,
 )
-from paceline.limits import LEAST_MESSAGE_BYTES, most_request_bytes
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceServicer
+from paceline_contract.limits import LEAST_MESSAGE_BYTES, most_request_bytes
 from paceline_orchestrator.decoding.deadline import Deadline
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.discovery import Role

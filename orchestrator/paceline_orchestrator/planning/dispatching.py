@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.limits import MOST_LOOKAHEAD
+from paceline_contract.limits import MOST_LOOKAHEAD
 
 if TYPE_CHECKING:
     from paceline_orchestrator.planning.measurements import Measurements

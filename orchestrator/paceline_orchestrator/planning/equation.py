@@ -5,7 +5,7 @@ ceil(target latency / (lookahead * drafter latency)) <= targets
 
 from __future__ import annotations
 
-from paceline.limits import MOST_LOOKAHEAD
+from paceline_contract.limits import MOST_LOOKAHEAD
 
 LOOKAHEADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MOST_LOOKAHEAD)
 """What DSI is simulated with; a finer choice changes little."""

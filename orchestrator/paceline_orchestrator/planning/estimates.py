@@ -35,7 +35,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from paceline.limits import MOST_LOOKAHEAD
+from paceline_contract.limits import MOST_LOOKAHEAD
 from paceline_orchestrator.planning.equation import LOOKAHEADS
 from paceline_orchestrator.planning.measurements import EQUAL_ROWS
 from paceline_protocol.draft_shape import CHAIN, Shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.limits import MOST_LOOKAHEAD
+from paceline_contract.limits import MOST_LOOKAHEAD
 from paceline_orchestrator.planning.dispatching import affordable_lookahead
 from paceline_orchestrator.planning.equation import needed_target_count, smallest_lookahead
 from paceline_orchestrator.planning.estimates import (

@@ -13,7 +13,7 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.limits import MOST_LOOKAHEAD
+from paceline_contract.limits import MOST_LOOKAHEAD
 from paceline_orchestrator.planning.computing import let_others_run
 from paceline_orchestrator.planning.equation import LOOKAHEADS, smallest_lookahead
 from paceline_orchestrator.planning.estimates import distributed_token_ns, on_its_part

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline_protocol.proposal import Proposal
+from paceline_contract.proposal import Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,14 +6,14 @@ import random
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
-from paceline_protocol.proposal import NOTHING
+from paceline_contract.proposal import NOTHING
 from paceline_protocol.ranks import MOST_WIDTH, hit_rates, runner_up_shares
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_contract.proposal import Proposal
     from paceline_protocol.laboratory.guesses import OwnGuesses
-    from paceline_protocol.proposal import Proposal
 
 
 class TokenOracle(Protocol):

@@ -11,6 +11,7 @@ import heapq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from paceline_contract.proposal import NOTHING, Proposal
 from paceline_protocol.laboratory.drafted_tree import DraftedTree
 from paceline_protocol.laboratory.oracles import judge_tree
 from paceline_protocol.laboratory.spans import Span, SpanKind, Time
@@ -30,7 +31,6 @@ from paceline_protocol.messages import (
     TokensDecoded,
     TokensDrafted,
 )
-from paceline_protocol.proposal import NOTHING, Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.limits import MOST_CHAT_TEMPLATE_BYTES
+from paceline_contract.limits import MOST_CHAT_TEMPLATE_BYTES
 from paceline_engine.model_files.small_files import (
     CHAT_TEMPLATE,
     LEGACY_CHAT_TEMPLATE,

@@ -10,8 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.limits import MOST_CHAT_TEMPLATE_BYTES, MOST_TOKENIZER_BYTES
 from paceline.plain_files import read_plain_file
+from paceline_contract.limits import MOST_CHAT_TEMPLATE_BYTES, MOST_TOKENIZER_BYTES
 from paceline_engine.terms.backend import ModelLoadError
 
 if TYPE_CHECKING:

@@ -57,7 +57,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from paceline.errors import DrainingError, OverloadedError
-from paceline.shares import FairShares
+from paceline_contract.shares import FairShares
 from paceline_engine.scheduling.accounting import Waste
 from paceline_engine.scheduling.batching import Batching
 from paceline_engine.scheduling.fair_queue import Turns

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import PrefixMismatchError, PrefixNotHeldError, StaleCallError
-from paceline.prefix import TokenPrefix
+from paceline_contract.prefix import TokenPrefix
 
 if TYPE_CHECKING:
     from array import array

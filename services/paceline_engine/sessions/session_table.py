@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from paceline.errors import CacheExhaustedError, SessionNotFoundError, SupersededError
-from paceline.shares import FairShares
+from paceline_contract.shares import FairShares
 from paceline_engine.sessions.kept_texts import KeptTexts
 from paceline_engine.sessions.session import Session, wanted_lengths
 from paceline_engine.terms.calls import SessionGrant

@@ -24,11 +24,11 @@ from paceline_engine.terms.proposal import Proposal
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paceline_contract.max_gram import MaxGram
     from paceline_engine.deciding.cascade import Matrix
     from paceline_engine.terms.backend import Interrupt
     from paceline_engine.terms.calls import ModelDescription, SessionSpec
     from paceline_engine.terms.latencies import StageMeasures
-    from paceline_protocol.max_gram import MaxGram
 
 _log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Callable, Sequence
 
+    from paceline_contract.max_gram import MaxGram
     from paceline_engine.deciding.cascade import Matrix, Propose, Review
-    from paceline_protocol.max_gram import MaxGram
 
 _MOST_INDEXED = 1024
 """Tokens of a prefix that a step may take into that index: milliseconds, which others wait for."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from paceline.limits import MOST_BIGRAM_BYTES
 from paceline.plain_files import read_plain_file
+from paceline_contract.limits import MOST_BIGRAM_BYTES
+from paceline_contract.max_gram import BigramError, MaxGram, parse_bigrams
+from paceline_contract.suffix_index import Tie
 from paceline_engine.deciding.cascade import MAX_GRAM, MatrixError, parse_matrix
 from paceline_engine.loading import load_backend
 from paceline_engine.stack_backend.stack import StackBackend
 from paceline_engine.terms.backend import ModelLoadError
-from paceline_protocol.max_gram import BigramError, MaxGram, parse_bigrams
-from paceline_protocol.suffix_index import Tie
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

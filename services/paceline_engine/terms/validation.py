@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidFieldError, UnsupportedError
-from paceline.limits import (
+from paceline_contract.limits import (
     LEASE_SECONDS,
     MOST_BRANCHES,
     MOST_CHUNK_TOKENS,
@@ -21,7 +21,7 @@ from paceline.limits import (
     MOST_WIDTH,
     SUM_TOLERANCE,
 )
-from paceline.names import NAME_RULE, is_name
+from paceline_contract.names import NAME_RULE, is_name
 from paceline_engine.terms.calls import (
     DecodeOptions,
     DraftOptions,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.shares import FairShares
+from paceline_contract.shares import FairShares
 
 
 def take_all(shares, name):

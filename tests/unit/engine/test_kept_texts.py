@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from paceline.errors import OverloadedError, SupersededError
+from paceline_contract.max_gram import MaxGram
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.sessions.host import HostLimits
 from paceline_engine.sessions.kept_texts import KeptTexts
@@ -31,7 +32,6 @@ from paceline_engine.terms.items import Item, Judge
 from paceline_engine.terms.model_cache import ModelCache, common_length
 from paceline_engine.terms.proposal import NOTHING, Proposal
 from paceline_engine.torch_backend.transformers import TransformersBackend
-from paceline_protocol.max_gram import MaxGram
 from support.families import ORIGINAL_LENGTH, VOCABULARY_SIZE, build_family
 from support.tiny_adapters import write_adapter
 from unit.engine.asking import drafted

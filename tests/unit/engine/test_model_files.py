@@ -11,7 +11,7 @@ import torch
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 
-from paceline.limits import MOST_TOKENIZER_BYTES
+from paceline_contract.limits import MOST_TOKENIZER_BYTES
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.model_files.weight_files import INDEX_FILE
 from paceline_engine.terms.backend import ModelLoadError

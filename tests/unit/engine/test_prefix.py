@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from paceline import prefix as module
-from paceline.prefix import TokenPrefix
+from paceline_contract import prefix as module
+from paceline_contract.prefix import TokenPrefix
 from support.prefix_digest import prefix_digest
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=700)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from paceline_contract.max_gram import MaxGram
 from paceline_engine.sessions.host import HostLimits, ModelHost
 from paceline_engine.stack_backend.stack import StackBackend
 from paceline_engine.terms.calls import DraftOptions, SessionSpec, VerifyOptions
 from paceline_engine.torch_backend.transformers import TransformersBackend
-from paceline_protocol.max_gram import MaxGram
 from support import native_memory
 from support.clock import Clock
 from support.tiny_adapters import write_adapter

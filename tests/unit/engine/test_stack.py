@@ -11,6 +11,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from paceline_contract.max_gram import MaxGram
+from paceline_contract.suffix_index import Tie
 from paceline_engine.deciding.sampling import filtered_scores
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.stack_backend.stack import StackBackend
@@ -23,8 +25,6 @@ from paceline_engine.terms.calls import (
 )
 from paceline_engine.terms.items import Draft, Item
 from paceline_engine.torch_backend.transformers import TransformersBackend
-from paceline_protocol.max_gram import MaxGram
-from paceline_protocol.suffix_index import Tie
 from support.distributions import fit
 from support.tiny_models import build_model
 from unit.engine.conftest import (

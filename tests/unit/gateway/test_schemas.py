@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from paceline.errors import InvalidFieldError, UnsupportedError
 from paceline.request import build_request
-from paceline.shares import FairShares
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_contract.shares import FairShares
 from paceline_gateway.errors import RequestError, of_paceline
 from paceline_gateway.json_body import parse
 from paceline_gateway.schemas import (

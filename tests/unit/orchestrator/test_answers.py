@@ -11,13 +11,13 @@ from google.protobuf.duration_pb2 import Duration
 
 from paceline.v1.drafter_service_pb2 import DraftResponse
 from paceline.v1.target_service_pb2 import DecodeResponse, VerifyResponse
+from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding.deadline import Deadline, patience_seconds
 from paceline_orchestrator.decoding.exchange import DecodeOptions, DraftOptions, SessionSpec
 from paceline_orchestrator.decoding.keeper import Opening
 from paceline_orchestrator.decoding.session import RemoteSession
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.fleet.latency import ObservedLatency
-from paceline_protocol.proposal import Proposal
 from paceline_protocol.task import VerificationRule
 
 TEXT = (1, 2, 3, 4)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry
 
+from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding.exchange import Decoded, Drafted, Judged
 from paceline_orchestrator.decoding.metrics import RequestMetrics
 from paceline_orchestrator.decoding.recorder import Recorder
@@ -22,7 +23,6 @@ from paceline_orchestrator.fleet.wire import Timing
 from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.messages import EmitTokens, StartDecode, StartDraft, StartVerify
 from paceline_protocol.methods import Strategy
-from paceline_protocol.proposal import Proposal
 
 PROMPT = (1, 2, 3)
 TIMING = Timing(queue_ns=10, forward_ns=100, forward_count=1, row_count=1)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline import errors
+from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding.deadline import Deadline
 from paceline_orchestrator.decoding.exchange import (
     DraftOptions,
@@ -23,7 +24,6 @@ from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.fleet.discovery import Endpoint, Role
 from paceline_orchestrator.fleet.server import ModelServer
 from paceline_orchestrator.fleet.wire import fetch_facts
-from paceline_protocol.proposal import Proposal
 from paceline_serving.transport import pod_channel
 from support.fake_models import FakeModelServer, serving
 from support.fake_text import VOCABULARY_SIZE, continuation

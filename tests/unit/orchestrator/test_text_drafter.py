@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_contract.max_gram import IndexRoom, MaxGram, MaxGramRules
+from paceline_contract.suffix_index import Tie
 from paceline_orchestrator.decoding import text_drafter
 from paceline_orchestrator.decoding.text_drafter import TextDrafter
-from paceline_protocol.max_gram import IndexRoom, MaxGram, MaxGramRules
 from paceline_protocol.messages import CapacityChanged, StartDraft
-from paceline_protocol.suffix_index import Tie
 from support.virtual_servers import targets
 from support.virtual_system import virtual_system
 from support.virtual_time import virtually

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.errors import LoadingError, NoTargetError
-from paceline.limits import MOST_TOKENIZER_BYTES
 from paceline.v1.model_service_pb2 import GetTokenizerResponse
+from paceline_contract.limits import MOST_TOKENIZER_BYTES
 from paceline_orchestrator.fleet import wire
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.front.tokenizer import Codecs

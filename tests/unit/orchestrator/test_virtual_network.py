@@ -11,6 +11,7 @@ import pytest
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding import rpcs
 from paceline_orchestrator.decoding.exchange import (
     DraftOptions,
@@ -23,7 +24,6 @@ from paceline_orchestrator.fleet.discovery import Endpoint, Role
 from paceline_orchestrator.fleet.health import health_changes
 from paceline_orchestrator.fleet.server import ModelServer
 from paceline_orchestrator.fleet.wire import answer
-from paceline_protocol.proposal import Proposal
 from paceline_serving.transport import pod_channel
 from support.fake_models import serving
 from support.fake_text import continuation

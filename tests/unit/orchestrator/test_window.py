@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding.session_tokens import Window
-from paceline_protocol.proposal import Proposal
 
 PREFIX = (7, 8)
 

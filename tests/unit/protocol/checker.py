@@ -34,9 +34,9 @@ from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRul
 from unit.protocol.idleness import Idleness
 
 if TYPE_CHECKING:
+    from paceline_contract.proposal import Proposal
     from paceline_protocol.commitment import DraftStatistics
     from paceline_protocol.methods import DecodingMethod, Method
-    from paceline_protocol.proposal import Proposal
 
 Text = tuple[int, ...]
 

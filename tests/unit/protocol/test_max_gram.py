@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_protocol.max_gram import BigramError, MaxGram, MaxGramRules, parse_bigrams
-from paceline_protocol.suffix_index import Tie
+from paceline_contract.max_gram import BigramError, MaxGram, MaxGramRules, parse_bigrams
+from paceline_contract.suffix_index import Tie
 
 texts = st.lists(st.integers(0, 3), max_size=60)
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline_contract.proposal import NOTHING, Proposal
 from paceline_protocol.laboratory.guesses import OwnGuesses
 from paceline_protocol.laboratory.oracles import AgreementOracle
 from paceline_protocol.laboratory.simulation import ServerLatency, simulate
 from paceline_protocol.messages import CapacityChanged, StartVerify
 from paceline_protocol.methods import Strategy, create_method
-from paceline_protocol.proposal import NOTHING, Proposal
 from paceline_protocol.task import DecodingTask
 from unit.protocol.world import Models, Weather, run_world
 

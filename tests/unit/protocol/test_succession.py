@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from paceline_contract.proposal import Proposal
 from paceline_protocol.invariants import Invariant
 from paceline_protocol.messages import (
     AbandonVerify,
@@ -22,7 +23,6 @@ from paceline_protocol.messages import (
     TokensDecoded,
 )
 from paceline_protocol.methods import METHODS, Strategy, create_method
-from paceline_protocol.proposal import Proposal
 from paceline_protocol.succession import SuccessiveDecoding
 from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
 from support.chains import drafted

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_protocol.suffix_index import Match, SuffixIndex, Tie
+from paceline_contract.suffix_index import Match, SuffixIndex, Tie
 
 ties = st.sampled_from(Tie)
 texts = st.lists(st.integers(0, 2), max_size=40)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline_protocol.max_gram import MaxGram
+from paceline_contract.max_gram import MaxGram
 from paceline_protocol.messages import (
     AbandonVerify,
     CapacityChanged,

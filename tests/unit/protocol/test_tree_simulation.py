@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline_contract.proposal import Proposal
 from paceline_engine.terms.draft_tree import DraftTree
 from paceline_protocol.laboratory.drafted_tree import DraftedTree
 from paceline_protocol.laboratory.oracles import AgreementOracle, judge_tree
@@ -23,7 +24,6 @@ from paceline_protocol.messages import (
     StartVerify,
     TokensDrafted,
 )
-from paceline_protocol.proposal import Proposal
 from paceline_protocol.ranks import LLAMA_SHARES, hit_share, runner_up_shares
 
 PROMPT_LENGTH = 3

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from paceline_contract.proposal import Proposal
 from paceline_protocol.messages import (
     AbandonVerify,
     BlockVerified,
@@ -31,7 +32,6 @@ from paceline_protocol.messages import (
     VerifyFailed,
 )
 from paceline_protocol.methods import METHODS
-from paceline_protocol.proposal import Proposal
 from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline_protocol.max_gram import MaxGram
+from paceline_contract.max_gram import MaxGram
+from paceline_contract.proposal import NOTHING, Proposal
 from paceline_protocol.messages import (
     BlockVerified,
     CapacityChanged,
@@ -22,7 +23,6 @@ from paceline_protocol.messages import (
     VerifyFailed,
 )
 from paceline_protocol.methods import METHODS, Strategy, create_method
-from paceline_protocol.proposal import NOTHING, Proposal
 from paceline_protocol.task import DecodingTask, VerificationRule
 from support.chains import drafted
 from unit.protocol.checker import CheckedMethod, texts_of

@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 from pydantic import Field
 
-from paceline.limits import MOST_MODEL_NAME_CHARACTERS
+from paceline_contract.limits import MOST_MODEL_NAME_CHARACTERS
 from paceline_model_server.settings import ModelServerSettings
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.command_line import parse

@@ -18,7 +18,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paceline_protocol.suffix_index import SuffixIndex, Tie
+from paceline_contract.suffix_index import SuffixIndex, Tie
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -47,9 +47,6 @@ MOST_CHAT_TEMPLATE_BYTES = 256 << 10
 MOST_TOKENIZER_BYTES = 256 << 20
 """GetTokenizerResponse.total_bytes: of a vocabulary of 262,144 tokens the file has 33 MB."""
 
-MOST_PEM_BYTES = 1 << 20
-"""A file with certificates or a key: all authorities that a system trusts take 220 KB."""
-
 LEAST_MESSAGE_BYTES = 1 << 20
 """A GenerateRequest that every orchestrator reads."""
 
