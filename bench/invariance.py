@@ -17,9 +17,9 @@ from statistics import median
 
 from tokenizers import Tokenizer
 
+from paceline_contract.proposal import Proposal
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
-from paceline_engine.terms.proposal import Proposal
 from paceline_engine.torch_backend.transformers import TransformersBackend
 
 MODEL = Path("models/python-target")

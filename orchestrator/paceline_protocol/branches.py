@@ -48,7 +48,7 @@ def guesses_beside(
     if room <= 0 or trunk[-1].length > trunk[0].length + task.tree_depth:
         return NOTHING
     guessed = trunk[0].guessed
-    return guessed.only(range(min(room, len(guessed))))
+    return guessed.only(range(min(room, len(guessed)))).compact()
 
 
 class BranchQueue:

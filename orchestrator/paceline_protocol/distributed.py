@@ -32,6 +32,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from paceline_contract.calls import VerificationRule
 from paceline_protocol.branches import BranchQueue
 from paceline_protocol.commitment import Commitment, DraftStatistics
 from paceline_protocol.drafts import ends_text, useful_guesses
@@ -49,7 +50,6 @@ from paceline_protocol.messages import (
     VerifyFailed,
 )
 from paceline_protocol.target_schedule import TargetSchedule
-from paceline_protocol.task import VerificationRule
 from paceline_protocol.tree import Node, TokenTree
 from paceline_protocol.verification import due_nodes, frontier_nodes
 

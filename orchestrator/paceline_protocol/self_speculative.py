@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import NOTHING, Proposal
 from paceline_protocol.commitment import Commitment, DraftStatistics
 from paceline_protocol.messages import (
@@ -34,7 +35,6 @@ from paceline_protocol.messages import (
     StartVerify,
     VerifyFailed,
 )
-from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,7 +135,7 @@ class SelfSpeculativeDecoding:
         self._keep_first_chain()  # another server may take its slot next
 
     def _keep_first_chain(self) -> None:
-        chain = self._proposal.only(self._proposal.trunk)
+        chain = self._proposal.only(self._proposal.trunk).compact()
         self.statistics.discarded += len(self._proposal) - len(chain)
         self._proposal = chain
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from paceline_contract.calls import VerificationRule
 from paceline_protocol.ranks import MOST_WIDTH, hit_rates, runner_up_shares
 
 SPECULATION_LIMIT = 512
@@ -17,17 +18,6 @@ ASSUMED_RATES = hit_rates(0.7, shares=runner_up_shares(), width=MOST_WIDTH)
 DRAFTED_LIMIT = 8192
 """The most tokens that one draft may find, with all that stands beside its chain; see
 DraftRequest."""
-
-
-class VerificationRule(Enum):
-    """How targets judge draft tokens; see sampling.proto.
-
-    Under EXACT the token after a prefix is a function of the prefix, so every verdict about it is
-    the same. Under REJECTION it also depends on which draft token was judged there, if any.
-    """
-
-    EXACT = "exact"
-    REJECTION = "rejection"
 
 
 class DispatchPolicy(Enum):

@@ -52,6 +52,7 @@ from paceline_contract.proposal import NOTHING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from paceline_contract.proposal import Distribution
     from paceline_protocol.commitment import DraftStatistics
 
 
@@ -123,7 +124,7 @@ class Node:
         self.worth: float = parent.worth if parent is not None else 0.0
         self.is_branch: bool = parent is not None and parent.is_branch
         self.followers: dict[int, Node] = {}
-        self.distribution: object | None = None
+        self.distribution: Distribution | None = None
         # What a target said.
         self.next_token: int | None = None
         self.logprob: float | None = None
@@ -184,7 +185,7 @@ class TokenTree:
         token_id: int,
         *,
         drafter: int,
-        distribution: object | None,
+        distribution: Distribution | None,
         rate: float = 1.0,
     ) -> Node:
         """Add a draft token, and return its node; an equal one of another drafter is shared.

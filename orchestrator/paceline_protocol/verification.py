@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import NOTHING, Proposal
-from paceline_protocol.task import DispatchPolicy, VerificationRule
+from paceline_protocol.task import DispatchPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from paceline_contract.proposal import Distribution
     from paceline_protocol.task import DecodingTask
     from paceline_protocol.tree import Node
 
@@ -69,7 +71,7 @@ class Verification:
         proposal = Proposal(
             tuple(node.token_id for node in judged),
             parents=() if is_chain else self._parents,
-            distributions=() if is_exact else tuple(node.distribution for node in judged),
+            distributions=() if is_exact else _distributions(judged),
         )
         return proposal.beside(self.guesses) if self.guesses else proposal
 
@@ -178,3 +180,7 @@ def frontier_nodes(path: Sequence[Node], *, task: DecodingTask, growing: bool) -
     urgent = task.dispatch is DispatchPolicy.WORK_CONSERVING or root.judged is not None
     nodes = due_nodes(path, task=task, growing=growing, urgent=urgent)
     return nodes if nodes and nodes[0] is root else (root,)
+
+
+def _distributions(judged: Iterable[Node]) -> tuple[Distribution, ...]:
+    return tuple(node.distribution for node in judged if node.distribution is not None)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError
+from paceline_contract.calls import VerificationRule
+from paceline_contract.proposal import NOTHING, Proposal
 from paceline_engine.terms import validation
 from paceline_engine.terms.backend import Backend, DeviceLostError, ForwardInterrupted
-from paceline_engine.terms.calls import VerificationRule
 from paceline_engine.terms.draft_tree import DraftTree
 from paceline_engine.terms.items import Decode, Item, Judge, Judgement, Outcome
-from paceline_engine.terms.proposal import NOTHING, Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

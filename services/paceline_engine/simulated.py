@@ -15,12 +15,13 @@ from array import array
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from paceline_contract.calls import VerificationRule
+from paceline_contract.proposal import Proposal, SparseDistribution
 from paceline_engine.model_backend import Feed, ModelBackend
 from paceline_engine.terms.backend import ForwardInterrupted, Interrupt, ModelLoadError
-from paceline_engine.terms.calls import ModelDescription, SessionSpec, VerificationRule
+from paceline_engine.terms.calls import ModelDescription, SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge, Judgement
 from paceline_engine.terms.model_cache import ModelCache
-from paceline_engine.terms.proposal import Proposal, SparseDistribution
 from paceline_engine.terms.rank_paths import likeliest_tree, propose, rank_counts
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from paceline.errors import InvalidFieldError, MalformedRequestError
 from paceline.v1.session_service_pb2 import SessionCall
-from paceline_engine.terms.calls import VerificationRule
+from paceline_contract.calls import VerificationRule
 from paceline_engine.terms.validation import MOST_ENTRIES, MOST_TOKENS
 
 if TYPE_CHECKING:

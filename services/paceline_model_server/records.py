@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
+    from paceline_contract.calls import CallTiming, PrefixCall
     from paceline_engine.sessions.host import ModelHost
-    from paceline_engine.terms.calls import CallTiming, PrefixCall
 
 _KEPT_CALLS = 1024
 _SESSION_DIGITS = 12

@@ -21,25 +21,27 @@ from paceline.v1 import (
     session_service_pb2,
     target_service_pb2,
 )
-from paceline_engine.terms.calls import (
-    DEFAULT_LEASE_SECONDS,
+from paceline_contract.calls import (
     CallTiming,
-    Decoded,
     DecodeOptions,
-    Drafted,
     DraftOptions,
     Hardware,
     LikeliestTokens,
-    ModelDescription,
     PrefixCall,
+    VerificationRule,
+    VerifyOptions,
+)
+from paceline_contract.proposal import Proposal, SparseDistribution
+from paceline_engine.terms.calls import (
+    DEFAULT_LEASE_SECONDS,
+    Decoded,
+    Drafted,
+    ModelDescription,
     SamplingParameters,
     SessionGrant,
     SessionSpec,
     Verdict,
-    VerificationRule,
-    VerifyOptions,
 )
-from paceline_engine.terms.proposal import Proposal, SparseDistribution
 from paceline_engine.terms.validation import MOST_TREE_DEPTH, MOST_TREE_TOKENS
 
 if TYPE_CHECKING:

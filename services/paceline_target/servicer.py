@@ -14,9 +14,10 @@ from paceline_serving.security import peer_name
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from paceline_contract.calls import PrefixCall
+    from paceline_contract.proposal import Proposal
     from paceline_engine.sessions.host import ModelHost
-    from paceline_engine.terms.calls import PrefixCall, Verdict
-    from paceline_engine.terms.proposal import Proposal
+    from paceline_engine.terms.calls import Verdict
     from paceline_model_server.records import CallRecord, CallRecorder
 
 

@@ -6,8 +6,8 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from paceline.v1.target_service_pb2 import VerifyRequest
+from paceline_contract.calls import CallTiming
 from paceline_orchestrator.fleet.latency import ObservedLatency
-from paceline_orchestrator.fleet.wire import Timing
 from support.gated import Gate, gated_host
 from support.in_process import in_process_system
 from support.model_servers import TARGET, ModelClient
@@ -21,7 +21,7 @@ HOUR_NS = 3_600_000_000_000
 def crowded():
     """Return the measurements of a server whose queue takes an hour, and does so for ever."""
     meter = ObservedLatency(clock=lambda: 0.0)
-    timing = Timing(queue_ns=8 * HOUR_NS, forward_ns=1_000_000, forward_count=1, row_count=1)
+    timing = CallTiming(queue_ns=8 * HOUR_NS, forward_ns=1_000_000, forward_count=1, row_count=1)
     meter.observe(timing, elapsed_ns=8 * HOUR_NS)
     return meter
 

@@ -19,26 +19,28 @@ from paceline.errors import (
     StaleCallError,
     SupersededError,
 )
+from paceline_contract.calls import (
+    CallTiming,
+    DecodeOptions,
+    DraftOptions,
+    LikeliestTokens,
+    PrefixCall,
+    VerificationRule,
+    VerifyOptions,
+)
+from paceline_contract.proposal import Proposal
 from paceline_contract.shares import FairShares
 from paceline_engine.sessions.host import HostLimits, HostStatistics
 from paceline_engine.terms import validation
 from paceline_engine.terms.calls import (
-    CallTiming,
     Decoded,
-    DecodeOptions,
     Drafted,
-    DraftOptions,
-    LikeliestTokens,
     ModelDescription,
-    PrefixCall,
     SessionGrant,
     SessionSpec,
     Verdict,
-    VerificationRule,
-    VerifyOptions,
 )
 from paceline_engine.terms.latencies import ForwardLatency, ModelLatencies
-from paceline_engine.terms.proposal import Proposal
 from support.prefix_digest import prefix_digest
 from support.trees import with_runners_up
 

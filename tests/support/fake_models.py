@@ -33,16 +33,11 @@ from paceline.v1 import (
     target_service_pb2,
     target_service_pb2_grpc,
 )
+from paceline_contract.calls import Hardware, VerificationRule
+from paceline_contract.proposal import Proposal
 from paceline_engine.terms import validation
-from paceline_engine.terms.calls import (
-    Hardware,
-    ModelDescription,
-    SessionGrant,
-    SessionSpec,
-    VerificationRule,
-)
+from paceline_engine.terms.calls import ModelDescription, SessionGrant, SessionSpec
 from paceline_engine.terms.latencies import ForwardLatency, ModelLatencies
-from paceline_engine.terms.proposal import Proposal
 from paceline_model_server import translation
 from paceline_protocol.laboratory.drafted_tree import DraftedTree
 from paceline_serving.interceptors import EdgeInterceptor

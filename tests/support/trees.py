@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline_engine.terms.proposal import Proposal
+from paceline_contract.proposal import Proposal
 
 if TYPE_CHECKING:
     import random

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from paceline_contract.calls import VerificationRule
 from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.planning import forms, rehearsal
 from paceline_orchestrator.planning.equation import needed_target_count, smallest_lookahead
@@ -18,7 +19,6 @@ from paceline_orchestrator.planning.planner import DrafterKind, Planner, Wish
 from paceline_orchestrator.planning.rehearsal import _MOST_REHEARSED
 from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.methods import METHODS, Strategy
-from paceline_protocol.task import VerificationRule
 
 MS = 1_000_000
 VICUNA = Measurements(

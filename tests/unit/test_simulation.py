@@ -20,6 +20,7 @@ from paceline_bench.recurrences import (
     expected_speculative_forwards,
     stretches,
 )
+from paceline_contract.calls import VerificationRule
 from paceline_orchestrator.planning.measurements import Measurements
 from paceline_orchestrator.planning.planner import Planner, Wish
 from paceline_protocol.laboratory.oracles import AgreementOracle
@@ -27,7 +28,7 @@ from paceline_protocol.laboratory.simulation import ServerLatency, SimulationRes
 from paceline_protocol.laboratory.spans import SpanKind, Time
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import Strategy, create_method
-from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
+from paceline_protocol.task import DecodingTask, DispatchPolicy
 
 PROMPT_LENGTH = 3
 

@@ -9,7 +9,8 @@ from typing import Self
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from paceline_engine.terms.calls import ModelDescription, VerificationRule
+from paceline_contract.calls import VerificationRule
+from paceline_engine.terms.calls import ModelDescription
 from paceline_engine.torch_backend.device import usable_device
 from paceline_engine.torch_backend.transformers import TransformersBackend
 

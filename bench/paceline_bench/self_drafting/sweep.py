@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
+from paceline_contract.proposal import NOTHING
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.calls import SessionSpec
-from paceline_engine.terms.proposal import NOTHING
 from paceline_engine.terms.rank_paths import cartesian_tree, likeliest_tree
 from paceline_engine.torch_backend.own_guesses import OwnGuesses
 from paceline_engine.torch_backend.self_drafting import SelfDrafter, load_for

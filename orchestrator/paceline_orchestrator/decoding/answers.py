@@ -9,23 +9,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from paceline_contract.calls import VerificationRule
 from paceline_orchestrator.fleet.bad_answers import check_distribution, demand
-from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from paceline_contract.calls import DecodeOptions, LikeliestTokens, PrefixCall, VerifyOptions
     from paceline_contract.proposal import Proposal
-    from paceline_orchestrator.decoding.exchange import (
-        Decoded,
-        DecodeOptions,
-        Drafted,
-        Judged,
-        LikeliestTokens,
-        PrefixCall,
-        SessionSpec,
-        VerifyOptions,
-    )
+    from paceline_orchestrator.decoding.exchange import Decoded, Drafted, Judged, SessionSpec
     from paceline_orchestrator.decoding.session_tokens import Window
     from paceline_orchestrator.fleet.server import ModelServer
 
@@ -89,7 +81,7 @@ class AnswerChecks:
         token_ids = decoded.token_ids
         self._check_logprobs(decoded.logprobs, len(token_ids) if options.logprobs else 0)
         self._check_likeliest(decoded.top_logprobs, len(token_ids), most=options.top_logprobs)
-        goes_beyond = not _are_apart(options.end_ids, token_ids[:-1])
+        goes_beyond = not _are_apart(options.end_token_ids, token_ids[:-1])
         demand(not goes_beyond, "token_ids", "go on after an end")
 
     def end(self, window: Window) -> None:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from paceline_contract.calls import VerificationRule
 from paceline_orchestrator.decoding.candidates import Candidates
 from paceline_orchestrator.decoding.session import RemoteSession
 from paceline_orchestrator.decoding.slots import PrimaryTarget, Slots
 from paceline_orchestrator.decoding.statistics import Fallback
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_protocol.messages import CapacityChanged
-from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable

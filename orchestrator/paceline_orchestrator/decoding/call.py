@@ -17,7 +17,7 @@ from paceline_orchestrator.fleet.silence import NeglectError, SilenceError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
-    from paceline_orchestrator.decoding.exchange import PrefixCall
+    from paceline_contract.calls import PrefixCall
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.silence import Waiting
 

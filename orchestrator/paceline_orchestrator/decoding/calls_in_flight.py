@@ -11,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from paceline.errors import PacelineError
+from paceline_contract.calls import DecodeOptions, DraftOptions, VerifyOptions
 from paceline_contract.limits import MOST_CHUNK_TOKENS
 from paceline_contract.proposal import Proposal
-from paceline_orchestrator.decoding.exchange import DecodeOptions, DraftOptions, VerifyOptions
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_protocol.messages import (
     AbandonVerify,
@@ -248,7 +248,7 @@ class CallsInFlight:
             call.prefix,
             DecodeOptions(
                 max_tokens=call.max_tokens,
-                end_ids=call.end_ids,
+                end_token_ids=call.end_ids,
                 logprobs=self._logprobs,
                 top_logprobs=self._top_logprobs,
                 interval_seconds=min(

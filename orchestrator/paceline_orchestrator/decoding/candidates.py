@@ -16,11 +16,11 @@ from paceline.errors import (
     TokenizerMismatchError,
     UnsupportedError,
 )
+from paceline_contract.calls import VerificationRule
 from paceline_orchestrator.decoding.statistics import Fallback
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.fitting import fits
 from paceline_orchestrator.fleet.silence import NeglectError
-from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

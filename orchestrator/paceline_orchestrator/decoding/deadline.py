@@ -13,7 +13,7 @@ from paceline_orchestrator.decoding.rpcs import renew_session
 from paceline_orchestrator.fleet.silence import Work
 
 if TYPE_CHECKING:
-    from paceline_orchestrator.decoding.exchange import PrefixCall
+    from paceline_contract.calls import PrefixCall
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.silence import Waiting
 

@@ -97,9 +97,9 @@ from paceline_protocol.succession import SuccessiveDecoding
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paceline_contract.calls import LikeliestTokens
     from paceline_orchestrator.decoding.calls_in_flight import StartCall
     from paceline_orchestrator.decoding.deadline import Deadline
-    from paceline_orchestrator.decoding.exchange import LikeliestTokens
     from paceline_orchestrator.decoding.recorder import Recorder
     from paceline_orchestrator.decoding.request_servers import RequestServers
     from paceline_orchestrator.decoding.session import RemoteSession

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
+from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import NOTHING, Proposal
-from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from paceline_orchestrator.fleet.wire import Timing
-
-LikeliestTokens: TypeAlias = tuple[tuple[int, float], ...]
-"""Token ids and log probabilities, the likeliest first."""
+    from paceline_contract.calls import CallTiming, LikeliestTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,76 +31,6 @@ class SessionSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixCall:
-    """Which session, and what it shall hold before the work; see SessionCall."""
-
-    session_id: str
-    sequence: int
-    base_length: int
-    base_digest: bytes
-    token_ids: Sequence[int]
-    fingerprint: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyOptions:
-    """How a proposal is to be judged; see VerifyRequest.
-
-    Attributes:
-        depth: How far this runs ahead.
-        anticipate: Whether the target shall go on by itself after the verdict.
-        propose: Whether it shall say what it guesses to follow, if it can.
-        top_logprobs: How many of the likeliest tokens it shall tell at each decided place.
-    """
-
-    depth: int = 0
-    logprobs: bool = False
-    anticipate: bool = False
-    propose: bool = False
-    top_logprobs: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftOptions:
-    """How far to draft, and how broadly; see DraftRequest.
-
-    Attributes:
-        chunk_tokens: How many of its tokens may travel together.
-        width: How many tokens to find at a place.
-        branch_count: How many tokens beside the chain's a forward may follow.
-    """
-
-    max_tokens: int
-    chunk_tokens: int = 1
-    width: int = 1
-    branch_count: int = 0
-
-    @property
-    def most_tokens(self) -> int:
-        """The most tokens that are found; see the proto."""
-        if self.width == 1:
-            return self.max_tokens
-        return self.max_tokens * self.width * (1 + self.branch_count)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeOptions:
-    """How far to decode; see DecodeRequest.
-
-    Attributes:
-        end_ids: No token comes after one of these.
-        top_logprobs: How many of the likeliest tokens it shall tell at each place.
-        interval_seconds: At least so much time passes between two messages.
-    """
-
-    max_tokens: int
-    end_ids: Collection[int] = ()
-    logprobs: bool = False
-    top_logprobs: int = 0
-    interval_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Judged:
     """A target's verdict, and what it took.
 
@@ -121,7 +46,7 @@ class Judged:
     accepted_path: tuple[int, ...]
     next_token: int
     logprobs: tuple[float, ...]
-    timing: Timing
+    timing: CallTiming
     elapsed_ns: int
     proposal: Proposal = NOTHING
     top_logprobs: tuple[LikeliestTokens, ...] = ()
@@ -142,7 +67,7 @@ class Drafted:
     sequence: int
     start_length: int
     proposal: Proposal
-    timing: Timing
+    timing: CallTiming
     elapsed_ns: int
     chain: tuple[int, ...] = ()
 
@@ -161,6 +86,6 @@ class Decoded:
     start_length: int
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    timing: Timing
+    timing: CallTiming
     elapsed_ns: int
     top_logprobs: tuple[LikeliestTokens, ...] = ()

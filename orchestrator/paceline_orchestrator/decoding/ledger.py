@@ -9,7 +9,7 @@ from paceline.errors import InvariantViolatedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_orchestrator.decoding.exchange import LikeliestTokens
+    from paceline_contract.calls import LikeliestTokens
 
 
 class Ledger:

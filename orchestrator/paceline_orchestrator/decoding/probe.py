@@ -9,9 +9,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
+from paceline_contract.calls import DraftOptions
 from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding.deadline import Deadline
-from paceline_orchestrator.decoding.exchange import DraftOptions, SessionSpec
+from paceline_orchestrator.decoding.exchange import SessionSpec
 from paceline_orchestrator.decoding.keeper import SessionKeeper
 from paceline_orchestrator.decoding.session import RemoteSession
 from paceline_orchestrator.fleet.discovery import Role

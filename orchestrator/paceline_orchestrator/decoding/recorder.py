@@ -16,10 +16,10 @@ from paceline_orchestrator.decoding.statistics import EventKind, Statistics, Tim
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paceline_contract.calls import CallTiming
     from paceline_orchestrator.decoding.exchange import Decoded, Drafted, Judged
     from paceline_orchestrator.decoding.metrics import RequestMetrics
     from paceline_orchestrator.decoding.statistics import Fallback
-    from paceline_orchestrator.fleet.wire import Timing
     from paceline_protocol.commitment import DraftStatistics
     from paceline_protocol.messages import EmitTokens, StartDecode, StartDraft, StartVerify
 
@@ -241,7 +241,7 @@ class Recorder:
         record.token_ids.extend(token_ids)
         record.started_ns = time.perf_counter_ns()
 
-    def _count_at_target(self, timing: Timing) -> None:
+    def _count_at_target(self, timing: CallTiming) -> None:
         if not self._statistics.target_forward_count:
             self._statistics.reused_count = timing.reused_token_count
         self._statistics.target_forward_count += timing.forward_count
@@ -323,7 +323,7 @@ class Recorder:
         if self._show is not None:
             self._show(event)
 
-    def _count(self, timing: Timing, elapsed_ns: int) -> int:
+    def _count(self, timing: CallTiming, elapsed_ns: int) -> int:
         """Count where an answer's time went, and return what was neither queue nor forward."""
         hop_ns = max(0, elapsed_ns - timing.queue_ns - timing.forward_ns)
         self._statistics.queue_ns += timing.queue_ns

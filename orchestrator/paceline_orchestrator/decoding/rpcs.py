@@ -24,6 +24,7 @@ from paceline.v1.session_service_pb2 import (
 )
 from paceline.v1.session_service_pb2 import SessionSpec as SpecMessage
 from paceline.v1.target_service_pb2 import DecodeRequest, VerifyRequest
+from paceline_contract.calls import VerificationRule
 from paceline_contract.limits import MOST_PROPOSAL_TOKENS, MOST_TOP_LOGPROBS
 from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding.exchange import Decoded, Drafted, Judged
@@ -35,7 +36,6 @@ from paceline_orchestrator.fleet.bad_answers import (
     demand,
 )
 from paceline_orchestrator.fleet.wire import answer, answers, read_timing
-from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Sequence
@@ -44,14 +44,15 @@ if TYPE_CHECKING:
     from paceline.v1.sampling_pb2 import LikeliestTokens as LikeliestMessage
     from paceline.v1.sampling_pb2 import SamplingParameters
     from paceline.v1.target_service_pb2 import DecodeResponse, VerifyResponse
-    from paceline_orchestrator.decoding.exchange import (
+    from paceline_contract.calls import (
         DecodeOptions,
         DraftOptions,
         LikeliestTokens,
         PrefixCall,
-        SessionSpec,
         VerifyOptions,
     )
+    from paceline_contract.proposal import Distribution
+    from paceline_orchestrator.decoding.exchange import SessionSpec
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import StreamCall
 
@@ -70,7 +71,7 @@ _RULES = {
 }
 
 
-def one_hot(token_id: int) -> object:
+def one_hot(token_id: int) -> Distribution:
     """Return what a token was drawn from that could be no other."""
     return SparseDistribution(token_ids=(token_id,), probabilities=(1.0,))
 
@@ -187,7 +188,7 @@ def send_decode(
     request = DecodeRequest(
         call=_call_message(call),
         max_tokens=options.max_tokens,
-        end_token_ids=options.end_ids,
+        end_token_ids=options.end_token_ids,
         logprobs=options.logprobs,
         top_logprobs=options.top_logprobs,
     )

@@ -16,10 +16,10 @@ from paceline.errors import (
     StaleCallError,
     SupersededError,
 )
+from paceline_contract.calls import PrefixCall, VerifyOptions
 from paceline_orchestrator.decoding.answers import AnswerChecks
 from paceline_orchestrator.decoding.call import CallUnderWay
 from paceline_orchestrator.decoding.deadline import Patience
-from paceline_orchestrator.decoding.exchange import PrefixCall, VerifyOptions
 from paceline_orchestrator.decoding.rpcs import (
     read_decoded,
     read_drafts,
@@ -37,17 +37,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.errors import SessionError
+    from paceline_contract.calls import DecodeOptions, DraftOptions
     from paceline_contract.proposal import Proposal
     from paceline_orchestrator.decoding.call import Sent
     from paceline_orchestrator.decoding.deadline import Deadline
-    from paceline_orchestrator.decoding.exchange import (
-        Decoded,
-        DecodeOptions,
-        Drafted,
-        DraftOptions,
-        Judged,
-        SessionSpec,
-    )
+    from paceline_orchestrator.decoding.exchange import Decoded, Drafted, Judged, SessionSpec
     from paceline_orchestrator.decoding.keeper import Opening, SessionKeeper
     from paceline_orchestrator.fleet.server import ModelServer
 

@@ -106,7 +106,7 @@ class Window:
         """Take in a piece of a draft, and return what it has of the chain; None if it is none."""
         if self._width == 1:
             follows_on = tuple(range(self.found_count, self.found_count + len(piece)))
-            return piece.token_ids if piece.parents in ((), follows_on) else None
+            return tuple(piece.token_ids) if piece.parents in ((), follows_on) else None
         if len(piece.parents) != len(piece):
             return None
         chain = []

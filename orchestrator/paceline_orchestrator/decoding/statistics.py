@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from paceline_contract.calls import StageTiming
 from paceline_protocol.commitment import DraftStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_orchestrator.fleet.wire import Timing
+    from paceline_contract.calls import CallTiming
 
 
 class Fallback(Enum):
@@ -129,10 +130,10 @@ class Statistics:
             return 0.0
         return self.token_count * targets_ns / self.target_forward_count / self.forward_ns
 
-    def count_models(self, names: Sequence[str], timing: Timing) -> None:
+    def count_models(self, names: Sequence[str], timing: CallTiming) -> None:
         """Count an answer's forwards by model: a stack's, largest first, or the one."""
-        stages = timing.stages or ((timing.forward_count, timing.forward_ns),)
-        for name, (forward_count, forward_ns) in zip(names, stages, strict=False):
+        stages = timing.stages or (StageTiming(timing.forward_count, timing.forward_ns),)
+        for name, stage in zip(names, stages, strict=False):
             ran = self.drafter_models.setdefault(name, ModelForwards())
-            ran.forward_count += forward_count
-            ran.forward_ns += forward_ns
+            ran.forward_count += stage.forward_count
+            ran.forward_ns += stage.forward_ns

@@ -22,6 +22,7 @@ from paceline_orchestrator.decoding.statistics import TextStatistics
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from paceline_contract.proposal import Distribution
     from paceline_protocol.messages import CapacityChanged, StartDraft
 
 TEXT_DRAFTER = "max-gram"
@@ -76,7 +77,7 @@ class TextDrafter:
         proposer: Proposer,
         slot: int,
         is_beside: bool,
-        make_distribution: Callable[[int], object] | None = None,
+        make_distribution: Callable[[int], Distribution] | None = None,
         room: IndexRoom | None = None,
     ) -> None:
         self._prompt = prompt

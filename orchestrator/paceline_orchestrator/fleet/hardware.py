@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from paceline_contract.calls import Hardware
+
 _ROUNDING = 1e-6  # shares come as 32-bit floats: three thirds are a little more than a whole
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """What a server computes on; see the proto.
-
-    Attributes:
-        identity: Its name among all machines.
-        share: The part of it that a forward keeps busy.
-    """
-
-    identity: str
-    share: float
 
 
 def count_side_by_side(targets: Iterable[Hardware | None], *, drafter: Hardware | None) -> int:

@@ -11,7 +11,7 @@ from paceline_orchestrator.fleet.row_prices import RowPrices
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline_orchestrator.fleet.wire import Timing
+    from paceline_contract.calls import CallTiming
 
 # A moving average that forgets half of its past in about five answers.
 _WEIGHT = 1 / 8
@@ -103,7 +103,7 @@ class ObservedLatency:
         self._prefill_fixed_ns = prefill_fixed_ns
         self._prefill_ns_per_token = prefill_ns_per_token
 
-    def observe(self, timing: Timing, *, elapsed_ns: int, is_first: bool = True) -> None:
+    def observe(self, timing: CallTiming, *, elapsed_ns: int, is_first: bool = True) -> None:
         """Learn from an answer.
 
         Args:
@@ -127,7 +127,7 @@ class ObservedLatency:
             self._lag_ns += _WEIGHT * (rest_ns / timing.forward_count - self._lag_ns)
         self._learn_step(timing)
 
-    def _learn_step(self, timing: Timing) -> None:
+    def _learn_step(self, timing: CallTiming) -> None:
         """Tell a decoding step from a forward, whatever else was computed in it, but no prompts."""
         count, calls = timing.forward_count, max(timing.forward_count, timing.shared_call_count)
         rows = max(timing.row_count, timing.shared_row_count)

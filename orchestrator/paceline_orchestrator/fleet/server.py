@@ -15,8 +15,8 @@ from paceline_orchestrator.fleet.silence import SilenceWatch
 if TYPE_CHECKING:
     import grpc
 
+    from paceline_contract.calls import Hardware
     from paceline_orchestrator.fleet.discovery import Endpoint, Role
-    from paceline_orchestrator.fleet.hardware import Hardware
     from paceline_orchestrator.fleet.wire import ModelFacts
 
 NOT_REACHED = "NOT_REACHED"

@@ -17,6 +17,8 @@ from paceline.errors import (
 from paceline.status import decode
 from paceline.v1 import model_service_pb2, sampling_pb2
 from paceline.v1.model_service_pb2 import GetModelInfoRequest, GetTokenizerRequest
+from paceline_contract import calls
+from paceline_contract.calls import Hardware, VerificationRule
 from paceline_contract.limits import MOST_TOKENIZER_BYTES
 from paceline_orchestrator.fleet.bad_answers import (
     BadAnswerError,
@@ -26,8 +28,6 @@ from paceline_orchestrator.fleet.bad_answers import (
     demand,
 )
 from paceline_orchestrator.fleet.discovery import Role
-from paceline_orchestrator.fleet.hardware import Hardware
-from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
@@ -64,29 +64,6 @@ class StreamCall(Protocol[_T_co]):
 
     def cancel(self) -> bool:
         """End it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Where a call's time went, as the server saw it.
-
-    Attributes:
-        began_early: Whether the server had begun before the call came.
-        shared_row_count: Rows of those forwards in all, other calls' included.
-        shared_call_count: Calls that these were of, added up over the forwards.
-        reused_token_count: Tokens of the prefix that were computed for an earlier session.
-        stages: Forwards of each model of a stack, and ns in them, largest first.
-    """
-
-    queue_ns: int = 0
-    forward_ns: int = 0
-    forward_count: int = 0
-    row_count: int = 0
-    began_early: bool = False
-    shared_row_count: int = 0
-    shared_call_count: int = 0
-    reused_token_count: int = 0
-    stages: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,14 +199,14 @@ def _read_error(rpc_error: grpc.RpcError) -> PacelineError:
     return error
 
 
-def read_timing(timing: CallTiming) -> Timing:
+def read_timing(timing: CallTiming) -> calls.CallTiming:
     """Read where a call's time went.
 
     Raises:
         BadAnswerError: It is out of its limits.
     """
     check_timing(timing)
-    return Timing(
+    return calls.CallTiming(
         queue_ns=timing.queue_ns,
         forward_ns=timing.forward_ns,
         forward_count=timing.forward_count,
@@ -238,7 +215,9 @@ def read_timing(timing: CallTiming) -> Timing:
         shared_row_count=max(timing.row_count, timing.shared_row_count),
         shared_call_count=max(timing.forward_count, timing.shared_call_count),
         reused_token_count=timing.reused_token_count,
-        stages=tuple((each.forward_count, each.forward_ns) for each in timing.stages),
+        stages=tuple(
+            calls.StageTiming(stage.forward_count, stage.forward_ns) for stage in timing.stages
+        ),
     )
 
 

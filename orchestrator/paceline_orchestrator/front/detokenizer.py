@@ -103,12 +103,37 @@ class _OpenTokens:
             self._total -= self._byte_counts.popleft()
 
 
+class _Utf8Decoder:
+    """Decodes bytes as they come; bytes that cannot become a character are U+FFFD at once."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def pending_count(self) -> int:
+        """How many of the last bytes belong to an incomplete character."""
+        return len(self._decoder.getstate()[0])
+
+    def decode(self, content: bytes) -> str:
+        """Add bytes; return the characters that are complete."""
+        text = self._decoder.decode(content)
+        # Python keeps the first two bytes of a surrogate's encoding, which is no character.
+        pending = self._decoder.getstate()[0]
+        if len(pending) == 2 and pending[0] == 0xED and pending[1] >= 0xA0:
+            text += self.finish()
+        return text
+
+    def finish(self) -> str:
+        """Return U+FFFD for an incomplete character; nothing if there is none."""
+        return self._decoder.decode(b"", final=True)
+
+
 class _ByteDetokenizer:
     """Text that is the bytes of all tokens put together, as UTF-8."""
 
     def __init__(self, codec: Codec, prompt: Sequence[int]) -> None:
         self._codec = codec
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._utf8 = _Utf8Decoder()
         self._open = _OpenTokens()
         ending = b""
         for token_id in reversed(prompt[-_MOST_LOOKED_AT:]):
@@ -124,14 +149,14 @@ class _ByteDetokenizer:
     def push(self, token_id: int) -> str:
         content = self._codec.bytes_of(token_id)
         text = self._utf8.decode(content)
-        self._open.add(len(content), incomplete=len(self._utf8.getstate()[0]))
+        self._open.add(len(content), incomplete=self._utf8.pending_count)
         return text
 
     def push_many(self, token_ids: Sequence[int]) -> str:
         return "".join(map(self.push, token_ids))
 
     def finish(self) -> str:
-        return self._utf8.decode(b"", final=True)
+        return self._utf8.finish()
 
 
 class _ChainDetokenizer:
@@ -146,7 +171,7 @@ class _ChainDetokenizer:
 
     def __init__(self, codec: Codec, prompt: Sequence[int]) -> None:
         self._codec = codec
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._utf8 = _Utf8Decoder()
         self._context: deque[_Unit] = deque(maxlen=_CONTEXT_UNITS)
         self._context_text = ""
         self._bytes = b""
@@ -209,7 +234,7 @@ class _ChainDetokenizer:
         codec = self._codec
         self._bytes += content
         characters = self._utf8.decode(content)
-        decided_count = len(self._bytes) - len(self._utf8.getstate()[0])
+        decided_count = len(self._bytes) - self._utf8.pending_count
         decided, self._bytes = self._bytes[:decided_count], self._bytes[decided_count:]
         if not decided:
             return ""
@@ -225,7 +250,7 @@ class _ChainDetokenizer:
         if self._bytes:
             self._start_context(self._codec.strings_of(self._bytes), is_valid=False)
             self._bytes = b""
-        return self._utf8.decode(b"", final=True)
+        return self._utf8.finish()
 
     def _add(self, *units: _Unit) -> str:
         """Make units part of the context; return what they add to its text."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidFieldError
+from paceline_contract.calls import VerificationRule
 from paceline_orchestrator.decoding.assigned_servers import AssignedServers
 from paceline_orchestrator.decoding.driver import Driver
 from paceline_orchestrator.decoding.recorder import Recorder
@@ -23,13 +24,12 @@ from paceline_orchestrator.front.translation import (
 )
 from paceline_protocol.messages import FinishReason
 from paceline_protocol.methods import create_method
-from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from paceline_contract.calls import LikeliestTokens
     from paceline_contract.max_gram import MaxGramRules
-    from paceline_orchestrator.decoding.exchange import LikeliestTokens
     from paceline_orchestrator.decoding.keeper import SessionKeeper
     from paceline_orchestrator.decoding.metrics import RequestMetrics
     from paceline_orchestrator.decoding.statistics import (

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from paceline_contract.calls import VerificationRule
 from paceline_contract.limits import MOST_TARGETS
 from paceline_orchestrator.decoding.exchange import SessionSpec
 from paceline_orchestrator.decoding.slots import ServerNeeds
@@ -14,7 +15,7 @@ from paceline_orchestrator.planning.growth import Growth
 from paceline_orchestrator.planning.measurements import MOST_TREE_TOKENS
 from paceline_protocol.draft_shape import CHAIN
 from paceline_protocol.methods import METHODS
-from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
+from paceline_protocol.task import DecodingTask, DispatchPolicy
 
 if TYPE_CHECKING:
     from paceline_orchestrator.decoding.deadline import Deadline

@@ -15,7 +15,7 @@ from paceline_orchestrator.front.detokenizer import make_detokenizer
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline_orchestrator.decoding.exchange import LikeliestTokens
+    from paceline_contract.calls import LikeliestTokens
     from paceline_orchestrator.front.tokenizer import Codec
 
 # Where stop strings name special tokens, these stand for them in the text. No text has surrogates.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from paceline.v1 import model_service_pb2 as model_pb
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
+from paceline_contract.calls import VerificationRule
 from paceline_orchestrator.decoding.statistics import EventKind, Fallback
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.words import Word
@@ -20,12 +21,12 @@ from paceline_orchestrator.planning.planner import DrafterKind, Wish
 from paceline_protocol.draft_shape import Shape
 from paceline_protocol.messages import FinishReason
 from paceline_protocol.methods import Strategy
-from paceline_protocol.task import DispatchPolicy, VerificationRule
+from paceline_protocol.task import DispatchPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from paceline_orchestrator.decoding.exchange import LikeliestTokens
+    from paceline_contract.calls import LikeliestTokens
     from paceline_orchestrator.decoding.statistics import Statistics, TimelineEvent
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.words import Standing

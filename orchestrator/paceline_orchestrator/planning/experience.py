@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.errors import NoTargetError, TokenizerMismatchError, UnsupportedError
+from paceline_contract.calls import VerificationRule
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.hardware import count_side_by_side
 from paceline_orchestrator.fleet.row_prices import RowPrices
@@ -25,7 +26,6 @@ from paceline_orchestrator.planning.measurements import MOST_TREE_TOKENS, Measur
 from paceline_orchestrator.planning.planner import Plan, Planner, Wish
 from paceline_protocol.draft_shape import CHAIN
 from paceline_protocol.methods import METHODS
-from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

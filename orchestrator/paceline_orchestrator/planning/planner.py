@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from paceline_contract.calls import VerificationRule
 from paceline_orchestrator.planning.computing import let_others_run
 from paceline_orchestrator.planning.dispatching import affordable_targets
 from paceline_orchestrator.planning.estimates import (
@@ -29,7 +30,7 @@ from paceline_orchestrator.planning.rehearsal import Rehearsals, rounded, settin
 from paceline_orchestrator.planning.starts import Start, Starts
 from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.methods import METHODS, Strategy
-from paceline_protocol.task import ASSUMED_RATES, VerificationRule
+from paceline_protocol.task import ASSUMED_RATES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

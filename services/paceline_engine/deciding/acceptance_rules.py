@@ -29,8 +29,8 @@ from paceline_engine.deciding.sampling import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_contract.proposal import Distribution, Proposal
     from paceline_engine.terms.calls import SamplingParameters
-    from paceline_engine.terms.proposal import Proposal, SparseDistribution
 
 
 def accept_exact(
@@ -108,7 +108,7 @@ def accept_sampled(
     draft_token_ids: Sequence[int],
     logits: Tensor,
     *,
-    distributions: Sequence[SparseDistribution],
+    distributions: Sequence[Distribution],
     first_position: int,
     parameters: SamplingParameters,
     seed: int,
@@ -164,7 +164,7 @@ def accept_sampled(
     return accepted, _draw(next(rows), position=bonus_position, seed=seed, purpose=Purpose.EXACT)
 
 
-def residual_scores(target_probs: Tensor, draft: SparseDistribution) -> Tensor:
+def residual_scores(target_probs: Tensor, draft: Distribution) -> Tensor:
     """Return log max(0, target_probs - draft_probs), not normalised; if empty, log target_probs.
 
     Args:
@@ -178,7 +178,7 @@ def residual_scores(target_probs: Tensor, draft: SparseDistribution) -> Tensor:
     return (residual if bool(residual.any()) else target_probs).log()
 
 
-def _probability(distribution: SparseDistribution, token_id: int) -> float:
+def _probability(distribution: Distribution, token_id: int) -> float:
     """Return the probability with which a token was drawn, exactly; float32 sums miss 1."""
     # A list that lies in a message has no `index`.
     place = next(place for place, each in enumerate(distribution.token_ids) if each == token_id)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Sequence
 
-    from paceline_engine.terms.proposal import SparseDistribution
+    from paceline_contract.proposal import SparseDistribution
 
 _MOST_TOKENS = 1024
 

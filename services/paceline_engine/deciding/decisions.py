@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline_contract.calls import VerificationRule
+from paceline_contract.proposal import Proposal
 from paceline_engine.deciding.acceptance_rules import accept_along, accept_exact, accept_sampled
 from paceline_engine.deciding.review_tasks import ReviewTask
 from paceline_engine.deciding.reviews import review_by
@@ -23,9 +25,7 @@ from paceline_engine.deciding.sampling import (
     perturbed_rows,
     token_logprobs,
 )
-from paceline_engine.terms.calls import VerificationRule
 from paceline_engine.terms.items import Judgement
-from paceline_engine.terms.proposal import Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

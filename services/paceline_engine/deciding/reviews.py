@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline_contract.calls import VerificationRule
+from paceline_contract.proposal import SparseDistribution
 from paceline_engine.deciding.acceptance_rules import residual_scores
 from paceline_engine.deciding.cascade import Draw
 from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
@@ -37,8 +39,6 @@ from paceline_engine.deciding.sampling import (
     largest,
     likeliest,
 )
-from paceline_engine.terms.calls import VerificationRule
-from paceline_engine.terms.proposal import SparseDistribution
 
 if TYPE_CHECKING:
     from torch import Tensor

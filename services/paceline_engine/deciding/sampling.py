@@ -17,14 +17,15 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InternalError
+from paceline_contract.proposal import SparseDistribution
 from paceline_engine.deciding.noise import Purpose, pair_bits
-from paceline_engine.terms.proposal import SparseDistribution
 from paceline_engine.terms.validation import MOST_ENTRIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_engine.terms.calls import LikeliestTokens, SamplingParameters
+    from paceline_contract.calls import LikeliestTokens
+    from paceline_engine.terms.calls import SamplingParameters
 
 _WORD = 0xFFFFFFFF
 _USUAL_NUCLEUS = 256

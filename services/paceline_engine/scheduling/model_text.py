@@ -6,8 +6,8 @@ import threading
 from array import array
 from typing import TYPE_CHECKING
 
+from paceline_contract.proposal import Proposal, SparseDistribution
 from paceline_engine.terms.items import Draft, Item, Judge, Judgement, Outcome
-from paceline_engine.terms.proposal import Proposal, SparseDistribution
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,6 +19,8 @@ from paceline.errors import (
     LoadingError,
     SessionNotFoundError,
 )
+from paceline_contract.calls import DecodeOptions, DraftOptions, PrefixCall, VerifyOptions
+from paceline_contract.proposal import NOTHING, Proposal
 from paceline_engine.scheduling.accounting import HostLimits, HostStatistics
 from paceline_engine.scheduling.latencies import LatencyMeter, measure
 from paceline_engine.scheduling.worker import ModelWorker
@@ -33,24 +35,19 @@ from paceline_engine.terms.backend import (
     ModelLoadError,
     TokenMemory,
 )
-from paceline_engine.terms.calls import (
-    Decoded,
-    DecodeOptions,
-    Drafted,
-    DraftOptions,
-    ModelDescription,
-    PrefixCall,
-    SessionGrant,
-    SessionSpec,
-    Verdict,
-    VerifyOptions,
-)
-from paceline_engine.terms.proposal import NOTHING, Proposal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from paceline_engine.terms.backend import ChatTemplate
+    from paceline_engine.terms.calls import (
+        Decoded,
+        Drafted,
+        ModelDescription,
+        SessionGrant,
+        SessionSpec,
+        Verdict,
+    )
     from paceline_engine.terms.latencies import ModelLatencies
 
 __all__ = ["HostLimits", "HostStatistics", "ModelHost"]

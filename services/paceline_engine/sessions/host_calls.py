@@ -6,26 +6,25 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paceline_engine.scheduling.batching import most_rows
-from paceline_engine.terms import validation
-from paceline_engine.terms.calls import (
+from paceline_contract.calls import (
     CallTiming,
-    Decoded,
     DecodeOptions,
-    Drafted,
     DraftOptions,
     PrefixCall,
     StageTiming,
-    Verdict,
     VerificationRule,
     VerifyOptions,
 )
+from paceline_contract.proposal import Proposal
+from paceline_engine.scheduling.batching import most_rows
+from paceline_engine.terms import validation
+from paceline_engine.terms.calls import Decoded, Drafted, Verdict
 from paceline_engine.terms.items import Decode, Draft, Judge
-from paceline_engine.terms.proposal import Proposal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
+    from paceline_contract.proposal import Distribution
     from paceline_engine.scheduling.accounting import HostStatistics
     from paceline_engine.scheduling.jobs import Step
     from paceline_engine.scheduling.latencies import LatencyMeter
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from paceline_engine.sessions.session_table import SessionTable
     from paceline_engine.terms.backend import Backend
     from paceline_engine.terms.items import Outcome
-    from paceline_engine.terms.proposal import SparseDistribution
 
 
 class HostCalls:
@@ -211,7 +209,7 @@ class HostCalls:
         with self._live.until_left(session, live):
             unheld: Sequence[int] = call.token_ids
             found: list[int] = []
-            drawn_from: list[SparseDistribution] = []
+            drawn_from: list[Distribution] = []
             for start in range(0, max_tokens, options.chunk_tokens):
                 count = min(options.chunk_tokens, max_tokens - start)
                 steps: list[Step[Outcome]] = []

@@ -19,12 +19,12 @@ from paceline_engine.terms.items import Item
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from paceline_contract.calls import PrefixCall
     from paceline_engine.scheduling.accounting import HostStatistics
     from paceline_engine.scheduling.jobs import Job
     from paceline_engine.scheduling.worker import ModelWorker
     from paceline_engine.sessions.session import Session
     from paceline_engine.sessions.session_table import SessionTable
-    from paceline_engine.terms.calls import PrefixCall
     from paceline_engine.terms.items import Decode, Draft, Judge, Outcome
 
 

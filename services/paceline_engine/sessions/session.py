@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Sequence
 
+    from paceline_contract.calls import PrefixCall
     from paceline_engine.scheduling.jobs import Job, Outlet
-    from paceline_engine.terms.calls import PrefixCall, SessionSpec
+    from paceline_engine.terms.calls import SessionSpec
     from paceline_engine.terms.items import Item, Outcome
     from paceline_engine.terms.model_cache import ModelCache
 

@@ -7,27 +7,18 @@ on the host's monotonic clock.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, TypeAlias
 
-from paceline_engine.terms.proposal import NOTHING, Proposal
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from paceline_contract.calls import (
+    NO_TIMING,
+    CallTiming,
+    Hardware,
+    LikeliestTokens,
+    VerificationRule,
+)
+from paceline_contract.proposal import NOTHING, Proposal
 
 DEFAULT_LEASE_SECONDS = 15.0
 """How long a session outlives its last call, if its opener does not say."""
-
-
-LikeliestTokens: TypeAlias = tuple[tuple[int, float], ...]
-"""Token ids and log probabilities, the likeliest first."""
-
-
-class VerificationRule(Enum):
-    """How draft tokens are accepted; see sampling.proto."""
-
-    EXACT = "exact"
-    REJECTION = "rejection"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,106 +65,6 @@ class SessionGrant:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixCall:
-    """Which session, and what it shall hold before the work; see session_service.proto.
-
-    Attributes:
-        caller: Who calls; has to be the session's owner.
-    """
-
-    session_id: str
-    sequence: int
-    base_length: int
-    base_digest: bytes
-    token_ids: Sequence[int]
-    caller: str = ""
-
-    @property
-    def prefix_length(self) -> int:
-        """How many tokens the session shall hold."""
-        return self.base_length + len(self.token_ids)
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyOptions:
-    """What else a verification is told.
-
-    Attributes:
-        anticipate: Whether the model shall go on by itself to the token after a correction.
-        propose: Whether to return what the model itself proposes, if it can.
-    """
-
-    depth: int = 0
-    logprobs: bool = False
-    anticipate: bool = False
-    propose: bool = False
-    top_logprobs: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeOptions:
-    """How far to decode, and what else is told; limits in target_service.proto.
-
-    Attributes:
-        interval_seconds: Between two answers so much time passes at least, the last ones excepted.
-    """
-
-    max_tokens: int
-    end_token_ids: Sequence[int] = ()
-    logprobs: bool = False
-    interval_seconds: float = 0.0
-    top_logprobs: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DraftOptions:
-    """How far to draft, and how wide; limits in drafter_service.proto.
-
-    Attributes:
-        max_tokens: Of the chain, at most.
-        chunk_tokens: How many of these may travel in one answer.
-        width: How many tokens to find at a place; 1: a chain.
-        branch_count: How many tokens beside the chain's a forward may follow.
-    """
-
-    max_tokens: int
-    chunk_tokens: int = 1
-    width: int = 1
-    branch_count: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StageTiming:
-    """What one model of a stack ran for a call."""
-
-    forward_count: int = 0
-    forward_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CallTiming:
-    """Where the time of a call went.
-
-    Attributes:
-        began_early: Whether the forward had begun before the call came.
-        shared_row_count: Rows of its forwards in all, other calls' included.
-        shared_call_count: Calls that these were of, itself included, added up over forwards.
-        reused_token_count: Of a session's first call, tokens that had been computed before.
-        stages: Of a stack what each model ran, largest first.
-    """
-
-    queue_ns: int = 0
-    forward_ns: int = 0
-    forward_count: int = 0
-    row_count: int = 0
-    began_early: bool = False
-    shared_row_count: int = 0
-    shared_call_count: int = 0
-    reused_token_count: int = 0
-    stages: tuple[StageTiming, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
     """A target's answer on a proposal; see VerifyResponse in target_service.proto."""
 
@@ -182,7 +73,7 @@ class Verdict:
     next_token: int
     held_length: int
     logprobs: tuple[float, ...] = ()
-    timing: CallTiming = CallTiming()
+    timing: CallTiming = NO_TIMING
     proposal: Proposal = NOTHING
     top_logprobs: tuple[LikeliestTokens, ...] = ()
 
@@ -194,7 +85,7 @@ class Decoded:
     start_length: int
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
-    timing: CallTiming = CallTiming()
+    timing: CallTiming = NO_TIMING
     top_logprobs: tuple[LikeliestTokens, ...] = ()
 
 
@@ -204,20 +95,7 @@ class Drafted:
 
     start_length: int
     proposal: Proposal
-    timing: CallTiming = CallTiming()
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """What a model computes on; see the proto.
-
-    Attributes:
-        identity: Its name among all machines.
-        share: The part of it that a forward keeps busy, in (0, 1].
-    """
-
-    identity: str
-    share: float
+    timing: CallTiming = NO_TIMING
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from paceline_engine.terms.proposal import NOTHING, Proposal
+from paceline_contract.proposal import NOTHING, Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

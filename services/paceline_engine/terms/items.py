@@ -9,15 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from paceline_engine.terms.calls import VerificationRule
+from paceline_contract.calls import VerificationRule
+from paceline_contract.proposal import NOTHING, Proposal
 from paceline_engine.terms.draft_tree import DraftTree
-from paceline_engine.terms.proposal import NOTHING, Proposal
 
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Sequence
 
-    from paceline_engine.terms.calls import LikeliestTokens, SessionSpec
+    from paceline_contract.calls import LikeliestTokens
+    from paceline_engine.terms.calls import SessionSpec
     from paceline_engine.terms.model_cache import ModelCache
 
 ANTICIPATED = 1 << 20

@@ -7,7 +7,7 @@ from array import array
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from paceline_engine.terms.proposal import Proposal
+from paceline_contract.proposal import Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

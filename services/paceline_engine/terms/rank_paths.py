@@ -11,7 +11,7 @@ import heapq
 from itertools import product
 from typing import TYPE_CHECKING, TypeAlias
 
-from paceline_engine.terms.proposal import Proposal
+from paceline_contract.proposal import Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

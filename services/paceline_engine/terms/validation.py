@@ -10,6 +10,13 @@ import math
 from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidFieldError, UnsupportedError
+from paceline_contract.calls import (
+    DecodeOptions,
+    DraftOptions,
+    PrefixCall,
+    VerificationRule,
+    VerifyOptions,
+)
 from paceline_contract.limits import (
     LEASE_SECONDS,
     MOST_BRANCHES,
@@ -22,21 +29,12 @@ from paceline_contract.limits import (
     SUM_TOLERANCE,
 )
 from paceline_contract.names import NAME_RULE, is_name
-from paceline_engine.terms.calls import (
-    DecodeOptions,
-    DraftOptions,
-    ModelDescription,
-    PrefixCall,
-    SamplingParameters,
-    SessionSpec,
-    VerificationRule,
-    VerifyOptions,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_engine.terms.proposal import Proposal
+    from paceline_contract.proposal import Proposal
+    from paceline_engine.terms.calls import ModelDescription, SamplingParameters, SessionSpec
 
 MOST_TOKENS = MOST_PROPOSAL_TOKENS
 """The most tokens of a proposal, of a draft's window, and of a Decode."""
@@ -218,7 +216,7 @@ def check_decoding(
             "end_token_ids",
             f"has {len(options.end_token_ids)} tokens, at most {MOST_END_TOKENS} are allowed",
         )
-    _check_token_ids("end_token_ids", options.end_token_ids, vocabulary_size=vocabulary_size)
+    _check_token_ids("end_token_ids", [*options.end_token_ids], vocabulary_size=vocabulary_size)
     _check("top_logprobs", options.top_logprobs, 0, MOST_TOP_LOGPROBS)
     _check(
         "message_interval", options.interval_seconds, 0, _LONGEST_INTERVAL_SECONDS, unit=" seconds"

@@ -52,7 +52,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline_engine.terms.proposal import Proposal
+from paceline_contract.proposal import Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

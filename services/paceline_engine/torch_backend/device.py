@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.errors import OverloadedError
+from paceline_contract.calls import Hardware
 from paceline_engine.terms.backend import DeviceLostError, ModelLoadError
-from paceline_engine.terms.calls import Hardware
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

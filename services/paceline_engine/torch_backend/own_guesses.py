@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
 from paceline.errors import PacelineError
+from paceline_contract.proposal import NOTHING, Proposal
 from paceline_engine.terms.items import Outcome
-from paceline_engine.terms.proposal import NOTHING, Proposal
 from paceline_engine.torch_backend.device import on_device
 from paceline_engine.torch_backend.self_drafting import DecidedRow
 from paceline_engine.torch_backend.upper_rows import UpperRows

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from paceline_contract.proposal import Proposal
     from paceline_engine.model_files.files import ModelFiles
     from paceline_engine.terms.calls import SessionSpec
-    from paceline_engine.terms.proposal import Proposal
     from paceline_engine.torch_backend.adapters.files import LoadedAdapter
     from paceline_engine.torch_backend.key_values import KeyValues
 

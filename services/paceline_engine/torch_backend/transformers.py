@@ -53,12 +53,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
+from paceline_contract.proposal import Proposal
 from paceline_engine.deciding.decisions import choose_next, draft_from, judge_by, rank_from
 from paceline_engine.model_backend import Feed, ModelBackend
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.terms.backend import ForwardInterrupted, Interrupt, ModelLoadError, TokenMemory
 from paceline_engine.terms.items import Draft, Judgement, Outcome
-from paceline_engine.terms.proposal import Proposal
 from paceline_engine.torch_backend.cuda_graphs import CapturedSteps
 from paceline_engine.torch_backend.decoders import choose_decoder, take_sample
 from paceline_engine.torch_backend.device import on_device, usable_device, wait_for

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
-from paceline_engine.terms.calls import VerificationRule
+from paceline_contract.calls import VerificationRule
 from support.fake_text import continuation, likeliest_after, logprob_of
 from support.orchestrating import PROMPT, STRATEGIES, a_drafter, orchestrating, targets
 

@@ -11,7 +11,7 @@ from paceline import errors
 from paceline.status import decode
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
-from paceline_engine.terms.calls import VerificationRule
+from paceline_contract.calls import VerificationRule
 from support.fake_text import EOS, VOCABULARY_SIZE, byte_tokenizer, continuation
 from support.orchestrating import PROMPT, STRATEGIES, a_drafter, orchestrating, targets
 

@@ -21,7 +21,7 @@ from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline.v1.model_service_pb2 import ChatTemplate
-from paceline_engine.terms.calls import VerificationRule
+from paceline_contract.calls import VerificationRule
 from paceline_orchestrator.front.tokenizer import Codecs
 from support.fake_text import byte_tokenizer, continuation, likeliest_after, logprob_of
 from support.lies.liar import Liar

@@ -6,8 +6,9 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
+from paceline_contract.calls import DraftOptions, PrefixCall, VerifyOptions
 from paceline_engine.scheduling.model_text import ModelText
-from paceline_engine.terms.calls import DraftOptions, PrefixCall, SessionSpec, VerifyOptions
+from paceline_engine.terms.calls import SessionSpec
 from unit.engine.conftest import Gate, call_on, chain, continuation, instant, until
 
 if TYPE_CHECKING:

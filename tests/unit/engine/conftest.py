@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from paceline_contract.calls import PrefixCall
+from paceline_contract.proposal import Proposal, SparseDistribution
 from paceline_engine.model_backend import Feed, ModelBackend
 from paceline_engine.sessions.host import HostLimits, ModelHost
 from paceline_engine.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.terms.backend import Backend, Interrupt
-from paceline_engine.terms.calls import PrefixCall
-from paceline_engine.terms.proposal import Proposal, SparseDistribution
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.prefix_digest import prefix_digest
 from support.tiny_models import TinyPair, sixteen_token_model, tiny_pair

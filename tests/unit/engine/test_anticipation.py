@@ -8,10 +8,11 @@ import pytest
 
 from paceline.errors import PrefixMismatchError, PrefixNotHeldError, SessionNotFoundError
 from paceline.v1.target_service_pb2 import VerifyRequest
+from paceline_contract.calls import VerifyOptions
+from paceline_contract.proposal import Proposal
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.simulated import SimulatedBackend
-from paceline_engine.terms.calls import SessionSpec, VerifyOptions
-from paceline_engine.terms.proposal import Proposal
+from paceline_engine.terms.calls import SessionSpec
 from unit.engine.conftest import Gate, call_on, chain, continuation, instant, running, until
 
 SPEC = SessionSpec(200)

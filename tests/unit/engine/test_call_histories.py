@@ -18,21 +18,14 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from paceline.errors import InvalidFieldError, OverloadedError, SupersededError
+from paceline_contract.calls import DecodeOptions, DraftOptions, VerificationRule, VerifyOptions
+from paceline_contract.proposal import SparseDistribution
 from paceline_engine.model_backend import Feed
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.sessions.host import HostLimits, ModelHost
 from paceline_engine.simulated import SimulatedBackend, SimulatedCache, SimulatedModel
 from paceline_engine.terms.backend import ForwardInterrupted, Interrupt
-from paceline_engine.terms.calls import (
-    DecodeOptions,
-    DraftOptions,
-    SamplingParameters,
-    SessionSpec,
-    Verdict,
-    VerificationRule,
-    VerifyOptions,
-)
-from paceline_engine.terms.proposal import SparseDistribution
+from paceline_engine.terms.calls import SamplingParameters, SessionSpec, Verdict
 from support.trees import random_tree
 from unit.engine.conftest import call_on, chain, continuation, instant, until
 
@@ -278,14 +271,14 @@ class History:
 
     async def drafted(self, request, count: int) -> tuple[int, ...]:
         found: list[int] = []
-        async with aclosing(self.host.draft(request, DraftOptions(count))) as chunks:
+        async with aclosing(self.host.draft(request, DraftOptions(max_tokens=count))) as chunks:
             async for chunk in chunks:
                 found.extend(chunk.proposal.token_ids)
         return tuple(found)
 
     async def decoded(self, request, count: int) -> tuple[int, ...]:
         found: list[int] = []
-        async with aclosing(self.host.decode(request, DecodeOptions(count))) as messages:
+        async with aclosing(self.host.decode(request, DecodeOptions(max_tokens=count))) as messages:
             async for message in messages:
                 assert message.start_length == request.prefix_length + len(found)
                 found.extend(message.token_ids)

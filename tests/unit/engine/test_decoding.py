@@ -8,9 +8,10 @@ from contextlib import aclosing
 import pytest
 
 from paceline.errors import SupersededError
+from paceline_contract.calls import DecodeOptions
 from paceline_engine.scheduling.jobs import Outlet, Step
 from paceline_engine.scheduling.model_text import ModelText
-from paceline_engine.terms.calls import DecodeOptions, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from support.virtual_time import virtually
 from unit.engine.conftest import Gate, call_on, continuation, instant, running, until
 
@@ -34,7 +35,9 @@ async def test_sessions_that_decode_share_their_forwards():
     gate = Gate()
     async with running(gate) as host, asyncio.TaskGroup() as group:
         calls = [
-            group.create_task(decoded(host, host.open_session(SPEC).session_id, DecodeOptions(20)))
+            group.create_task(
+                decoded(host, host.open_session(SPEC).session_id, DecodeOptions(max_tokens=20))
+            )
             for _ in range(4)
         ]
         await until(lambda: host.statistics().calls_live == 4)
@@ -50,7 +53,10 @@ async def test_nothing_is_computed_after_an_end_token():
         session = host.open_session(SPEC).session_id
         ends = (ORACLE[5],)
         count = ORACLE.index(ORACLE[5]) + 1
-        assert await decoded(host, session, DecodeOptions(20, ends)) == ORACLE[:count]
+        assert (
+            await decoded(host, session, DecodeOptions(max_tokens=20, end_token_ids=ends))
+            == ORACLE[:count]
+        )
         assert host.statistics().forwards == count
 
 
@@ -66,7 +72,9 @@ async def test_a_caller_that_leaves_leaves_no_generator_to_a_collector(monkeypat
 
     monkeypatch.setattr(Outlet, "parcels", watched)
     async with running(instant()) as host:
-        decoding = host.decode(first_call(host.open_session(SPEC).session_id), DecodeOptions(20))
+        decoding = host.decode(
+            first_call(host.open_session(SPEC).session_id), DecodeOptions(max_tokens=20)
+        )
         await anext(decoding)
         await decoding.aclose()
         assert len(ended) == 1
@@ -77,7 +85,9 @@ async def test_a_caller_that_leaves_ends_it():
     async with running(gate) as host:
         session = host.open_session(SPEC).session_id
         gate.open.set()
-        async with aclosing(host.decode(first_call(session), DecodeOptions(30))) as parcels:
+        async with aclosing(
+            host.decode(first_call(session), DecodeOptions(max_tokens=30))
+        ) as parcels:
             first = await anext(parcels)
             gate.open.clear()
         await until(lambda: not host.statistics().forwards_running)
@@ -93,7 +103,7 @@ async def test_a_newer_call_of_its_session_replaces_it():
     gate = Gate()
     async with running(gate) as host:
         session = host.open_session(SPEC).session_id
-        older = asyncio.create_task(decoded(host, session, DecodeOptions(30)))
+        older = asyncio.create_task(decoded(host, session, DecodeOptions(max_tokens=30)))
         await until(lambda: len(gate.entered) == 1)
         newer = asyncio.create_task(host.verify(call_on(session, 2, base=[], append=PROMPT)))
         with pytest.raises(SupersededError):
@@ -118,7 +128,7 @@ async def test_an_error_in_mid_text_ends_it_and_what_was_found_is_held():
         session = host.open_session(SPEC).session_id
         found: list[int] = []
         with pytest.raises(ZeroDivisionError):  # noqa: PT012 - what came before it counts
-            async for each in host.decode(first_call(session), DecodeOptions(40)):
+            async for each in host.decode(first_call(session), DecodeOptions(max_tokens=40)):
                 found += each.token_ids
         assert found == ORACLE[: len(found)]
         text = [*PROMPT, *found]

@@ -8,11 +8,11 @@ from collections import Counter
 
 import pytest
 
+from paceline_contract.proposal import Proposal
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ForwardInterrupted
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
-from paceline_engine.terms.proposal import Proposal
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.trees import random_tree
 from unit.engine.conftest import NEVER, StopAtLayer, chain, continuation, instant

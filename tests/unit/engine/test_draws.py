@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline_contract.proposal import SparseDistribution
 from paceline_engine.deciding import sampling
 from paceline_engine.deciding.acceptance_rules import accept_sampled, residual_scores
 from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
 from paceline_engine.deciding.sampling import choose_tokens, draw_draft, filtered_scores
 from paceline_engine.terms.calls import SamplingParameters
-from paceline_engine.terms.proposal import SparseDistribution
 from support.plain_sampling import Draw, choose, filtered, verify
 
 VECTORS = Path(__file__).parents[2] / "contract" / "vectors" / "verification.json"

@@ -6,16 +6,10 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import InvalidFieldError, UnsupportedError
+from paceline_contract.calls import DraftOptions, PrefixCall, VerificationRule, VerifyOptions
+from paceline_contract.proposal import Proposal, SparseDistribution
 from paceline_engine.terms import validation
-from paceline_engine.terms.calls import (
-    DraftOptions,
-    PrefixCall,
-    SamplingParameters,
-    SessionSpec,
-    VerificationRule,
-    VerifyOptions,
-)
-from paceline_engine.terms.proposal import Proposal, SparseDistribution
+from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from unit.engine.conftest import chain, instant
 
 MODEL = instant(vocabulary_size=100, context_length=1000).description
@@ -221,9 +215,10 @@ def test_a_distribution_has_limits(ids, probabilities, field):
 )
 def test_a_drafts_tree_has_limits(max_tokens, width, branch_count, field):
     settings = {"spec": SessionSpec(2000), "model": MODEL}
-    for good in ((1024, 1, 8, 0), (64, 1, 2, 63), (1024, 1, 1, 64), (1, 1, 16, 64)):
-        validation.check_drafting(CALL, DraftOptions(*good), **settings)
-    options = DraftOptions(max_tokens, width=width, branch_count=branch_count)
+    for most, wide, branches in ((1024, 8, 0), (64, 2, 63), (1024, 1, 64), (1, 16, 64)):
+        good = DraftOptions(max_tokens=most, width=wide, branch_count=branches)
+        validation.check_drafting(CALL, good, **settings)
+    options = DraftOptions(max_tokens=max_tokens, width=width, branch_count=branch_count)
     assert refused_field(validation.check_drafting, CALL, options, **settings) == field
 
 
@@ -232,13 +227,15 @@ def test_a_drafts_tree_is_unsupported_where_only_chains_are_drafted():
     rejecting = SessionSpec(20, rule=VerificationRule.REJECTION)
     spec = SessionSpec(20)
     validation.check_drafting(
-        CALL, DraftOptions(4, width=3, branch_count=2), spec=spec, model=MODEL
+        CALL, DraftOptions(max_tokens=4, width=3, branch_count=2), spec=spec, model=MODEL
     )
-    validation.check_drafting(CALL, DraftOptions(4), spec=spec, model=alone)
+    validation.check_drafting(CALL, DraftOptions(max_tokens=4), spec=spec, model=alone)
     with pytest.raises(UnsupportedError, match="width"):
-        validation.check_drafting(CALL, DraftOptions(4, width=3), spec=spec, model=alone)
+        validation.check_drafting(CALL, DraftOptions(max_tokens=4, width=3), spec=spec, model=alone)
     with pytest.raises(UnsupportedError, match="width"):
-        validation.check_drafting(CALL, DraftOptions(4, width=2), spec=rejecting, model=MODEL)
+        validation.check_drafting(
+            CALL, DraftOptions(max_tokens=4, width=2), spec=rejecting, model=MODEL
+        )
 
 
 @pytest.mark.parametrize(
@@ -253,6 +250,6 @@ def test_a_drafts_tree_is_unsupported_where_only_chains_are_drafted():
 )
 def test_a_window_has_limits(max_tokens, chunk_tokens, field):
     settings = {"spec": SessionSpec(20), "model": MODEL}
-    validation.check_drafting(CALL, DraftOptions(14, chunk_tokens=64), **settings)
-    options = DraftOptions(max_tokens, chunk_tokens)
+    validation.check_drafting(CALL, DraftOptions(max_tokens=14, chunk_tokens=64), **settings)
+    options = DraftOptions(max_tokens=max_tokens, chunk_tokens=chunk_tokens)
     assert refused_field(validation.check_drafting, CALL, options, **settings) == field

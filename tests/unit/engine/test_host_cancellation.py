@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from paceline_contract.calls import DraftOptions
 from paceline_engine.scheduling.model_text import ModelText
-from paceline_engine.terms.calls import DraftOptions
 from unit.engine.asking import ORACLE, PROMPT, SPEC, asked, drafted, entered, opened, verifying
 from unit.engine.conftest import Gate, call_on, chain, continuation, instant, path, running, until
 
@@ -68,7 +68,7 @@ async def test_the_old_callers_cancel_does_not_hurt_who_took_over():
 async def test_a_draft_that_is_left_stops_and_keeps_what_it_streamed():
     async with running(instant()) as host:
         session = opened(host)
-        async with aclosing(host.draft(asked(session), DraftOptions(300))) as stream:
+        async with aclosing(host.draft(asked(session), DraftOptions(max_tokens=300))) as stream:
             first = [(await anext(stream)).proposal.token_ids[0] for _ in range(2)]
         assert first == ORACLE[:2]
         assert host._sessions.find(session).held_length == 5

@@ -14,12 +14,13 @@ from paceline.errors import (
     SupersededError,
     UnsupportedError,
 )
+from paceline_contract.calls import DraftOptions, VerificationRule
+from paceline_contract.proposal import Proposal
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.sessions.host import HostLimits
 from paceline_engine.simulated import SimulatedBackend, SimulatedModel
-from paceline_engine.terms.calls import DraftOptions, SessionSpec, VerificationRule
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Outcome
-from paceline_engine.terms.proposal import Proposal
 from unit.engine.asking import ORACLE, PROMPT, SPEC, asked, drafted, opened
 from unit.engine.conftest import call_on, chain, continuation, instant, running
 
@@ -93,7 +94,7 @@ async def test_each_token_travels_with_what_it_was_drawn_from(chunk_tokens):
 async def test_of_several_tokens_a_step_found_only_the_streamed_ones_are_held():
     async with running(Bursts(5)) as host:
         session = opened(host)
-        async with aclosing(host.draft(asked(session), DraftOptions(5))) as stream:
+        async with aclosing(host.draft(asked(session), DraftOptions(max_tokens=5))) as stream:
             assert [(await anext(stream)).proposal.token_ids[0] for _ in range(2)] == ORACLE[:2]
         assert host._sessions.find(session).held_length == 3 + 2
 
@@ -120,7 +121,7 @@ async def test_a_replaced_draft_holds_nothing_of_what_it_had_found_and_not_yet_s
     model = Several(SimulatedModel(ttft_seconds=0.0, tpot_seconds=0.0))
     async with running(model) as host:
         session = opened(host)
-        async with aclosing(host.draft(asked(session), DraftOptions(9))) as older:
+        async with aclosing(host.draft(asked(session), DraftOptions(max_tokens=9))) as older:
             first = (await anext(older)).proposal.token_ids[0]
             await host.verify(call_on(session, 2, base=[*PROMPT, first], append=[42]))
             with pytest.raises(SupersededError):
@@ -157,7 +158,7 @@ async def test_a_draft_of_a_tree_streams_it_and_holds_its_chain(chunk_tokens):
         with pytest.raises(PrefixNotHeldError):
             await drafted(host, call_on(session, 2, base=[*held, 1], append=[]), max_tokens=1)
         again = call_on(session, 3, base=held, append=[])
-        async with aclosing(host.draft(again, DraftOptions(1))) as stream:
+        async with aclosing(host.draft(again, DraftOptions(max_tokens=1))) as stream:
             assert [chunk.timing.row_count async for chunk in stream] == [1]
 
 
@@ -172,7 +173,7 @@ async def test_a_drafters_session_goes_on_with_the_branch_that_became_true():
         # The runner-up at the first place, and the likeliest after it.
         branch = [tokens[1], tokens[parents.index(2)]]
         restart = call_on(session, 2, base=PROMPT, append=branch)
-        async with aclosing(host.draft(restart, DraftOptions(2))) as stream:
+        async with aclosing(host.draft(restart, DraftOptions(max_tokens=2))) as stream:
             rows = [chunk.timing.row_count async for chunk in stream]
         assert rows == [1, 1]
         fresh = await drafted(host, asked(opened(host), append=PROMPT + branch), max_tokens=2)

@@ -15,7 +15,7 @@ from paceline.errors import (
     StaleCallError,
     SupersededError,
 )
-from paceline_engine.terms.calls import DraftOptions
+from paceline_contract.calls import DraftOptions
 from unit.engine.asking import ORACLE, PROMPT, asked, drafted, entered, opened, verifying
 from unit.engine.conftest import Gate, call_on, chain, instant, path, running, until
 
@@ -190,7 +190,7 @@ async def test_the_same_call_at_a_lower_depth_overtakes_in_the_queue():
 async def test_a_superseded_draft_keeps_what_it_streamed():
     async with running(instant()) as host:
         session = opened(host)
-        async with aclosing(host.draft(asked(session), DraftOptions(50))) as stream:
+        async with aclosing(host.draft(asked(session), DraftOptions(max_tokens=50))) as stream:
             assert [(await anext(stream)).proposal.token_ids[0] for _ in range(4)] == ORACLE[:4]
             follow = call_on(session, 2, base=PROMPT + ORACLE[:4], append=[])
             assert await drafted(host, follow, max_tokens=2) == ORACLE[4:6]

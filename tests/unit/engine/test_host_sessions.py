@@ -16,9 +16,10 @@ from paceline.errors import (
     SupersededError,
     UnsupportedError,
 )
+from paceline_contract.calls import VerificationRule
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.sessions.host import HostLimits
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec, VerificationRule
+from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from unit.engine.asking import ORACLE, PROMPT, SPEC, asked, drafted, entered, opened, verifying
 from unit.engine.conftest import Gate, call_on, chain, continuation, instant, running, until
 

@@ -15,22 +15,18 @@ import pytest
 import torch
 
 from paceline.errors import OverloadedError, SupersededError
+from paceline_contract.calls import DecodeOptions, VerifyOptions
 from paceline_contract.max_gram import MaxGram
+from paceline_contract.proposal import NOTHING, Proposal
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.sessions.host import HostLimits
 from paceline_engine.sessions.kept_texts import KeptTexts
 from paceline_engine.sessions.session_table import SessionTable
 from paceline_engine.stack_backend.stack import StackBackend
 from paceline_engine.terms.backend import ForwardInterrupted, TokenMemory
-from paceline_engine.terms.calls import (
-    DecodeOptions,
-    SamplingParameters,
-    SessionSpec,
-    VerifyOptions,
-)
+from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Item, Judge
 from paceline_engine.terms.model_cache import ModelCache, common_length
-from paceline_engine.terms.proposal import NOTHING, Proposal
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.families import ORIGINAL_LENGTH, VOCABULARY_SIZE, build_family
 from support.tiny_adapters import write_adapter
@@ -405,7 +401,9 @@ async def test_a_stream_tells_once_what_was_kept(target):
         await decoded(host, TEXT)
         session = host.open_session(SPEC).session_id
         call = call_on(session, 1, base=[], append=TEXT)
-        async with aclosing(host.decode(call, DecodeOptions(3, interval_seconds=0))) as stream:
+        async with aclosing(
+            host.decode(call, DecodeOptions(max_tokens=3, interval_seconds=0))
+        ) as stream:
             counts = [part.timing.reused_token_count async for part in stream]
         assert counts[0] == sum(counts) == len(TEXT) - 1
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from paceline_contract.calls import VerifyOptions
+from paceline_contract.proposal import Proposal
 from paceline_engine.deciding.sampling import perturbed_scores
 from paceline_engine.loading import LoadOptions, load_backend
 from paceline_engine.scheduling.model_text import ModelText
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec, VerifyOptions
+from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
-from paceline_engine.terms.proposal import Proposal
 from paceline_engine.terms.rank_paths import cartesian_tree
 from paceline_engine.torch_backend.adapters.card import AdapterCard
 from paceline_engine.torch_backend.adapters.files import load_adapter

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from paceline_engine.terms.proposal import Proposal
+from paceline_contract.proposal import Proposal
 from paceline_engine.terms.rank_paths import (
     cartesian_tree,
     check_tree,

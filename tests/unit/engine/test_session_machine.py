@@ -17,10 +17,11 @@ from paceline.errors import (
     StaleCallError,
     SupersededError,
 )
+from paceline_contract.calls import DecodeOptions, DraftOptions
+from paceline_contract.proposal import Proposal
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.sessions.host import ModelHost
-from paceline_engine.terms.calls import DecodeOptions, DraftOptions, SessionSpec, Verdict
-from paceline_engine.terms.proposal import Proposal
+from paceline_engine.terms.calls import SessionSpec, Verdict
 from support.trees import random_tree
 from unit.engine.conftest import QUICK, call_on, chain, continuation, instant, path
 
@@ -88,7 +89,7 @@ class SessionMachine(RuleBasedStateMachine):
 
         async def take() -> list[int]:
             got: list[int] = []
-            async with aclosing(self.host.draft(call, DraftOptions(window))) as stream:
+            async with aclosing(self.host.draft(call, DraftOptions(max_tokens=window))) as stream:
                 async for chunk in stream:
                     got += chunk.proposal.token_ids
                     if len(got) == taken:
@@ -122,7 +123,9 @@ class SessionMachine(RuleBasedStateMachine):
 
         async def take() -> list[int]:
             got: list[int] = []
-            async with aclosing(self.host.decode(call, DecodeOptions(window))) as messages:
+            async with aclosing(
+                self.host.decode(call, DecodeOptions(max_tokens=window))
+            ) as messages:
                 async for message in messages:
                     got += message.token_ids
                     if len(got) >= taken:
@@ -147,11 +150,11 @@ class SessionMachine(RuleBasedStateMachine):
 
         async def read(got: list[int]) -> None:
             if is_draft:
-                async with aclosing(self.host.draft(call, DraftOptions(9))) as chunks:
+                async with aclosing(self.host.draft(call, DraftOptions(max_tokens=9))) as chunks:
                     async for chunk in chunks:
                         got += chunk.proposal.token_ids
                 return
-            options = DecodeOptions(9, interval_seconds=interval)
+            options = DecodeOptions(max_tokens=9, interval_seconds=interval)
             async with aclosing(self.host.decode(call, options)) as messages:
                 async for message in messages:
                     got += message.token_ids

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from paceline_contract.calls import DraftOptions, VerifyOptions
 from paceline_contract.max_gram import MaxGram
 from paceline_engine.sessions.host import HostLimits, ModelHost
 from paceline_engine.stack_backend.stack import StackBackend
-from paceline_engine.terms.calls import DraftOptions, SessionSpec, VerifyOptions
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support import native_memory
 from support.clock import Clock
@@ -58,7 +59,7 @@ async def use(
     options = VerifyOptions(propose=host.description.self_draft_depth > 0)
     first = call_on(session, 1, base=[], append=prompt)
     await host.verify(first, chain([1, 2, 3]), options=options)
-    draft = host.draft(call_on(session, 2, base=[], append=prompt), DraftOptions(4))
+    draft = host.draft(call_on(session, 2, base=[], append=prompt), DraftOptions(max_tokens=4))
     async with aclosing(draft) as drafts:
         async for _ in drafts:
             if n % 3 == 0:

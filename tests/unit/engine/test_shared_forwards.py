@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from paceline.errors import InternalError, InvalidFieldError, OverloadedError
+from paceline_contract.calls import VerificationRule
+from paceline_contract.proposal import SparseDistribution
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.terms import validation
 from paceline_engine.terms.backend import DeviceLostError, ForwardInterrupted
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec, VerificationRule
+from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge, Outcome
-from paceline_engine.terms.proposal import SparseDistribution
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.transformers import TransformersBackend

@@ -11,18 +11,14 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from paceline_contract.calls import DraftOptions, VerificationRule
 from paceline_contract.max_gram import MaxGram
 from paceline_contract.suffix_index import Tie
 from paceline_engine.deciding.sampling import filtered_scores
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.stack_backend.stack import StackBackend
 from paceline_engine.terms.backend import ForwardInterrupted, ModelLoadError
-from paceline_engine.terms.calls import (
-    DraftOptions,
-    SamplingParameters,
-    SessionSpec,
-    VerificationRule,
-)
+from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Draft, Item
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.distributions import fit
@@ -344,7 +340,7 @@ async def test_a_host_drafts_with_a_stack_as_with_any_model(target, drafter):
         held = PROMPT + alone[:3]
         after = call_on(session, 2, base=held, append=[7])
         expected = continuation(ModelText(target, spec), [*held, 7], 5)
-        chunks = [chunk async for chunk in host.draft(after, DraftOptions(5))]
+        chunks = [chunk async for chunk in host.draft(after, DraftOptions(max_tokens=5))]
         assert [chunk.proposal.token_ids[0] for chunk in chunks] == expected
         now = host.statistics()
         assert now.draft_tokens == 25
@@ -368,7 +364,7 @@ async def test_what_the_smaller_model_takes_is_never_counted_as_the_largest_ones
     async with running(stack) as host:
         session = host.open_session(spec_for()).session_id
         call = call_on(session, 1, base=[], append=PROMPT)
-        async for _ in host.draft(call, DraftOptions(2)):
+        async for _ in host.draft(call, DraftOptions(max_tokens=2)):
             pass
         counted = {forward.rows for forward in host.latencies().forwards}
     # The smaller model's forward on the prompt has 5 rows, and counts among those of about 4.
@@ -381,11 +377,13 @@ async def test_a_cancelled_draft_ends_its_inner_work_at_once(target, drafter):
     async with running(stack) as host:
         session = host.open_session(spec_for()).session_id
         call = call_on(session, 1, base=[], append=PROMPT)
-        async with aclosing(host.draft(call, DraftOptions(100))) as drafting:
+        async with aclosing(host.draft(call, DraftOptions(max_tokens=100))) as drafting:
             await anext(drafting)
         ran = sum(stack.forward_counts)
         other = host.open_session(spec_for()).session_id
-        async for _ in host.draft(call_on(other, 1, base=[], append=PROMPT), DraftOptions(1)):
+        async for _ in host.draft(
+            call_on(other, 1, base=[], append=PROMPT), DraftOptions(max_tokens=1)
+        ):
             pass
         assert sum(stack.forward_counts) <= ran + 2, "one that ran, and the other session's"
         assert host.statistics().queue_length == 0
@@ -417,7 +415,7 @@ async def test_streams_on_a_stack_share_forwards_at_the_host(target, drafter):
             call = call_on(session, 1, base=[], append=PROMPT)
             return [
                 token
-                async for chunk in host.draft(call, DraftOptions(12))
+                async for chunk in host.draft(call, DraftOptions(max_tokens=12))
                 for token in chunk.proposal.token_ids
             ]
 

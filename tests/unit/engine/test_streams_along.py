@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from paceline_contract.proposal import Proposal
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Item, Judge
-from paceline_engine.terms.proposal import Proposal
 from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.tiny_adapters import write_adapter

@@ -23,6 +23,8 @@ from transformers import (
 )
 
 from paceline.errors import OverloadedError
+from paceline_contract.calls import VerificationRule
+from paceline_contract.proposal import NOTHING
 from paceline_engine.deciding.decisions import draft_from
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import (
@@ -30,9 +32,8 @@ from paceline_engine.terms.backend import (
     ForwardInterrupted,
     ModelLoadError,
 )
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec, VerificationRule
+from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Item, Judge
-from paceline_engine.terms.proposal import NOTHING
 from paceline_engine.torch_backend.cuda_graphs import CapturedSteps
 from paceline_engine.torch_backend.device import hardware_of, on_device
 from paceline_engine.torch_backend.key_values import KeyValues

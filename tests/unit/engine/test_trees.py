@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from paceline.errors import InternalError
+from paceline_contract.proposal import Proposal
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ForwardInterrupted
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
-from paceline_engine.terms.proposal import Proposal
 from paceline_engine.torch_backend.cuda_graphs import CapturedSteps
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.trees import chains_of, random_tree

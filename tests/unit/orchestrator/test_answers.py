@@ -11,14 +11,14 @@ from google.protobuf.duration_pb2 import Duration
 
 from paceline.v1.drafter_service_pb2 import DraftResponse
 from paceline.v1.target_service_pb2 import DecodeResponse, VerifyResponse
+from paceline_contract.calls import DecodeOptions, DraftOptions, VerificationRule
 from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding.deadline import Deadline, patience_seconds
-from paceline_orchestrator.decoding.exchange import DecodeOptions, DraftOptions, SessionSpec
+from paceline_orchestrator.decoding.exchange import SessionSpec
 from paceline_orchestrator.decoding.keeper import Opening
 from paceline_orchestrator.decoding.session import RemoteSession
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.fleet.latency import ObservedLatency
-from paceline_protocol.task import VerificationRule
 
 TEXT = (1, 2, 3, 4)
 SIZE = 10
@@ -324,7 +324,7 @@ async def test_what_is_wrong_is_not_learnt_from():
 
 async def test_tokens_behind_the_end_of_a_text_are_an_error():
     with pytest.raises(BadAnswerError, match="token_ids"):
-        await decoded(a_server(decodes=[said(4, 7, 8)]), end_ids=[7])
+        await decoded(a_server(decodes=[said(4, 7, 8)]), end_token_ids=[7])
 
 
 class Counted(list):

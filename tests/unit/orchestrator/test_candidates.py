@@ -9,7 +9,7 @@ import pytest
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
-from paceline_engine.terms.calls import VerificationRule
+from paceline_contract.calls import VerificationRule
 from paceline_orchestrator.decoding.candidates import Candidates
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.silence import NeglectError

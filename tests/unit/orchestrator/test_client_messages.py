@@ -10,6 +10,7 @@ import pytest
 from paceline.v1 import model_service_pb2 as model_pb
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
+from paceline_contract.calls import VerificationRule
 from paceline_orchestrator.decoding.statistics import (
     EventKind,
     Fallback,
@@ -32,7 +33,6 @@ from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.draft_shape import Shape
 from paceline_protocol.messages import FinishReason
 from paceline_protocol.methods import Strategy
-from paceline_protocol.task import VerificationRule
 
 ORDER = SimpleNamespace(
     request_id="r",

@@ -65,6 +65,7 @@ def likely_ids(name, max_size=30):
     tokenizer = tokenizer_of(name)
     size = tokenizer.get_vocab_size()
     of_bytes = [b"\xf0", b"\x9f", b"\x98", b"\x81", b"\xe4", b"\xbd", b"\xa0", b"\xff", b" ", b"a"]
+    of_bytes += [b"\xed"]  # begins a surrogate, which is no character
     of_bytes += ["é".encode(), "你".encode(), "😁".encode()]
     pieces = [[token_id] for token_id in range(max(0, size - 60), size)]
     for content in of_bytes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline_orchestrator.fleet.hardware import Hardware, count_side_by_side
+from paceline_contract.calls import Hardware
+from paceline_orchestrator.fleet.hardware import count_side_by_side
 
 GPUS = [Hardware(f"gpu-{index}", 1.0) for index in range(4)]
 HALF = Hardware("two cores", 0.5)

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from paceline_contract.calls import CallTiming
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.row_prices import RowPrices
-from paceline_orchestrator.fleet.wire import Timing
 from paceline_orchestrator.planning.experience import Planning
 from paceline_orchestrator.planning.hit_rates import HitRates, Pair
 from paceline_orchestrator.planning.planner import DrafterKind, Wish
@@ -141,7 +141,7 @@ def a_meter():
     return meter
 
 
-FOUR_FORWARDS = Timing(
+FOUR_FORWARDS = CallTiming(
     queue_ns=800,
     forward_ns=840,
     forward_count=4,
@@ -170,7 +170,7 @@ def test_what_was_seen_of_others_has_faded_when_the_next_answer_comes():
     meter = ObservedLatency(clock=lambda: now)
     meter.adopt(((1, 100),), prefill_fixed_ns=0, prefill_ns_per_token=0)
     for _ in range(2):
-        meter.observe(Timing(800, 100, 1, 1, shared_call_count=3), elapsed_ns=900)
+        meter.observe(CallTiming(800, 100, 1, 1, shared_call_count=3), elapsed_ns=900)
         now += 1.0
     queue_ns, beside = (seen / 8 + seen / 8 / 2 * 7 / 8 for seen in (800, 2))
     assert meter.queue_ns == round(queue_ns / 2)
@@ -179,7 +179,7 @@ def test_what_was_seen_of_others_has_faded_when_the_next_answer_comes():
 
 
 def test_an_answer_whose_forward_began_before_its_call_came_says_nothing_of_the_way():
-    meter, timing = a_meter(), Timing(0, 300, 1, 3, began_early=True)
+    meter, timing = a_meter(), CallTiming(0, 300, 1, 3, began_early=True)
     for is_first in (True, False):
         meter.observe(timing, elapsed_ns=900, is_first=is_first)
     assert (meter.call_ns, meter.lag_ns) == (None, 0)
@@ -187,16 +187,18 @@ def test_an_answer_whose_forward_began_before_its_call_came_says_nothing_of_the_
 
 def test_an_answer_without_a_forward_says_nothing_of_a_step_or_of_a_lag():
     meter = a_meter()
-    meter.observe(Timing(), elapsed_ns=900, is_first=False)
+    meter.observe(CallTiming(), elapsed_ns=900, is_first=False)
     assert (meter.step_ns, meter.lag_ns) == (100, 0)
 
 
 def test_a_prompt_among_our_rows_or_beside_them_says_nothing_of_a_step():
     meter = a_meter()
-    meter.observe(Timing(0, 9000, 2, 33), elapsed_ns=9900)
-    meter.observe(Timing(0, 9000, 2, 2, shared_row_count=65, shared_call_count=4), elapsed_ns=9900)
+    meter.observe(CallTiming(0, 9000, 2, 33), elapsed_ns=9900)
+    meter.observe(
+        CallTiming(0, 9000, 2, 2, shared_row_count=65, shared_call_count=4), elapsed_ns=9900
+    )
     assert meter.step_ns == 100
-    meter.observe(Timing(0, 840, 2, 32), elapsed_ns=9900)  # 16 rows a forward are no prompt
+    meter.observe(CallTiming(0, 840, 2, 32), elapsed_ns=9900)  # 16 rows a forward are no prompt
     assert meter.step_ns == round(420 / 2.5)
 
 
@@ -211,7 +213,7 @@ def test_a_prompt_takes_no_less_than_the_widest_forward_or_a_step():
     meter = ObservedLatency(clock=lambda: 0.0)
     meter.adopt(((1, 100), (5, 140)), prefill_fixed_ns=2, prefill_ns_per_token=3)
     assert meter.expected_ns(6) == 140
-    meter.observe(Timing(0, 170, 1, 1), elapsed_ns=200)
+    meter.observe(CallTiming(0, 170, 1, 1), elapsed_ns=200)
     assert meter.expected_ns(5) == meter.expected_ns(6) == 170
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from paceline.errors import InvalidFieldError, InvariantViolatedError
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_contract.calls import CallTiming, VerificationRule
 from paceline_orchestrator.decoding.deadline import Deadline
 from paceline_orchestrator.decoding.ledger import Ledger
 from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery, parse_endpoints
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.row_prices import RowPrices
-from paceline_orchestrator.fleet.wire import Timing
 from paceline_orchestrator.front.generation import Generation
 from paceline_orchestrator.front.order import Order
 from paceline_orchestrator.front.translation import read_options
@@ -24,7 +24,7 @@ from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.messages import CapacityChanged, StartVerify
 from paceline_protocol.methods import METHODS, Strategy
-from paceline_protocol.task import ASSUMED_RATES, DispatchPolicy, VerificationRule
+from paceline_protocol.task import ASSUMED_RATES, DispatchPolicy
 from paceline_serving.settings import SettingsError, load
 
 
@@ -80,7 +80,7 @@ def test_latencies_start_with_what_the_server_says_and_follow_what_it_does():
     assert meter.expected_ns(4) == 150
     assert meter.expected_ns(100) == 2000
     for _ in range(50):
-        timing = Timing(queue_ns=60, forward_ns=400, forward_count=2, row_count=2)
+        timing = CallTiming(queue_ns=60, forward_ns=400, forward_count=2, row_count=2)
         meter.observe(timing, elapsed_ns=500)
     assert meter.step_ns == 200
     assert round(meter.queue_ns, -1) == 30
@@ -90,7 +90,7 @@ def test_the_way_of_a_call_is_told_from_the_lag_of_its_further_answers():
     meter = ObservedLatency()
     assert meter.call_ns is None
     for is_first in (True, False, False):
-        timing = Timing(queue_ns=100, forward_ns=400, forward_count=2, row_count=2)
+        timing = CallTiming(queue_ns=100, forward_ns=400, forward_count=2, row_count=2)
         meter.observe(timing, elapsed_ns=1300 if is_first else 660, is_first=is_first)
     assert meter.call_ns == 800
     assert 0 < meter.lag_ns < 80
@@ -105,7 +105,7 @@ def test_what_was_seen_of_a_queue_ages():
     meter = ObservedLatency(clock=lambda: clock.now)
     assert (meter.queue_ns, meter.other_calls) == (0, 0.0)
     for _ in range(60):
-        timing = Timing(queue_ns=900, forward_ns=300, forward_count=1, row_count=1)
+        timing = CallTiming(queue_ns=900, forward_ns=300, forward_count=1, row_count=1)
         meter.observe(timing, elapsed_ns=1200)
     assert meter.queue_ns == pytest.approx(900, rel=0.01)
     assert meter.other_calls == pytest.approx(3, rel=0.01)
@@ -120,7 +120,7 @@ def test_calls_that_share_a_forward_are_met_and_age():
     meter = ObservedLatency(clock=lambda: clock.now)
     meter.adopt(((1, 300), (16, 600)), prefill_fixed_ns=0, prefill_ns_per_token=0)
     for _ in range(60):
-        beside = Timing(0, 400, 1, 1, shared_row_count=6, shared_call_count=6)
+        beside = CallTiming(0, 400, 1, 1, shared_row_count=6, shared_call_count=6)
         meter.observe(beside, elapsed_ns=500)
     assert meter.other_calls == pytest.approx(5, rel=0.01)
     assert meter.step_ns == 300, "what the rows of the others take is theirs"
@@ -134,14 +134,14 @@ def test_a_call_that_waits_for_a_forward_of_many_meets_those_as_well():
     meter = ObservedLatency(clock=lambda: 0.0)
     meter.adopt(((1, 300),), prefill_fixed_ns=0, prefill_ns_per_token=0)
     for _ in range(60):
-        one_of_two_groups = Timing(300, 300, 1, 5, shared_row_count=40, shared_call_count=8)
+        one_of_two_groups = CallTiming(300, 300, 1, 5, shared_row_count=40, shared_call_count=8)
         meter.observe(one_of_two_groups, elapsed_ns=700)
     assert meter.other_calls == pytest.approx(15, rel=0.01)
 
 
 def test_somebody_elses_prompt_in_a_forward_says_nothing_of_a_decoding_step():
     meter = ObservedLatency()
-    timing = Timing(0, 10**9, 1, 1, shared_row_count=1000, shared_call_count=2)
+    timing = CallTiming(0, 10**9, 1, 1, shared_row_count=1000, shared_call_count=2)
     meter.observe(timing, elapsed_ns=10**9)
     assert meter.step_ns == 0
 
@@ -159,20 +159,20 @@ def test_a_server_seems_free_for_a_while_after_an_answer_that_did_not_wait():
     clock = SimpleNamespace(now=5.0)
     meter = ObservedLatency(clock=lambda: clock.now)
     assert not meter.seems_free
-    meter.observe(Timing(30, 300, forward_count=1, row_count=1), elapsed_ns=400)
+    meter.observe(CallTiming(30, 300, forward_count=1, row_count=1), elapsed_ns=400)
     assert meter.seems_free
     clock.now += 1
     assert not meter.seems_free
-    meter.observe(Timing(30, 300, forward_count=1, row_count=1), elapsed_ns=400)
-    meter.observe(Timing(31, 300, forward_count=1, row_count=1), elapsed_ns=400)
+    meter.observe(CallTiming(30, 300, forward_count=1, row_count=1), elapsed_ns=400)
+    meter.observe(CallTiming(31, 300, forward_count=1, row_count=1), elapsed_ns=400)
     assert not meter.seems_free
-    meter.observe(Timing(0, 300, 1, 1, shared_row_count=2, shared_call_count=2), elapsed_ns=400)
+    meter.observe(CallTiming(0, 300, 1, 1, shared_row_count=2, shared_call_count=2), elapsed_ns=400)
     assert not meter.seems_free, "somebody is there, though a forward has room for both"
 
 
 def test_a_prefill_says_nothing_of_a_decoding_step():
     meter = ObservedLatency()
-    meter.observe(Timing(forward_ns=10**9, forward_count=1, row_count=1000), elapsed_ns=10**9)
+    meter.observe(CallTiming(forward_ns=10**9, forward_count=1, row_count=1000), elapsed_ns=10**9)
     assert meter.step_ns == 0
 
 

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.errors import NoTargetError, UnsupportedError
-from paceline_orchestrator.fleet.hardware import Hardware
+from paceline_contract.calls import CallTiming, Hardware, VerificationRule
 from paceline_orchestrator.fleet.latency import ObservedLatency
-from paceline_orchestrator.fleet.wire import Timing
 from paceline_orchestrator.planning.experience import Planning
 from paceline_orchestrator.planning.growth import Growth
 from paceline_orchestrator.planning.hit_rates import HitRates, Pair
@@ -20,7 +19,6 @@ from paceline_orchestrator.planning.planner import Wish
 from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.methods import METHODS, Strategy
-from paceline_protocol.task import VerificationRule
 from support.waiting import until
 
 MS = 1_000_000
@@ -59,11 +57,13 @@ def a_server(
     shared = {"shared_row_count": 1 + beside, "shared_call_count": 1 + beside}
     for _ in range(80 if beside else 0):
         forward_ns = round((step_ms + beside * (row_ms or 0)) * MS)
-        met = Timing(0, forward_ns, forward_count=1, row_count=1, **shared)
+        met = CallTiming(0, forward_ns, forward_count=1, row_count=1, **shared)
         latency.observe(met, elapsed_ns=forward_ns + MS)
     queue_ns = round(calls_ahead * step_ms * MS)
     for _ in range(80 if calls_ahead else 0):
-        timing = Timing(queue_ns=queue_ns, forward_ns=step_ms * MS, forward_count=1, row_count=1)
+        timing = CallTiming(
+            queue_ns=queue_ns, forward_ns=step_ms * MS, forward_count=1, row_count=1
+        )
         latency.observe(timing, elapsed_ns=queue_ns + (step_ms + 1) * MS)
     return SimpleNamespace(
         latency=latency,
@@ -194,7 +194,7 @@ def test_what_a_request_asks_for_is_not_explained():
 def test_draft_tokens_that_arrive_late_are_worth_as_little_as_slow_ones():
     late = a_server(3)
     for _ in range(80):
-        timing = Timing(forward_ns=3 * MS, forward_count=1, row_count=1)
+        timing = CallTiming(forward_ns=3 * MS, forward_count=1, row_count=1)
         late.latency.observe(timing, elapsed_ns=43 * MS, is_first=False)
     targets = [a_server(30) for _ in range(7)]
     assert a_plan(a_planning(targets)).strategy is Strategy.DISTRIBUTED
@@ -203,7 +203,7 @@ def test_draft_tokens_that_arrive_late_are_worth_as_little_as_slow_ones():
 
 def test_the_way_to_a_target_is_what_was_measured():
     far, near = a_server(30), a_server(30)
-    timing = Timing(forward_ns=30 * MS, forward_count=1, row_count=1)
+    timing = CallTiming(forward_ns=30 * MS, forward_count=1, row_count=1)
     far.latency.observe(timing, elapsed_ns=80 * MS)
     near.latency.observe(timing, elapsed_ns=31 * MS)
     asked = {"strategy": Strategy.SPECULATIVE, "lookahead": 1}

@@ -13,13 +13,14 @@ import pytest
 from paceline import errors
 from paceline.v1.model_service_pb2 import GetTokenizerResponse
 from paceline.v1.model_service_pb2_grpc import ModelServiceStub
+from paceline_contract.calls import CallTiming
 from paceline_orchestrator.decoding import probe
 from paceline_orchestrator.fleet import pauses
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.fleet.silence import SilenceError
-from paceline_orchestrator.fleet.wire import Timing, fetch_tokenizer
+from paceline_orchestrator.fleet.wire import fetch_tokenizer
 from paceline_serving.transport import pod_channel
 from support.fake_models import FakeModelServer, serving
 from support.ports import free_address
@@ -452,7 +453,9 @@ async def a_process_that_was_learnt_of(incarnation="first"):
     async with a_pool(target) as pool:
         await pool.wait_for_model(LONGEST_WAIT_SECONDS)
         (server,) = pool.servers
-        timing = Timing(queue_ns=80_000_000, forward_ns=20_000_000, forward_count=1, row_count=1)
+        timing = CallTiming(
+            queue_ns=80_000_000, forward_ns=20_000_000, forward_count=1, row_count=1
+        )
         server.latency.observe(timing, elapsed_ns=200_000_000)
         pool.familiarity.text(TEXT, share="a").note(server.process_name)
         fail(pool, server, errors.OverloadedError("full"))

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from paceline import errors
+from paceline_contract.calls import CallTiming
 from paceline_orchestrator.decoding import probe
 from paceline_orchestrator.decoding.assigned_servers import AssignedServers
 from paceline_orchestrator.decoding.deadline import Deadline
@@ -22,7 +23,7 @@ from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscover
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.fleet.server import ModelServer
-from paceline_orchestrator.fleet.wire import ModelFacts, Timing
+from paceline_orchestrator.fleet.wire import ModelFacts
 from paceline_orchestrator.planning.growth import Growth
 from support.fake_models import FakeModelServer
 from support.orchestrating import orchestrating
@@ -172,7 +173,7 @@ def lots(*of_targets, put_off=0.0):
 
 async def test_where_others_calls_wait_nobody_moves_in():
     pool = KnownTargets(2)
-    timing = Timing(queue_ns=3000, forward_ns=1000, forward_count=1, row_count=1)
+    timing = CallTiming(queue_ns=3000, forward_ns=1000, forward_count=1, row_count=1)
     for _ in range(30):
         pool.servers[0].latency.observe(timing, elapsed_ns=4000)
     all_requests = [await some_servers(pool) for _ in range(2)]
@@ -193,7 +194,7 @@ async def test_among_targets_that_are_alike_the_lot_decides():
 )
 async def test_half_of_the_requests_are_not_put_off_by_one_call(put_off, calls, chosen):
     pool = KnownTargets(3, draw_lot=lots(0.1, 0.2, 0.3, put_off=put_off))
-    waited = Timing(queue_ns=calls * 1000, forward_ns=1000, forward_count=1, row_count=1)
+    waited = CallTiming(queue_ns=calls * 1000, forward_ns=1000, forward_count=1, row_count=1)
     for _ in range(30):
         pool.servers[0].latency.observe(waited, elapsed_ns=calls * 1000 + 1100)
     assert (await some_servers(pool)).target(0).server.name == chosen
@@ -215,7 +216,7 @@ async def test_requests_of_two_orchestrators_that_meet_part_and_stay_apart(seed)
         for pool, servers in all_requests:
             server = servers.target(0).server
             others = primaries[pool.servers.index(server)] - 1
-            waited = Timing(others * 1000, forward_ns=1000, forward_count=1, row_count=1)
+            waited = CallTiming(others * 1000, forward_ns=1000, forward_count=1, row_count=1)
             for _ in range(24):
                 server.latency.observe(waited, elapsed_ns=1100 + others * 1000)
         for _, servers in all_requests:
@@ -228,7 +229,7 @@ async def test_requests_of_two_orchestrators_that_meet_part_and_stay_apart(seed)
 
 async def test_what_is_left_of_an_old_queue_does_not_overrule_the_lot():
     pool = KnownTargets(3, draw_lot=lots(0.5, 0.9, 0.1))
-    waited = Timing(queue_ns=150, forward_ns=1000, forward_count=1, row_count=1)
+    waited = CallTiming(queue_ns=150, forward_ns=1000, forward_count=1, row_count=1)
     for _ in range(30):
         pool.servers[2].latency.observe(waited, elapsed_ns=1200)
     assert 0.1 < pool.servers[2].latency.other_calls < 0.2
@@ -238,7 +239,7 @@ async def test_what_is_left_of_an_old_queue_does_not_overrule_the_lot():
 async def test_a_target_that_was_free_a_moment_ago_is_kept():
     """Another orchestrator's requests can be anywhere else."""
     pool = KnownTargets(3, draw_lot=lots(0.5, 0.9, 0.1, 0.1, 0.2, 0.9))
-    answered = Timing(queue_ns=10, forward_ns=1000, forward_count=1, row_count=1)
+    answered = CallTiming(queue_ns=10, forward_ns=1000, forward_count=1, row_count=1)
     first = await some_servers(pool)
     primary = first.target(0).server
     assert primary.name == "target-2"
@@ -277,7 +278,7 @@ async def test_load_comes_before_what_a_server_had():
 async def test_what_a_server_had_comes_before_whether_it_was_free_a_moment_ago():
     pool = KnownTargets(3, draw_lot=lots(*[0.9, 0.1, 0.5] * 2))
     (await some_servers(pool, text=range(100))).close()
-    answered = Timing(queue_ns=10, forward_ns=1000, forward_count=1, row_count=1)
+    answered = CallTiming(queue_ns=10, forward_ns=1000, forward_count=1, row_count=1)
     pool.servers[0].latency.observe(answered, elapsed_ns=1200)
     assert (await some_servers(pool, text=range(100))).target(0).server.name == "target-1"
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry
 
+from paceline_contract.calls import CallTiming, StageTiming
 from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding.exchange import Decoded, Drafted, Judged
 from paceline_orchestrator.decoding.metrics import RequestMetrics
@@ -19,13 +20,12 @@ from paceline_orchestrator.decoding.statistics import (
     ModelForwards,
     Statistics,
 )
-from paceline_orchestrator.fleet.wire import Timing
 from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.messages import EmitTokens, StartDecode, StartDraft, StartVerify
 from paceline_protocol.methods import Strategy
 
 PROMPT = (1, 2, 3)
-TIMING = Timing(queue_ns=10, forward_ns=100, forward_count=1, row_count=1)
+TIMING = CallTiming(queue_ns=10, forward_ns=100, forward_count=1, row_count=1)
 
 
 def a_recorder(**settings):
@@ -74,7 +74,7 @@ def test_what_had_been_computed_before_is_what_the_first_target_says(decodes):
 
 def test_forwards_of_drafters_are_told_by_model():
     recorder = a_recorder()
-    stack = replace(TIMING, forward_count=3, stages=((1, 70), (2, 30)))
+    stack = replace(TIMING, forward_count=3, stages=(StageTiming(1, 70), StageTiming(2, 30)))
     stacked = recorder.drafting("d", StartDraft(1, 0, PROMPT, 4), models=("base", "small"))
     single = recorder.drafting("e", StartDraft(2, 0, PROMPT, 4), models=("small",))
     for record, timing in [(stacked, stack), (stacked, stack), (single, TIMING)]:
@@ -90,7 +90,9 @@ def test_forwards_of_drafters_are_told_by_model():
 def a_stacks_round(recorder):
     """A draft of 2 forwards of 70 ns and 4 of 15, a verification of 100 ns; 3 tokens."""
     draft = recorder.drafting("d", StartDraft(1, 0, PROMPT, 4), models=("base", "small"))
-    timing = replace(TIMING, forward_ns=200, forward_count=6, stages=((2, 140), (4, 60)))
+    timing = replace(
+        TIMING, forward_ns=200, forward_count=6, stages=(StageTiming(2, 140), StageTiming(4, 60))
+    )
     recorder.drafted(draft, replace(drafted(7, 8), timing=timing))
     recorder.draft_ended(draft)
     verification = verifying(recorder, "t", block=(7, 8))

@@ -10,14 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from paceline import errors
+from paceline_contract.calls import DraftOptions, PrefixCall, VerifyOptions
 from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding.deadline import Deadline
-from paceline_orchestrator.decoding.exchange import (
-    DraftOptions,
-    PrefixCall,
-    SessionSpec,
-    VerifyOptions,
-)
+from paceline_orchestrator.decoding.exchange import SessionSpec
 from paceline_orchestrator.decoding.keeper import Opening, SessionKeeper
 from paceline_orchestrator.decoding.session import RemoteSession
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from paceline_contract.calls import PrefixCall
 from paceline_orchestrator.decoding import deadline as deadline_module
 from paceline_orchestrator.decoding.deadline import Patience, patience_seconds
-from paceline_orchestrator.decoding.exchange import PrefixCall
 from paceline_orchestrator.fleet import silence
 from paceline_orchestrator.fleet.silence import SilenceWatch, Work
 

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_engine.terms.calls import Hardware, VerificationRule
+from paceline_contract.calls import Hardware, VerificationRule
 from paceline_orchestrator.decoding import probe
 from paceline_orchestrator.fleet import health_watch, standing_log
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError

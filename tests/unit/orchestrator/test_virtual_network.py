@@ -11,14 +11,10 @@ import pytest
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_contract.calls import DraftOptions, PrefixCall, VerifyOptions
 from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding import rpcs
-from paceline_orchestrator.decoding.exchange import (
-    DraftOptions,
-    PrefixCall,
-    SessionSpec,
-    VerifyOptions,
-)
+from paceline_orchestrator.decoding.exchange import SessionSpec
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.fleet.discovery import Endpoint, Role
 from paceline_orchestrator.fleet.health import health_changes

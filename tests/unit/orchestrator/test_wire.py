@@ -11,9 +11,10 @@ from paceline import errors
 from paceline.status import DETAILS_KEY, encode
 from paceline.v1 import model_service_pb2, sampling_pb2
 from paceline.v1.session_service_pb2 import CallTiming
+from paceline_contract import calls
+from paceline_contract.calls import Hardware
 from paceline_orchestrator.fleet.discovery import Role
-from paceline_orchestrator.fleet.hardware import Hardware
-from paceline_orchestrator.fleet.wire import ModelFacts, Timing, answer, fetch_facts, read_timing
+from paceline_orchestrator.fleet.wire import ModelFacts, answer, fetch_facts, read_timing
 
 
 async def failed(code):
@@ -109,7 +110,9 @@ def test_where_a_calls_time_went_is_read_as_it_says_it():
     }
     stages = [{"forward_count": 5, "forward_ns": 6}, {"forward_count": 7, "forward_ns": 8}]
     read = read_timing(CallTiming(**parts, stages=stages))
-    assert read == Timing(**parts, stages=((5, 6), (7, 8)))
+    assert read == calls.CallTiming(
+        **parts, stages=(calls.StageTiming(5, 6), calls.StageTiming(7, 8))
+    )
 
 
 def test_a_server_that_does_not_say_who_shares_its_forwards_computes_one_call_at_a_time():

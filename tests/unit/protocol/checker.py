@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
+from paceline_contract.calls import VerificationRule
 from paceline_protocol.invariants import Invariant
 from paceline_protocol.messages import (
     AbandonVerify,
@@ -30,7 +31,7 @@ from paceline_protocol.messages import (
     TokensDrafted,
     VerifyFailed,
 )
-from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
+from paceline_protocol.task import DecodingTask, DispatchPolicy
 from unit.protocol.idleness import Idleness
 
 if TYPE_CHECKING:

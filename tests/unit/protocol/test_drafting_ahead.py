@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline_contract.calls import VerificationRule
 from paceline_protocol.laboratory.oracles import AgreementOracle
 from paceline_protocol.laboratory.simulation import ServerLatency, simulate
 from paceline_protocol.laboratory.spans import SpanKind
@@ -20,7 +21,7 @@ from paceline_protocol.messages import (
     StopDraft,
 )
 from paceline_protocol.methods import Strategy, create_method
-from paceline_protocol.task import DecodingTask, VerificationRule
+from paceline_protocol.task import DecodingTask
 from support.chains import drafted
 
 TOKENS = 40

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from paceline_contract.calls import VerificationRule
 from paceline_protocol.messages import (
     Command,
     FinishReason,
     StartVerify,
 )
 from paceline_protocol.methods import METHODS, Strategy
-from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
+from paceline_protocol.task import DecodingTask, DispatchPolicy
 from unit.protocol.world import Models, Weather, run_world
 
 tasks = st.builds(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import Proposal
 from paceline_protocol.invariants import Invariant
 from paceline_protocol.messages import (
@@ -24,7 +25,7 @@ from paceline_protocol.messages import (
 )
 from paceline_protocol.methods import METHODS, Strategy, create_method
 from paceline_protocol.succession import SuccessiveDecoding
-from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
+from paceline_protocol.task import DecodingTask, DispatchPolicy
 from support.chains import drafted
 from unit.protocol.checker import CheckedMethod
 from unit.protocol.test_invariants import models, tasks, trees, weathers

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from paceline_contract.calls import VerificationRule
 from paceline_protocol.commitment import DraftStatistics
-from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
+from paceline_protocol.task import DecodingTask, DispatchPolicy
 from paceline_protocol.tree import TokenTree
 from paceline_protocol.verification import Verification, due_nodes, frontier_nodes
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import Proposal
 from paceline_protocol.messages import (
     AbandonVerify,
@@ -32,7 +33,7 @@ from paceline_protocol.messages import (
     VerifyFailed,
 )
 from paceline_protocol.methods import METHODS
-from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
+from paceline_protocol.task import DecodingTask, DispatchPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

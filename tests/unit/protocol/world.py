@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline_contract.calls import VerificationRule
 from paceline_contract.max_gram import MaxGram
 from paceline_contract.proposal import NOTHING, Proposal
 from paceline_protocol.messages import (
@@ -23,13 +24,13 @@ from paceline_protocol.messages import (
     VerifyFailed,
 )
 from paceline_protocol.methods import METHODS, Strategy, create_method
-from paceline_protocol.task import DecodingTask, VerificationRule
 from support.chains import drafted
 from unit.protocol.checker import CheckedMethod, texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_protocol.task import DecodingTask
     from unit.protocol.checker import Decoding, Drafting, Text
 
 _PLAIN, _ACCEPTS, _RESIDUAL, _DRAFTS = range(4)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry
 
+from paceline_contract.calls import CallTiming, PrefixCall
 from paceline_engine.scheduling.accounting import HostLimits, HostStatistics
-from paceline_engine.terms.calls import CallTiming, PrefixCall
 from paceline_model_server.records import CallRecorder, HostCollector
 
 CALL = PrefixCall(

@@ -8,7 +8,8 @@ import pytest
 
 from paceline.errors import InvalidFieldError, MalformedRequestError
 from paceline.v1.target_service_pb2 import VerifyRequest
-from paceline_engine.terms.calls import SessionSpec, VerificationRule
+from paceline_contract.calls import VerificationRule
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.validation import MOST_ENTRIES, MOST_TOKENS
 from paceline_model_server.large_requests import check_large_request
 from support.fake_host import FakeHost

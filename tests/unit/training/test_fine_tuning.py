@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from paceline_cli.__main__ import main
+from paceline_contract.proposal import Proposal
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
-from paceline_engine.terms.proposal import Proposal
 from paceline_engine.torch_backend.adapters.card import AdapterCard, model_fingerprint
 from paceline_engine.torch_backend.adapters.files import build_adapter
 from paceline_engine.torch_backend.adapters.trunk import compute_trunk
