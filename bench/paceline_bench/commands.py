@@ -16,6 +16,7 @@ _BENCHMARKS = {
     "gateway": "what HTTP takes beyond gRPC, through a gateway",
     "cascade": "drafters alone and stacked, Max-Gram: the paper on cascades, its Table 2",
     "self": "targets that draft for themselves, beside plain decoding and SI",
+    "rounds": "what a round and a token cost beyond forwards, by RPCs and by messages",
     "soak": "very many requests, and what the processes keep of them",
 }
 

@@ -158,7 +158,10 @@ class OrchestratorApplication:
 
     def _open_channel(self, endpoint: Endpoint) -> grpc.aio.Channel:
         return pod_channel(
-            endpoint.address, credentials=self._credentials, tls_name=endpoint.tls_name
+            endpoint.address,
+            credentials=self._credentials,
+            tls_name=endpoint.tls_name,
+            may_exchange=self._settings.exchange_calls,
         )
 
     def _discovery(self, services: Sequence[Service], *, of: str) -> Discovery:

@@ -63,6 +63,12 @@ class PoolSettings(Settings):
         None, description="PEM file with this certificate's private key"
     )
 
+    exchange_calls: bool = Field(
+        True,
+        description="send calls to a model server as messages of one stream, if the server takes"
+        " them so; otherwise each call is an RPC, which costs more time and CPU",
+    )
+
     @property
     def pool_tls(self) -> TlsFiles | None:
         """The files of the connections to model servers; None is plaintext."""

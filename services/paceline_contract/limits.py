@@ -26,6 +26,12 @@ MOST_CHUNK_TOKENS = 64
 MOST_PROPOSAL_TOKENS = 1024
 """Proposal.token_ids: of what a target judges, and of what it or a drafter finds."""
 
+MOST_EXCHANGED_CALLS = 256
+"""ExchangeCallsRequest.calls."""
+
+MOST_EXCHANGED_BYTES = 64 << 10
+"""CallMessage.request: a larger one is an RPC of its own, so that no call waits behind it."""
+
 MOST_DISTRIBUTION_ENTRIES = 4096
 """SparseDistribution.token_ids."""
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.v1 import (
@@ -18,7 +19,7 @@ from paceline_model_server.loading import new_host
 from paceline_model_server.records import CallRecorder, HostCollector
 from paceline_model_server.servicers import ModelServicer, SessionServicer
 from paceline_model_server.settings import ModelServerSettings
-from paceline_serving import lifecycle, telemetry, transport
+from paceline_serving import exchanged_calls, lifecycle, telemetry, transport
 from paceline_serving.command_line import parse
 
 if TYPE_CHECKING:
@@ -100,8 +101,17 @@ class ModelApplication:
         model_servicer = ModelServicer(self._host, role=self._role.wire)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(model_servicer, server)
         session_service_pb2_grpc.add_SessionServiceServicer_to_server(self._sessions, server)
-        self._role.add_servicer(self._role.servicer(self._host, self._recorder), server)
-        return ("paceline.v1.ModelService", "paceline.v1.SessionService", self._role.service)
+        add_servicer = partial(
+            self._role.add_servicer, self._role.servicer(self._host, self._recorder)
+        )
+        add_servicer(server)
+        exchanged_calls.add_call_service(server, add_servicer, edge=self._process.edge)
+        return (
+            "paceline.v1.ModelService",
+            "paceline.v1.SessionService",
+            self._role.service,
+            exchanged_calls.SERVICE,
+        )
 
     async def start(self) -> None:
         """Load the model and warm it up."""

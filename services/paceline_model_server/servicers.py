@@ -44,6 +44,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         info.token_budget = host.limits.token_budget
         info.incarnation = host.incarnation
         info.version = VERSION
+        info.exchanges_calls = True
         return info
 
     async def GetTokenizer(  # noqa: N802

@@ -47,8 +47,10 @@ _log = logging.getLogger(__name__)
 _ABORT_SECONDS = 5.0
 # gRPC's timer may end a call a little before its deadline.
 _DEADLINE_SLACK_SECONDS = 0.01
-# gRPC's own: their calls last as long as the client wants, and need no key.
+# gRPC's own: they need no key.
 _STANDARD = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
+# Services whose calls last as long as the client wants.
+_LASTING = _STANDARD | {"paceline.v1.CallService"}
 
 
 class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -61,8 +63,8 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             what it refuses them with.
         call_limit_seconds: The longest a call may take, whatever its deadline, if it has one.
         write_stall_seconds: How long a client may leave a streamed message unread.
-        unbounded: Services without that limit, besides health and reflection; what watches and
-            asks for ever is not traced either.
+        unbounded: Services without that limit, besides those whose calls always last; such calls
+            are not traced either.
         spans: Where the calls' spans come from; None where nobody collects them.
 
     Cancellation:
@@ -90,7 +92,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._inspect = inspect
         self._call_limit_seconds = call_limit_seconds
         self._write_stall_seconds = write_stall_seconds
-        self._unbounded = _STANDARD.union(unbounded)
+        self._unbounded = _LASTING.union(unbounded)
         self._guarded: dict[str, Any] = {}  # handlers by method
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
@@ -100,11 +102,12 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             handler = await continuation(handler_call_details)
             if handler is None:
                 return None
-            self._guarded[method] = self._guard(method, handler)
+            self._guarded[method] = self.guard(method, handler)
         return self._guarded[method]
 
-    def _guard(self, method: str, handler: Any) -> Any:
-        if handler.stream_stream:  # reflection; its requests are parsed by gRPC, one by one
+    def guard(self, method: str, handler: Any) -> Any:
+        """Return a method's handler with the guard around it."""
+        if handler.stream_stream:  # its requests are parsed by gRPC, or by the handler
             return grpc.stream_stream_rpc_method_handler(
                 self._stream(method, handler.stream_stream, lambda requests, _: requests),
                 request_deserializer=handler.request_deserializer,
@@ -269,7 +272,7 @@ class TracedChannel:
 
     An answer that cannot be decoded comes as None.
 
-    Generated stubs take it for a channel; none of ours has a stream of requests. It stands where
+    Generated stubs take it for a channel. It stands where
     gRPC has client interceptors: those cost a task and several turns of the event loop for each
     call, on the way to every token.
 
@@ -290,16 +293,24 @@ class TracedChannel:
         stub = self._channel.unary_stream(method, *codecs, **_quietly(options))
         return _traced(method, stub)
 
+    def stream_stream(self, method: str) -> Callable[..., Any]:
+        """Make the stub of a stream of bytes, which lasts; see grpc.aio.Channel."""
+        return self._channel.stream_stream(method, None, None)
+
     async def close(self, grace: float | None = None) -> None:
         """Close the channel; its calls end after the grace."""
         await self._channel.close(grace)
 
 
 def _quietly(options: dict[str, Any]) -> dict[str, Any]:
-    """Have bytes that are no message become None: grpc.aio, too, but with a traceback of each."""
     deserialize = options.get("response_deserializer")
     if deserialize is None:
         return options
+    return {**options, "response_deserializer": reading_quietly(deserialize)}
+
+
+def reading_quietly(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Have bytes that are no message become None: grpc.aio, too, but with a traceback of each."""
 
     def read(raw: bytes) -> Any:
         try:
@@ -307,7 +318,7 @@ def _quietly(options: dict[str, Any]) -> dict[str, Any]:
         except DecodeError:
             return None
 
-    return {**options, "response_deserializer": read}
+    return read
 
 
 def _traced(method: str, stub: Callable[..., Any]) -> Callable[..., Any]:

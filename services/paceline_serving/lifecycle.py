@@ -101,6 +101,7 @@ class ServerProcess:
         addresses: What is bound, by name.
         inspect: What looks at requests before they are parsed, if the application sets it.
         keys: Who may call, if the application asks for keys.
+        edge: The guard around each call, from when the application is registered on.
     """
 
     def __init__(
@@ -201,17 +202,16 @@ class ServerProcess:
                 "any certificate of the client authority may call anything here;"
                 " --peer-roles says who may call what"
             )
+        self.edge = EdgeInterceptor(
+            telemetry.RpcMetrics(self._registry),
+            access=AccessPolicy(roles) if roles else None,
+            keys=self.keys,
+            inspect=self.inspect,
+            call_limit_seconds=settings.call_limit_seconds,
+            spans=self._spans,
+        )
         main = grpc.aio.server(
-            interceptors=[
-                EdgeInterceptor(
-                    telemetry.RpcMetrics(self._registry),
-                    access=AccessPolicy(roles) if roles else None,
-                    keys=self.keys,
-                    inspect=self.inspect,
-                    call_limit_seconds=settings.call_limit_seconds,
-                    spans=self._spans,
-                )
-            ],
+            interceptors=[self.edge],
             options=(*self._application.options, *connections_at_most(connection_limit())),
         )
         self._services = self._application.register(main)

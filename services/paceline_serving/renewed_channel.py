@@ -50,6 +50,10 @@ class RenewedChannel:
         """Make a method's stub; see grpc.aio.Channel."""
         return self._stub("unary_stream", method, *codecs, **options)
 
+    def stream_stream(self, method: str, *codecs: Any, **options: Any) -> Callable[..., Any]:
+        """Make a method's stub; see grpc.aio.Channel."""
+        return self._stub("stream_stream", method, *codecs, **options)
+
     async def close(self, grace: float | None = None) -> None:
         """Close it; its calls end after the grace."""
         for task, channel in tuple(self._leaving.items()):

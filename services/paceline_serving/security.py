@@ -22,6 +22,7 @@ ROLES = frozenset({"client", "operator", "orchestrator"})
 _ROLES_OF_SERVICE: Mapping[str, frozenset[str]] = {
     "grpc.health.v1.Health": ROLES,
     "grpc.reflection.v1alpha.ServerReflection": frozenset({"operator"}),
+    "paceline.v1.CallService": frozenset({"operator", "orchestrator"}),
     "paceline.v1.DrafterService": frozenset({"operator", "orchestrator"}),
     "paceline.v1.ModelService": frozenset({"operator", "orchestrator"}),
     "paceline.v1.OrchestratorService": frozenset({"client", "operator"}),

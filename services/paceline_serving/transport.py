@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import grpc
 
+from paceline_serving.exchanging_channel import ExchangingChannel
 from paceline_serving.interceptors import TracedChannel
 from paceline_serving.renewed_channel import RenewedChannel
 
@@ -149,9 +150,13 @@ def client_server_options(
 
 
 def pod_channel(
-    address: str, *, credentials: Credentials | None, tls_name: str = ""
+    address: str,
+    *,
+    credentials: Credentials | None,
+    tls_name: str = "",
+    may_exchange: bool = True,
 ) -> grpc.aio.Channel:
-    """Open the one long-lived channel to a model server: a `TracedChannel`.
+    """Open the one long-lived channel to a model server: an `ExchangingChannel`.
 
     Once its connection is lost, the next one is made with the certificates of then.
 
@@ -159,6 +164,7 @@ def pod_channel(
         address: `host:port` or `unix:PATH`.
         credentials: What `security.channel_credentials` gave; None is plaintext.
         tls_name: The name that the server's certificate is for; empty: the address's host.
+        may_exchange: Whether calls may travel as messages of one stream.
     """
     options: list[tuple[str, int | str]] = [*POD_CHANNEL_OPTIONS]
     if tls_name:
@@ -172,4 +178,6 @@ def pod_channel(
         if credentials is None
         else RenewedChannel(open_secure, credentials)
     )
-    return cast("grpc.aio.Channel", TracedChannel(channel))
+    return cast(
+        "grpc.aio.Channel", ExchangingChannel(TracedChannel(channel), may_exchange=may_exchange)
+    )

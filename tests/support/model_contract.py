@@ -41,10 +41,13 @@ HOST_MAKERS: dict[str, Callable[..., Any]] = {"fake": _fake, "simulated": _simul
 
 
 @asynccontextmanager
-async def connected(role: Any, host: Any, **settings: Any) -> AsyncIterator[ModelClient]:
+async def connected(
+    role: Any, host: Any, *, by_messages: bool = False, **settings: Any
+) -> AsyncIterator[ModelClient]:
     """Serve a host by the real servicers, and connect to it."""
     async with serving(role, host, **settings) as process:
-        client = await ModelClient(role, process.addresses["address"]).learn()
+        address = process.addresses["address"]
+        client = await ModelClient(role, address, by_messages=by_messages).learn()
         client.host = host
         try:
             yield client

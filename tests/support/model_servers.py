@@ -23,6 +23,8 @@ from paceline.v1 import (
 )
 from paceline_drafter.servicer import ROLE as DRAFTER
 from paceline_model_server.application import ModelApplication
+from paceline_serving.exchanging_channel import ExchangingChannel
+from paceline_serving.interceptors import TracedChannel
 from paceline_serving.lifecycle import ServerProcess
 from paceline_serving.server_settings import ServerSettings
 from paceline_serving.telemetry import new_registry
@@ -105,8 +107,13 @@ class ModelClient:
         host: The server's model, where that is within reach.
     """
 
-    def __init__(self, role: Any, address: str, *, credentials: Any = None) -> None:
-        self.channel = _patient_channel(address, credentials)
+    def __init__(
+        self, role: Any, address: str, *, credentials: Any = None, by_messages: bool = False
+    ) -> None:
+        self.channel: Any = _patient_channel(address, credentials)
+        if by_messages:
+            self.channel = ExchangingChannel(TracedChannel(self.channel))
+            self.channel.exchanges = True
         self.model = model_service_pb2_grpc.ModelServiceStub(self.channel)
         self.sessions = session_service_pb2_grpc.SessionServiceStub(self.channel)
         stub = (

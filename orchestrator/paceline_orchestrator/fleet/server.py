@@ -11,6 +11,7 @@ from paceline.v1.target_service_pb2_grpc import TargetServiceStub
 from paceline_orchestrator.fleet.discovery import Availability
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.silence import SilenceWatch
+from paceline_serving.exchanging_channel import ExchangingChannel
 
 if TYPE_CHECKING:
     import grpc
@@ -172,6 +173,8 @@ class ModelServer:
         if is_another:
             self._forget_the_process()
         self.facts = facts
+        if isinstance(self.channel, ExchangingChannel):
+            self.channel.exchanges = facts.exchanges_calls
         self.latency.adopt(
             facts.forward_latencies,
             prefill_fixed_ns=facts.prefill_fixed_ns,

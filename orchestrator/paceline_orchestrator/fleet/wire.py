@@ -84,6 +84,7 @@ class ModelFacts:
         dtype: The arithmetic's; empty if it did not say.
         version: Paceline's there; empty if it did not say.
         fim_token_ids: Before a prefix, before a suffix, and after both; empty if it has none.
+        exchanges_calls: Whether it takes calls as messages of a stream.
     """
 
     model_name: str
@@ -109,6 +110,7 @@ class ModelFacts:
     dtype: str = ""
     version: str = ""
     fim_token_ids: tuple[int, ...] = ()
+    exchanges_calls: bool = False
 
     @property
     def identity(self) -> tuple[str, str, int, frozenset[int], bool]:
@@ -254,6 +256,7 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
         dtype=info.dtype,
         version=info.version,
         fim_token_ids=tuple(info.fim_token_ids),
+        exchanges_calls=info.exchanges_calls,
     )
 
 

@@ -1,10 +1,10 @@
 """The promises of the protos that drafters and targets serve.
 
 Each test runs against a fake host and the real one with the simulated backend, both behind the real
-servicers, interceptors and gRPC. What needs to know no more of a server than what the wire says
-runs against the fake servers of the orchestrator's tests, too, unless it is marked with a
-capability that they leave out. With --target or --drafter it runs against a server at an address
-instead of all these.
+servicers, interceptors and gRPC; with the real one by RPCs, and by messages of a stream. What needs
+to know no more of a server than what the wire says runs against the fake servers of the
+orchestrator's tests, too, unless it is marked with a capability that they leave out. With --target
+or --drafter it runs against a server at an address instead of all these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 ROLES = {"target": TARGET, "drafter": DRAFTER}
 STALLING = {f"stalling_{role}": kind for role, kind in ROLES.items()}
 FAKE_SERVER = "fake server"
-KINDS = (*HOST_MAKERS, FAKE_SERVER)
+BY_MESSAGES = "simulated, by messages"
+KINDS = (*HOST_MAKERS, BY_MESSAGES, FAKE_SERVER)
 
 
 def pytest_configure(config):
@@ -89,6 +90,10 @@ async def found(role: Any, request: Any, *, stalls: bool = False) -> AsyncIterat
     """Connect to a new server of a kind, or to the one at an address, and leave nothing there."""
     if request.param in HOST_MAKERS:
         async with connected(role, HOST_MAKERS[request.param](stalls=stalls)) as client:
+            yield client
+    elif request.param == BY_MESSAGES:
+        host = HOST_MAKERS["simulated"](stalls=stalls)
+        async with connected(role, host, by_messages=True) as client:
             yield client
     elif request.param == FAKE_SERVER:
         for marker in request.node.iter_markers("needs"):

@@ -15,11 +15,12 @@ from prometheus_client import CollectorRegistry
 from paceline import errors
 from paceline.status import decode
 from paceline_orchestrator.fleet.wire import answers
-from paceline_serving import interceptors, tracing
-from paceline_serving.interceptors import EdgeInterceptor
+from paceline_serving import exchanged_calls, interceptors, tracing
+from paceline_serving.exchanging_channel import ExchangingChannel
+from paceline_serving.interceptors import EdgeInterceptor, TracedChannel
 from paceline_serving.keys import Caller, Key
 from paceline_serving.telemetry import RpcMetrics
-from paceline_serving.transport import POD_SERVER_OPTIONS, pod_channel
+from paceline_serving.transport import POD_CHANNEL_OPTIONS, POD_SERVER_OPTIONS, pod_channel
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -30,8 +31,23 @@ UNARY, STREAM, WRITES = "/test.Service/Unary", "/test.Service/Stream", "/test.Se
 METHODS = [UNARY, STREAM, WRITES]
 
 
+RPCS_ONLY = pytest.mark.parametrize("way", ["RPCs"], indirect=True)
+
+
+@pytest.fixture(params=["RPCs", "messages"], autouse=True)
+def way(request, monkeypatch) -> None:
+    """How calls travel: what a call means must not depend on it."""
+    monkeypatch.setattr(Server, "on_a_stream", request.param == "messages")
+
+
 class Server:
-    """A service whose methods all do the same, as a unary, a generator, and with context.write."""
+    """A service whose methods all do the same, as a unary, a generator, and with context.write.
+
+    Attributes:
+        on_a_stream: Whether calls travel as messages of one stream, and not as RPCs.
+    """
+
+    on_a_stream = False
 
     def __init__(self, behavior: Callable[[Any], Any]) -> None:
         self._behavior = behavior
@@ -44,26 +60,38 @@ class Server:
         edge = EdgeInterceptor(RpcMetrics(self.registry), **settings)
         server = grpc.aio.server(interceptors=[edge], options=POD_SERVER_OPTIONS)
         server.add_generic_rpc_handlers((self._handlers(),))
+        exchanged_calls.add_call_service(server, self._add_to, edge=edge)
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         channel = pod_channel(self.address, credentials=None)
+        if self.on_a_stream:
+            channel = ExchangingChannel(
+                TracedChannel(grpc.aio.insecure_channel(self.address, POD_CHANNEL_OPTIONS)),
+                methods=frozenset(METHODS),
+            )
+            channel.exchanges = True
         try:
             yield channel
         finally:
             await channel.close()
             await server.stop(0)
 
+    def _add_to(self, server: Any) -> None:
+        server.add_registered_method_handlers("test.Service", self._methods())
+
     def _handlers(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler("test.Service", self._methods())
+
+    def _methods(self) -> dict[str, Any]:
         codec = {
             "request_deserializer": StringValue.FromString,
             "response_serializer": BytesValue.SerializeToString,
         }
-        handlers = {
+        return {
             "Unary": grpc.unary_unary_rpc_method_handler(self._unary, **codec),
             "Stream": grpc.unary_stream_rpc_method_handler(self._stream, **codec),
             "Writes": grpc.unary_stream_rpc_method_handler(self._writes, **codec),
         }
-        return grpc.method_handlers_generic_handler("test.Service", handlers)
 
     async def _unary(self, request: StringValue, context: Any) -> BytesValue:
         try:
@@ -107,9 +135,13 @@ def begin(channel: grpc.aio.Channel, method: str, **call: Any) -> Any:
     return stub(StringValue(value="request"), **{"timeout": 60, **call})
 
 
+def is_unary(call: Any) -> bool:
+    return isinstance(call, grpc.aio.UnaryUnaryCall) or getattr(call, "is_unary", False)
+
+
 async def finish(call: Any) -> int:
     """Await a call's end; return how many messages came."""
-    if isinstance(call, grpc.aio.UnaryUnaryCall):
+    if is_unary(call):
         await call
         return 1
     return len([message async for message in call])
@@ -117,7 +149,7 @@ async def finish(call: Any) -> int:
 
 async def read(call: Any) -> None:
     """Await a call's end as the orchestrator does."""
-    if isinstance(call, grpc.aio.UnaryUnaryCall):
+    if is_unary(call):
         await call
         return
     async for _ in answers(call):
@@ -330,6 +362,7 @@ class Flood(Server):
             self.ended.set()
 
 
+@RPCS_ONLY
 async def test_a_client_that_does_not_read_is_let_go():
     server = Flood(lambda _: asyncio.sleep(0))
     async with server.running(write_stall_seconds=0.1) as channel:
@@ -340,6 +373,7 @@ async def test_a_client_that_does_not_read_is_let_go():
         assert server.count(STREAM, "DEADLINE_EXCEEDED", "SLOW_CONSUMER") == 1
 
 
+@RPCS_ONLY
 async def test_a_client_that_does_not_even_read_its_end_is_no_error_of_the_server(
     monkeypatch, caplog
 ):
@@ -380,6 +414,7 @@ async def test_a_trace_goes_on_in_the_calls_that_a_call_makes():
     assert len({"00f067aa0ba902b7", *(call.span_id for call in seen)}) == 3
 
 
+@RPCS_ONLY
 async def test_metadata_over_the_limit_is_always_refused_and_neighbours_live_on():
     started = asyncio.Event()
     proceed = asyncio.Event()
@@ -398,6 +433,7 @@ async def test_metadata_over_the_limit_is_always_refused_and_neighbours_live_on(
         assert await neighbour == 1
 
 
+@RPCS_ONLY
 @pytest.mark.full
 async def test_a_quiet_call_outlives_a_minute_of_the_channels_pings():
     """A server with another ping policy, or the wrong option's name, ends it after seconds."""
