@@ -29,42 +29,6 @@ def chain_factor(acceptances: Sequence[float], *, costs: Sequence[float]) -> flo
     return _expected_tokens(acceptances) / (1 + sum(costs))
 
 
-def repeated_factor(acceptance: float, *, token_count: int, cost: float) -> float:
-    """Return the EWIF of so many tokens by one drafter, in closed form (Leviathan et al. 2023)."""
-    if acceptance == 1:
-        return (token_count + 1) / (token_count * cost + 1)
-    accepted = (1 - acceptance ** (token_count + 1)) / (1 - acceptance)
-    return accepted / (token_count * cost + 1)
-
-
-def vertical_factor(
-    acceptance: float,
-    *,
-    inner_acceptance: float,
-    inner_count: int,
-    review_count: int,
-    cost: float,
-    inner_cost: float,
-) -> float:
-    """Return the EWIF of a drafter whose own drafts come from another one.
-
-    A review of k inner tokens gives N, of the generating function
-    phi(x) = 1 + (x - 1) (1 - (a' x)^(k + 1)) / (1 - a' x); the target accepts i tokens with a^i.
-
-    Args:
-        acceptance: The target's, of the drafter's tokens; below 1.
-        inner_acceptance: The drafter's, of the inner drafter's tokens; a' above.
-        inner_count: Inner tokens in one of the drafter's reviews; k above.
-        review_count: The drafter's reviews in one of the target's.
-        cost: Of one of the drafter's forwards.
-        inner_cost: Of one inner token.
-    """
-    joint = inner_acceptance * acceptance
-    phi = 1 + (acceptance - 1) * (1 - joint ** (inner_count + 1)) / (1 - joint)
-    spent = 1 + review_count * (cost + inner_count * inner_cost)
-    return (1 - acceptance * phi**review_count) / ((1 - acceptance) * spent)
-
-
 class StackNumbers(Protocol):
     """What is known of a stack of models; Max-Gram, if there is one, is the last stage."""
 
