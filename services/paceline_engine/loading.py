@@ -25,8 +25,8 @@ class LoadOptions:
         threads: CPU threads of one forward.
         capture: On CUDA, record forwards of one row and replay them.
         invariant: Let a row's scores follow from its text alone, bit by bit.
-        adapter: Directory with what lets it draft for itself; empty: it does not.
-        guesses: How many it makes after a verdict; 0: as its card says.
+        adapter: Directory with an adapter, by which it drafts for itself; None: it does not.
+        guesses: How many it makes after a verdict; None: as the adapter's card says.
         prune_below: How likely a guess of its own has to be to be judged; see `SelfDrafter`.
         simulated: What to simulate.
     """
@@ -39,8 +39,8 @@ class LoadOptions:
     threads: int = 1
     capture: bool = False
     invariant: bool = False
-    adapter: str = ""
-    guesses: int = 0
+    adapter: str | None = None
+    guesses: int | None = None
     prune_below: float = 0.0
     simulated: SimulatedModel = field(default_factory=SimulatedModel)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from array import array
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError
@@ -12,11 +12,11 @@ from paceline_engine.terms import validation
 from paceline_engine.terms.backend import Backend, DeviceLostError, ForwardInterrupted
 from paceline_engine.terms.calls import VerificationRule
 from paceline_engine.terms.draft_tree import DraftTree
-from paceline_engine.terms.items import Decode, Item, Judge, Judgement, Outcome
+from paceline_engine.terms.items import Decode, Draft, Item, Judge, Judgement, Outcome
 from paceline_engine.terms.proposal import NOTHING, Proposal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline_engine.terms.backend import Interrupt
     from paceline_engine.terms.calls import SessionSpec
@@ -47,6 +47,7 @@ class Feed:
 
     cache: ModelCache
     token_ids: array[int]
+    _: KW_ONLY
     scored_count: int
     parents: Sequence[int] = ()
     proposes: SessionSpec | None = None
@@ -97,7 +98,12 @@ class ModelBackend(Backend):
                 row_limit -= len(feed.token_ids)
         asked = [item for item, answer in zip(items, answers, strict=True) if answer is None]
         scores = self._compute(feeds, interrupt)
-        decided = iter(self._decide_all([*zip(asked, feeds, scores, strict=True)]))
+        scored = [*zip(asked, feeds, scores, strict=True)]
+        chosen = self._choose_together(scored)
+        decided = (
+            self._decide(item, feed, scores=own, chosen=chosen.get(item))
+            for item, feed, own in scored
+        )
         return [next(decided) if answer is None else answer for answer in answers]
 
     def _feed_or_error(self, item: Item, row_limit: int | None) -> Feed | Exception:
@@ -120,18 +126,20 @@ class ModelBackend(Backend):
         if tree and cache.has_of(item.prefix, tree):
             start = len(cache.tree)
             rows = array("I", tree.token_ids[start:])
-            return Feed(cache, rows, len(item.block), tree.parents[start:])
+            return Feed(cache, rows, scored_count=len(item.block), parents=tree.parents[start:])
         block = tree.token_ids or item.block
         fed = item.prefix[cache.keep(item.prefix) :]
         # The last token's row belongs to the block: alone it would be computed again and again.
         if row_limit is not None and len(fed) > 1 and len(fed) + len(block) > row_limit:
-            return Feed(cache, fed[: max(1, min(row_limit, len(fed) - 1))], 0)
+            return Feed(cache, fed[: max(1, min(row_limit, len(fed) - 1))], scored_count=0)
         self._check_distributions(item)
         fed.extend(block)
         if tree:
-            return Feed(cache, fed, len(item.block), tree.parents)
+            return Feed(cache, fed, scored_count=len(item.block), parents=tree.parents)
         proposes = item.spec if item.proposes else None
-        return Feed(cache, fed, len(block) + 1, item.parents, proposes)
+        return Feed(
+            cache, fed, scored_count=len(block) + 1, parents=item.parents, proposes=proposes
+        )
 
     def _check_distributions(self, item: Item) -> None:
         """Check what a proposal is said to be drawn from: here, as it would hold up the loop."""
@@ -159,11 +167,18 @@ class ModelBackend(Backend):
             feed.cache.extend(feed.token_ids, feed.parents)
         return list(scores)
 
-    def _decide_all(self, asked: Sequence[tuple[Item, Feed, Any]]) -> Sequence[Outcome | Exception]:
-        """Decide by the scores of each item's feed, or pass on the error that it has instead."""
-        return [self._decide(*each) for each in asked]
+    def _choose_together(self, asked: Sequence[tuple[Item, Feed, Any]]) -> Mapping[Item, int]:  # noqa: ARG002 - most backends choose one by one
+        """Choose the next token of all items whose steps only do that, if together is faster."""
+        return {}
 
-    def _decide(self, item: Item, feed: Feed, scores: Any) -> Outcome | Exception:
+    def _decide(
+        self, item: Item, feed: Feed, *, scores: Any, chosen: int | None
+    ) -> Outcome | Exception:
+        """Decide by the scores of an item's feed, or pass on the error that it has instead.
+
+        Args:
+            chosen: The next token, if it was chosen already (`_choose_together`).
+        """
         if isinstance(scores, Exception):
             return scores
         row_count = len(feed.token_ids) + feed.dropped_count
@@ -171,12 +186,16 @@ class ModelBackend(Backend):
             return Outcome(row_count)
         try:
             if isinstance(item.task, Judge):
-                judgement = self._judge_kept(scores, item.task, item, kept=feed.kept)
+                judgement = self._judge_kept(scores, item.task, item=item, kept=feed.kept)
                 return Outcome(row_count, judgement=judgement, dropped_count=feed.dropped_count)
+            if chosen is not None and isinstance(item.task, Draft):
+                return Outcome(row_count, drafted=Proposal((chosen,)))
+            if chosen is not None:
+                return Outcome(row_count, judgement=Judgement((), chosen))
             if isinstance(item.task, Decode):
                 told = item.task
-                task = Judge(NOTHING, told.logprobs, top_logprobs=told.top_logprobs)
-                return Outcome(row_count, judgement=self._judge(scores, task, item))
+                task = Judge(NOTHING, logprobs=told.logprobs, top_logprobs=told.top_logprobs)
+                return Outcome(row_count, judgement=self._judge(scores, task, item=item))
             if item.task.width == 1:
                 return Outcome(row_count, drafted=self._draft(scores, item))
             seed = item.draft_tree if item.draft_tree.found else DraftTree(item.task.branch_count)
@@ -188,12 +207,12 @@ class ModelBackend(Backend):
             return error
 
     def _judge_kept(
-        self, scores: Any, task: Judge, item: Item, *, kept: Sequence[int] | None
+        self, scores: Any, task: Judge, *, item: Item, kept: Sequence[int] | None
     ) -> Judgement:
         """Decide on a proposal of which the forward computed only some tokens, or all."""
         if kept is None:
-            return self._judge(scores, task, item)
-        judged = self._judge(scores, replace(task, proposal=task.proposal.only(kept)), item)
+            return self._judge(scores, task, item=item)
+        judged = self._judge(scores, replace(task, proposal=task.proposal.only(kept)), item=item)
         return replace(judged, accepted_path=tuple(kept[index] for index in judged.accepted_path))
 
     def _make_room(self, feed: Feed) -> None:
@@ -215,7 +234,7 @@ class ModelBackend(Backend):
         """
 
     @abstractmethod
-    def _judge(self, scores: Any, task: Judge, item: Item) -> Judgement:
+    def _judge(self, scores: Any, task: Judge, *, item: Item) -> Judgement:
         """Decide on an item's proposal by the scores of its rows."""
 
     @abstractmethod

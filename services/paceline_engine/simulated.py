@@ -139,7 +139,7 @@ class SimulatedBackend(ModelBackend):
         seconds = model.tpot_seconds + max(0, row_count - 1) * model.row_seconds if begun else 0.0
         return seconds if len(begun) == len(feeds) else max(seconds, model.ttft_seconds)
 
-    def _judge(self, scores: Sequence[int], task: Judge, item: Item) -> Judgement:
+    def _judge(self, scores: Sequence[int], task: Judge, *, item: Item) -> Judgement:
         del item
         path, next_token = task.proposal.follow(lambda row, _: self._target_token(scores[row]))
         # The simulated target is certain: its one token has probability 1.

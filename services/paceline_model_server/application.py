@@ -63,7 +63,7 @@ class ModelApplication:
     Args:
         role: Drafter or target.
         process: Whose health follows the model, and whose requests it looks at.
-        hang_limit_seconds: How long a forward may hang before the process ends; 0: for ever.
+        hang_limit_seconds: How long a forward may hang before the process ends; None: for ever.
         debug_calls: Whether to show the last calls on the metrics port.
         look_seconds: How often to look whether the model hangs.
     """
@@ -78,7 +78,7 @@ class ModelApplication:
         *,
         process: ServerProcess,
         registry: CollectorRegistry,
-        hang_limit_seconds: float,
+        hang_limit_seconds: float | None,
         debug_calls: bool = False,
         look_seconds: float = 1.0,
     ) -> None:
@@ -137,23 +137,29 @@ class ModelApplication:
         Nothing else would, since the loop goes on. What hangs at two looks in a row is one forward:
         another one would be given seconds first.
         """
-        noticed_seconds = 0.0  # how long the forward had taken when it was found to hang
+        noticed_seconds: float | None = None  # how long the forward had taken when it was noticed
         while True:
             await asyncio.sleep(self._look_seconds)
             overdue_seconds = self._host.overdue_seconds()
-            hung_seconds = overdue_seconds - noticed_seconds
-            if not overdue_seconds and noticed_seconds:
+            if not overdue_seconds and noticed_seconds is not None:
                 _log.warning("the model answers again")
                 await self._process.set_serving(True)
-                noticed_seconds = 0.0
-            elif overdue_seconds and not noticed_seconds:
+                noticed_seconds = None
+            elif overdue_seconds and noticed_seconds is None:
                 _log.error("a forward has taken %.0f s: the model hangs", overdue_seconds)
                 await self._process.set_serving(False)
                 noticed_seconds = overdue_seconds
-            elif noticed_seconds and 0 < self._hang_limit_seconds <= hung_seconds:
+            elif noticed_seconds is not None and self._hangs_too_long(
+                overdue_seconds - noticed_seconds
+            ):
                 # A thread cannot be ended, so only a new process can use the device again.
+                hung_seconds = overdue_seconds - noticed_seconds
                 self._process.stop_soon(f"a forward has hung for {hung_seconds:.0f} s")
                 return
+
+    def _hangs_too_long(self, hung_seconds: float) -> bool:
+        limit = self._hang_limit_seconds
+        return limit is not None and hung_seconds >= limit
 
     def pages(self) -> Mapping[str, Callable[[], Any]]:
         """Show the last calls, where that was asked for."""
@@ -173,7 +179,7 @@ def serve(role: ModelRole, arguments: Sequence[str], *, program: str) -> int:
             host,
             process=process,
             registry=registry,
-            hang_limit_seconds=settings.hang_limit_seconds,
+            hang_limit_seconds=settings.hang_limit_seconds or None,
             debug_calls=settings.debug_calls,
         )
 

@@ -109,7 +109,7 @@ class SessionServicer(session_service_pb2_grpc.SessionServiceServicer):
         lease_seconds = self._host.renew_session(request.session_id, caller=caller)
         return session_service_pb2.RenewSessionResponse(
             lease=translation.duration(lease_seconds),
-            live_sequence=self._host.live_sequence(request.session_id, caller=caller),
+            live_sequence=self._host.live_sequence(request.session_id, caller=caller) or 0,
         )
 
     async def CloseSession(  # noqa: N802

@@ -217,8 +217,8 @@ def model_info(
         self_draft_kind=model.self_draft_kind,
         verification_rules=[_WIRE_OF_RULE[rule] for rule in model.verification_rules],
         forward_latencies=_forwards(latencies.forwards),
-        prefill_fixed_ns=latencies.prefill_fixed_ns,
-        prefill_ns_per_token=latencies.prefill_ns_per_token,
+        prefill_fixed_ns=latencies.prefill_fixed_ns or 0,
+        prefill_ns_per_token=latencies.prefill_ns_per_token or 0,
         stages=[
             model_service_pb2.Stage(
                 model_name=each.model_name,

@@ -38,9 +38,9 @@ class Joint:
 def training_loss(
     adapter: Adapter,
     model: Any,
+    *,
     trunk: Trunk,
     token_ids: Tensor,
-    *,
     labels: Labels,
     joint: Joint | None = None,
 ) -> Tensor:

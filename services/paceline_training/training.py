@@ -150,7 +150,9 @@ def _loss(adapter: Any, model: Any, token_ids: torch.Tensor, *, plan: TrainingPl
     is_short, learns = plan.precision == "bfloat16", plan.joint is not None
     with torch.autocast(model.device.type, torch.bfloat16, enabled=is_short):
         trunk = compute_trunk(model, token_ids, upper_layers=adapter.upper_layers, learns=learns)
-        return training_loss(adapter, model, trunk, token_ids, labels=plan.labels, joint=plan.joint)
+        return training_loss(
+            adapter, model, trunk=trunk, token_ids=token_ids, labels=plan.labels, joint=plan.joint
+        )
 
 
 def _descend(loss: torch.Tensor, optimizer: torch.optim.Optimizer, *, step: int) -> float:

@@ -128,7 +128,7 @@ class Waste:
     forward_ns: int = 0
     freeing_ns: int = 0
 
-    def add(self, batch: Batch, row_counts: Sequence[int], ended_ns: int) -> None:
+    def add(self, batch: Batch, *, row_counts: Sequence[int], ended_ns: int) -> None:
         """Take in a forward that is over, and had so many rows of each job."""
         forward_ns = ended_ns - batch.started_ns
         if batch.is_unwanted:

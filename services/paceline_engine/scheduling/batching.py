@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline_engine.scheduling.fair_queue import Turns
-    from paceline_engine.scheduling.jobs import Job
+    from paceline_engine.scheduling.jobs import Job, Rank
     from paceline_engine.scheduling.latencies import LatencyMeter
     from paceline_engine.terms.model_cache import ModelCache
 
@@ -115,7 +115,7 @@ class Batching:
                 prefills.append((job, rows))
                 continue
             fits = not batch.jobs or total + rows <= most_rows
-            if job.depth == order[0].depth:
+            if job.urgency == order[0].urgency:
                 urgent_ns = self._meter.cost_ns(total + rows)
             elif fits and not job.was_passed_over:
                 fits = self._meter.cost_ns(total + rows) <= _SLOWDOWN * urgent_ns
@@ -139,7 +139,7 @@ class Batching:
         room = min(room, self._meter.most_rows() - row_count)
         for job, more in prefills[1:]:
             rows += more
-            if rows > room or job.depth != first.depth:
+            if rows > room or job.urgency != first.urgency:
                 return
             batch.jobs.append(job)
 
@@ -149,7 +149,7 @@ class Batching:
         if row_count or self._expects_others(now_ns):
             allowed_ns = (_PREFILL_SLOWDOWN - 1) * self._meter.cost_ns(max(1, row_count))
         usual_ns = self._meter.ns_per_row
-        ns_per_row = max(prefill.ns_per_row, usual_ns)
+        ns_per_row = max(prefill.ns_per_row or 0.0, usual_ns)
         if not ns_per_row:
             return sys.maxsize
         least_rows = int(_LEAST_PART_OF_TIME * allowed_ns / usual_ns) if usual_ns else 0
@@ -160,7 +160,7 @@ class Batching:
         away = self._away_until_ns.items()
         return any(now_ns < until_ns and not text.has_ended for text, until_ns in away)
 
-    def learn(self, batch: Batch, row_counts: Sequence[int], forward_ns: int) -> None:
+    def learn(self, batch: Batch, row_counts: Sequence[int], *, forward_ns: int) -> None:
         """Take in what a forward took that had so many rows of each job."""
         self._meter.record(sum(row_counts), forward_ns)
         if batch.row_limit is not None and row_counts[-1] > _LEAST_PART_ROWS:
@@ -170,20 +170,20 @@ class Batching:
 
     def _in_order(self, jobs: Sequence[Job]) -> Iterator[Job]:
         """Yield jobs as they are served: in a forward, too, shares take turns."""
-        waiting: defaultdict[tuple[int, str], list[Job]] = defaultdict(list)
+        waiting: defaultdict[tuple[tuple[Rank, int], str], list[Job]] = defaultdict(list)
         for job in sorted(jobs, key=lambda job: -job.arrival):
-            waiting[job.depth, job.share].append(job)
+            waiting[job.urgency, job.share].append(job)
         heads = [
-            (depth, self._turns.of(share), own[-1].arrival, share)
-            for (depth, share), own in waiting.items()
+            (urgency, self._turns.of(share), own[-1].arrival, share)
+            for (urgency, share), own in waiting.items()
         ]
         heapq.heapify(heads)
         row_ns = max(1, round(self._meter.cost_ns(1)))
         while heads:
-            depth, clock, _, share = heads[0]
-            own = waiting[depth, share]
+            urgency, clock, _, share = heads[0]
+            own = waiting[urgency, share]
             yield own.pop()
             if own:
-                heapq.heapreplace(heads, (depth, clock + row_ns, own[-1].arrival, share))
+                heapq.heapreplace(heads, (urgency, clock + row_ns, own[-1].arrival, share))
             else:
                 heapq.heappop(heads)

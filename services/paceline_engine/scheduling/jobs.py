@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from paceline_engine.terms.backend import Interrupt
-from paceline_engine.terms.items import ANTICIPATED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline_engine.terms.items import Item
 
+
 _Value = TypeVar("_Value")
+
+
+class Rank(IntEnum):
+    """The first criterion of a job's place in the queue: the smallest comes first."""
+
+    ERRAND = 0
+    CALL = 1
+    ANTICIPATED = 2
 
 
 @dataclass(eq=False, slots=True)
@@ -23,7 +32,6 @@ class Errand(Generic[_Value]):
     """What the thread has to do besides items, ahead of all of them."""
 
     do: Callable[[Interrupt], _Value]
-    depth: int = -1
     share: str = ""
     patience_ns: int | None = None
 
@@ -41,6 +49,7 @@ class Step(Generic[_Value]):
     """
 
     outcome: _Value
+    _: KW_ONLY
     queue_ns: int
     forward_ns: int
     shared_row_count: int = 0
@@ -126,12 +135,12 @@ class Job:
         work: What is to be done.
         outlet: Who waits for it now: another one if the loop says so.
         share: Whose work it is.
-        arrival: Its turn among equal depths of one share.
+        arrival: Its turn among equally urgent jobs of one share.
         queued_ns: When it was put into the queue.
         withdrawn_ns: When it was withdrawn, if it was.
         was_passed_over: Whether a forward has gone without it since it was put into the queue.
         successor: What the model goes on with by itself after this.
-        ns_per_row: What a row of its long prefix took in its last forward; 0: not known.
+        ns_per_row: What a row of its long prefix took in its last forward; None: not known.
         unclaimed_ns: What was computed of it before anybody asked for it took so long.
     """
 
@@ -142,19 +151,22 @@ class Job:
     queued_ns: int = 0
     withdrawn_ns: int | None = None
     was_passed_over: bool = False
-    ns_per_row: float = 0.0
+    ns_per_row: float | None = None
     unclaimed_ns: int = 0
     successor: Job | None = None
 
     @property
-    def depth(self) -> int:
-        """How urgent it is: the smallest first."""
-        return self.work.depth
+    def urgency(self) -> tuple[Rank, int]:
+        """Its place in the queue, the smallest first: its rank, and among calls its depth."""
+        if isinstance(self.work, Errand):
+            return Rank.ERRAND, 0
+        rank = Rank.ANTICIPATED if self.work.is_anticipated else Rank.CALL
+        return rank, self.work.depth
 
     @property
     def is_anticipated(self) -> bool:
-        """Whether nobody has asked for it yet."""
-        return self.depth >= ANTICIPATED
+        """Whether no caller has asked for it yet."""
+        return self.urgency[0] is Rank.ANTICIPATED
 
 
 @dataclass(eq=False, slots=True)

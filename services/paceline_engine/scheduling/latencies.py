@@ -41,7 +41,7 @@ class LatencyMeter:
 
     def __init__(self) -> None:
         self._by_rows: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_WINDOW))
-        self._prefill = (0, 0)
+        self._prefill: tuple[int, int] | None = None
         self._longest: tuple[int, int] | None = None
         self._lock = threading.RLock()
         self._curve: list[tuple[int, float]] = []
@@ -86,7 +86,7 @@ class LatencyMeter:
     @property
     def ns_per_row(self) -> float:
         """What a row of a long forward adds: a prompt's, or if that was not measured any row."""
-        return self._prefill[1] or self._slope()
+        return (self._prefill[1] if self._prefill else 0) or self._slope()
 
     def cost_ns(self, row_count: int) -> float:
         """Return what a forward of so many rows takes, by interpolation; 0 if nothing is known."""
@@ -149,7 +149,7 @@ class LatencyMeter:
                 ForwardLatency(rows, median_low(times))
                 for rows, times in sorted(self._by_rows.items())
             )
-        return ModelLatencies(forwards, *self._prefill)
+        return ModelLatencies(forwards, *(self._prefill or (None, None)))
 
 
 def measure(backend: Backend, meter: LatencyMeter, *, rounds: int, interrupt: Interrupt) -> None:

@@ -42,7 +42,7 @@ class ModelText:
 
     def draft_chain(self, prefix: Sequence[int], *, count: int) -> list[int]:
         """Draft so many tokens, in as many forwards as the model needs."""
-        item = Item(self.cache, self._spec, array("I", prefix), Draft(count))
+        item = Item(self.cache, self._spec, prefix=array("I", prefix), task=Draft(count))
         found: list[int] = []
         while len(found) < count:
             outcome = self._step(item)
@@ -70,13 +70,13 @@ class ModelText:
     ) -> Judgement:
         """Judge a proposal after a prefix of one token or more; a chain has no parents."""
         proposal = Proposal(token_ids, parents, distributions)
-        task = Judge(proposal, logprobs, propose, top_logprobs)
+        task = Judge(proposal, logprobs=logprobs, propose=propose, top_logprobs=top_logprobs)
         judgement = self._run(prefix, task).judgement
         assert judgement is not None, "a proposal is judged in one step"
         return judgement
 
     def _run(self, prefix: Sequence[int], task: Draft | Judge) -> Outcome:
-        return self._step(Item(self.cache, self._spec, array("I", prefix), task))
+        return self._step(Item(self.cache, self._spec, prefix=array("I", prefix), task=task))
 
     def _step(self, item: Item) -> Outcome:
         (outcome,) = self._backend.run([item], self.interrupt)

@@ -216,7 +216,7 @@ class ModelWorker:
         """
         with self._changed:
             work = cast("Item", job.work)
-            work.depth, work.goes_on = item.depth, item.goes_on
+            work.depth, work.is_anticipated, work.goes_on = item.depth, False, item.goes_on
 
     def withdraw(self, job: Job) -> None:
         """Take a job out of the queue, or out of its forward. Its outlet is left alone.
@@ -329,50 +329,71 @@ class ModelWorker:
         """Account for a forward, and hand out what it gave."""
         ended_ns = self._clock_ns()
         forward_ns = ended_ns - batch.started_ns
-        outcomes = [each for each in answers if isinstance(each, Outcome)]
         row_counts = [each.row_count if isinstance(each, Outcome) else 0 for each in answers]
-        row_sum = sum(row_counts)
-        if row_sum:  # a stack may find what it copies without a forward
-            # What a stack's smaller models take says nothing of the largest.
-            if not any(outcome.stage for outcome in outcomes):
-                self._batching.learn(batch, row_counts, forward_ns)
-            self._tell(self._on_forward, outcomes)
+        self._learn(batch, answers, row_counts=row_counts, forward_ns=forward_ns)
         with self._changed:
             self._running = None
-            self.waste.add(batch, row_counts, ended_ns)
-            delivered = []
-            for job, answer, rows in zip(batch.jobs, answers, row_counts, strict=True):
-                part = rows / row_sum if row_sum else 1 / len(row_counts)
-                self._turns.charge(job.share, round(forward_ns * part))
-                queue_ns = batch.started_ns - job.queued_ns
-                step = Step(answer, queue_ns, forward_ns, row_sum, len(batch.jobs))
-                if (delivery := self._hand_out(job, step)) is not None:
-                    delivered.append(delivery)
-            # At once: to wake the loop for each of them would cost more than the rest of this.
-            self._tell(_deliver, delivered)
+            self.waste.add(batch, row_counts=row_counts, ended_ns=ended_ns)
+            self._charge(batch, row_counts, forward_ns=forward_ns)
+            deliveries = []
+            for job, answer in zip(batch.jobs, answers, strict=True):
+                if isinstance(answer, BaseException):
+                    self._fail_or_repeat(job, answer)
+                    continue
+                step = Step(
+                    answer,
+                    queue_ns=batch.started_ns - job.queued_ns,
+                    forward_ns=forward_ns,
+                    shared_row_count=sum(row_counts),
+                    shared_job_count=len(batch.jobs),
+                )
+                deliveries.append(_Delivery(job, step, self._advance(job, answer)))
+            # One call for all jobs: to wake the loop for each would cost more than the rest.
+            self._tell(_deliver, deliveries)
 
-    def _hand_out(self, job: Job, step: Step[Any]) -> _Delivery | None:
-        """Queue what goes on, fail what failed, and return what is to be delivered."""
-        answer = step.outcome
-        if isinstance(answer, BaseException):
-            was_given_up = isinstance(answer, ForwardInterrupted) and job.withdrawn_ns is None
-            if was_given_up and not self._stopping:
-                self._enqueue(job, keeps_turn=True)
-            else:
-                self._tell(_fail, [job], answer)
-            return None
-        is_last, found = True, True
-        if isinstance(job.work, Item):
-            is_last = job.work.take(answer)
-            found = answer.judgement is not None or len(answer.drafted) > 0
-            if is_last and isinstance(job.work.task, Judge) and job.withdrawn_ns is None:
+    def _learn(
+        self, batch: Batch, answers: Sequence[Any], *, row_counts: Sequence[int], forward_ns: int
+    ) -> None:
+        """Learn from a forward what forwards cost, and report its outcomes."""
+        if not any(row_counts):  # a stack may find the tokens that it copies without a forward
+            return
+        outcomes = [each for each in answers if isinstance(each, Outcome)]
+        # What a stack's smaller models take says nothing about the largest.
+        if not any(outcome.stage for outcome in outcomes):
+            self._batching.learn(batch, row_counts, forward_ns=forward_ns)
+        self._tell(self._on_forward, outcomes)
+
+    def _charge(self, batch: Batch, row_counts: Sequence[int], *, forward_ns: int) -> None:
+        """Charge a forward to the shares of its jobs, by rows; without rows in equal parts."""
+        row_sum = sum(row_counts)
+        for job, rows in zip(batch.jobs, row_counts, strict=True):
+            part = rows / row_sum if row_sum else 1 / len(row_counts)
+            self._turns.charge(job.share, round(forward_ns * part))
+
+    def _fail_or_repeat(self, job: Job, error: BaseException) -> None:
+        """Queue a job again if it was interrupted for another job's sake; else end it."""
+        is_wanted = isinstance(error, ForwardInterrupted) and job.withdrawn_ns is None
+        if is_wanted and not self._stopping:
+            self._enqueue(job, keeps_turn=True)
+        else:
+            self._tell(_fail, [job], error)
+
+    def _advance(self, job: Job, answer: Any) -> bool:
+        """Take a step into a job, queue what follows, and tell whether the step was the last."""
+        if not isinstance(job.work, Item):
+            return True
+        is_last = job.work.take(answer)
+        if job.withdrawn_ns is not None:
+            return is_last
+        if is_last:
+            if isinstance(job.work.task, Judge):
                 self._anticipate(job, answer)
-        if not is_last and job.withdrawn_ns is None:
-            if self._stopping:
-                self._tell(_fail, [job], DrainingError("the server is shutting down"))
-            else:
-                self._enqueue(job, keeps_turn=not found)
-        return _Delivery(job, step, is_last)
+        elif self._stopping:
+            self._tell(_fail, [job], DrainingError("the server is shutting down"))
+        else:
+            found = answer.judgement is not None or len(answer.drafted) > 0
+            self._enqueue(job, keeps_turn=not found)
+        return is_last
 
     def _give_up(self, running: Sequence[Job], error: DeviceLostError) -> None:
         lost = DrainingError("the model's device failed")

@@ -287,14 +287,14 @@ class ModelHost:
         self._sessions.renew(session)
         return session.spec.lease_seconds
 
-    def live_sequence(self, session_id: str, *, caller: str = "") -> int:
-        """Return the sequence of a session's call that can be expected to be answered; 0 if none.
+    def live_sequence(self, session_id: str, *, caller: str = "") -> int | None:
+        """Return the sequence of a session's call that can expect an answer; None if none can.
 
         Raises:
             SessionNotFoundError: there is no such session.
         """
         session = self._sessions.find(session_id, caller=caller)
-        return 0 if self._worker.overdue_ns else session.live_sequence
+        return None if self._worker.overdue_ns else session.live_sequence
 
     def close_session(self, session_id: str, *, caller: str = "") -> None:
         """End a session and its live call. One that is unknown, or not the caller's, is fine."""

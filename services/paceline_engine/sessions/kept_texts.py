@@ -27,7 +27,7 @@ _LEAST_TOKENS = 32
 _MOST_TEXTS = 256
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class _KeptText:
     """A text, and for whom it is kept.
 
@@ -96,7 +96,11 @@ class KeptTexts:
             if common == len(text.token_ids):
                 self._texts.remove(text)
         until = self._clock() + self._seconds
-        self._texts.append(_KeptText(cache, token_ids, owner, share, size, until))
+        self._texts.append(
+            _KeptText(
+                cache=cache, token_ids=token_ids, owner=owner, share=share, size=size, until=until
+            )
+        )
         if len(self._texts) > _MOST_TEXTS:
             self._drop_one()
 

@@ -83,7 +83,14 @@ class LiveCalls:
             raise
         if is_first:
             self._sessions.begin(session, prefix)
-        item = Item(session.cache, session.spec, prefix, task, depth, patience_ns)
+        item = Item(
+            session.cache,
+            session.spec,
+            prefix=prefix,
+            task=task,
+            depth=depth,
+            patience_ns=patience_ns,
+        )
         item.goes_on = goes_on
         session.live_call = self._begin(item, sequence=call.sequence, older=older, ahead=ahead)
         return session.live_call
@@ -97,12 +104,18 @@ class LiveCalls:
         if ahead is not None and _is_begun(ahead, item):
             self._worker.ask_for(ahead, item)
             self._counts.calls_anticipated += 1
-            return LiveCall(len(item.prefix), ahead.outlet, item, ahead, began_early=True)
+            return LiveCall(
+                prefix_length=len(item.prefix),
+                outlet=ahead.outlet,
+                item=item,
+                job=ahead,
+                began_early=True,
+            )
         self._supersede(older)
         self._drop(ahead)
         outlet: Outlet[Outcome] = Outlet()
         job = self._worker.submit(item, outlet=outlet)
-        return LiveCall(len(item.prefix), outlet, item, job)
+        return LiveCall(prefix_length=len(item.prefix), outlet=outlet, item=item, job=job)
 
     def answered(self, session: Session, live: LiveCall) -> None:
         """Keep what the model goes on with after a call's answer, for the session's next one."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _STEP_TOKENS = 256
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class LiveCall:
     """A call that is queued or running.
 
@@ -91,9 +91,9 @@ class Session:
         return len(self._prefix)
 
     @property
-    def live_sequence(self) -> int:
-        """The sequence of its call that is queued or running; 0 if none is."""
-        return self._sequence if self.live_call is not None else 0
+    def live_sequence(self) -> int | None:
+        """The sequence of its call that is queued or running; None if none is."""
+        return self._sequence if self.live_call is not None else None
 
     @property
     def missing_length(self) -> int:

@@ -192,7 +192,7 @@ class StackBackend(Backend):
         text = item.cache
         assert isinstance(text, StackText)
         if not isinstance(item.task, Draft):
-            inner = Item(text.texts[0], item.spec, item.prefix, item.task)
+            inner = Item(text.texts[0], item.spec, prefix=item.prefix, task=item.task)
             return _Step(0, inner)
         text.begin(item)
         if text.is_done:

@@ -191,7 +191,7 @@ class StackText(ModelCache):
         distributions = tuple(draw.distribution for draw in wanted.tail if draw.distribution)
         tail = Proposal(tuple(draw.token_id for draw in wanted.tail), (), distributions)
         task = ReviewTask(tail, draws=wanted.tail, stage=wanted.stage, leniency=leniency)
-        return Item(self.texts[wanted.stage], item.spec, self._text(wanted), task)
+        return Item(self.texts[wanted.stage], item.spec, prefix=self._text(wanted), task=task)
 
     def _wanted_at(self, prefix: array[int]) -> Review | None:
         return self.draft.wanted if self._prefix is prefix and self.draft else None

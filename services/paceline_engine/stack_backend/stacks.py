@@ -34,14 +34,14 @@ class StackOptions:
         cascade: The matrix as JSON, or AUTO.
         leniency: Of the stack's reviews, 1 or more.
         tie: "earliest" or "latest": which place Max-Gram copies from.
-        bigrams: Path of a bigram table for Max-Gram; empty: none.
+        bigrams: Path of a bigram table for Max-Gram; None: no table.
     """
 
     then: Sequence[str] = ()
     cascade: str = AUTO
     leniency: float = 1.0
     tie: str = Tie.EARLIEST.value
-    bigrams: str = ""
+    bigrams: str | None = None
 
 
 def load_stack(largest: LoadOptions, stack: StackOptions) -> StackBackend:
@@ -77,7 +77,7 @@ def load_stack(largest: LoadOptions, stack: StackOptions) -> StackBackend:
 
 def _max_gram(stack: StackOptions, model: Backend) -> partial[MaxGram]:
     bigrams: Sequence[int | None] = ()
-    if stack.bigrams:
+    if stack.bigrams is not None:
         try:
             text = read_plain_file(stack.bigrams, most_bytes=MOST_BIGRAM_BYTES).decode()
             bigrams = parse_bigrams(text, vocabulary_size=model.description.vocabulary_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from paceline_engine.terms.proposal import NOTHING, Proposal
@@ -34,6 +34,7 @@ class DraftTree:
     """
 
     branch_count: int = 0
+    _: KW_ONLY
     found: Proposal = NOTHING
     worths: tuple[float, ...] = ()
     depths: tuple[int, ...] = ()
@@ -73,17 +74,17 @@ class DraftTree:
         first_row = len(followed) + 1
         return DraftTree(
             self.branch_count,
-            found,
-            (*self.worths, *worths),
-            (*self.depths, *(self._depth_after(parent) for parent in new_parents)),
-            followed,
-            due,
-            Proposal(
+            found=found,
+            worths=(*self.worths, *worths),
+            depths=(*self.depths, *(self._depth_after(parent) for parent in new_parents)),
+            followed=followed,
+            due=due,
+            rows=Proposal(
                 (*self.rows.token_ids, *found.along(due)),
                 (*self.rows.parents, *(self._row_of[found.parents[index]] for index in due)),
             ),
-            openings[self.branch_count :],
-            {**self._row_of, **{index + 1: first_row + n for n, index in enumerate(due)}},
+            _open=openings[self.branch_count :],
+            _row_of={**self._row_of, **{index + 1: first_row + n for n, index in enumerate(due)}},
         )
 
     def news_since(self, older: DraftTree) -> Proposal:

@@ -6,7 +6,7 @@ done (`Item.take`). A step is an item's part in one forward.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline_engine.terms.calls import VerificationRule
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.terms.calls import LikeliestTokens, SessionSpec
     from paceline_engine.terms.model_cache import ModelCache
-
-ANTICIPATED = 1 << 20
-"""The depth of what nobody has asked for yet: less urgent than all that somebody has."""
 
 _SEED = DraftTree()
 
@@ -38,6 +35,7 @@ class Judge:
     """
 
     proposal: Proposal
+    _: KW_ONLY
     logprobs: bool = False
     propose: bool = False
     top_logprobs: int = 0
@@ -48,6 +46,7 @@ class Decode:
     """Choose the tokens that follow, one in each step, up to one of the end tokens."""
 
     max_tokens: int
+    _: KW_ONLY
     end_token_ids: frozenset[int] = frozenset()
     logprobs: bool = False
     top_logprobs: int = 0
@@ -64,6 +63,7 @@ class Draft:
     """
 
     max_tokens: int = 1
+    _: KW_ONLY
     width: int = 1
     branch_count: int = 0
 
@@ -131,7 +131,8 @@ class Item:
             draft's chain, unless its branches are followed, too: then its rows are a tree beyond
             the prefix.
         task: What to do.
-        depth: How urgent: the smallest first.
+        depth: How urgent among the items that a caller waits for: the smallest first.
+        is_anticipated: Whether no caller has asked for it yet: less urgent than every other item.
         patience_ns: How long a forward of it may take before it counts as hung; None: for ever.
         found_count: Tokens decoded, or of the chain drafted, so far.
         goes_on: Of a Judge: whether the model goes on by itself after a correction.
@@ -140,9 +141,11 @@ class Item:
 
     cache: ModelCache
     spec: SessionSpec
+    _: KW_ONLY
     prefix: array[int]
     task: Judge | Decode | Draft
     depth: int = 0
+    is_anticipated: bool = False
     patience_ns: int | None = None
     found_count: int = 0
     goes_on: bool = False
@@ -222,7 +225,14 @@ class Item:
         prefix.extend(self.task.proposal.along(judgement.accepted_path))
         prefix.append(judgement.next_token)
         task = replace(self.task, proposal=NOTHING)
-        return Item(self.cache, self.spec, prefix, task, ANTICIPATED, self.patience_ns)
+        return Item(
+            self.cache,
+            self.spec,
+            prefix=prefix,
+            task=task,
+            is_anticipated=True,
+            patience_ns=self.patience_ns,
+        )
 
     def asks_the_same(self, other: Item) -> bool:
         """Whether both have one answer. Of others than a Judge it may have gone out in part."""

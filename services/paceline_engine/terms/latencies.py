@@ -33,12 +33,12 @@ class ModelLatencies:
 
     Attributes:
         forwards: By rows, ascending.
-        prefill_fixed_ns: A prompt's first forward, before its tokens count. 0: not measured.
-        prefill_ns_per_token: What each token of the prompt adds. 0: not measured.
+        prefill_fixed_ns: A prompt's first forward, before its tokens count. None: not measured.
+        prefill_ns_per_token: What each token of the prompt adds. None: not measured.
         stages: Of a stack what was measured of each stage, largest first.
     """
 
     forwards: tuple[ForwardLatency, ...]
-    prefill_fixed_ns: int
-    prefill_ns_per_token: int
+    prefill_fixed_ns: int | None
+    prefill_ns_per_token: int | None
     stages: tuple[StageMeasures, ...] = ()

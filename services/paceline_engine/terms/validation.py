@@ -69,10 +69,13 @@ def check_spec(spec: SessionSpec, model: ModelDescription) -> None:
         UnsupportedError: the model does not know the verification rule.
     """
     check_sampling("spec.sampling", spec.sampling, vocabulary_size=model.vocabulary_size)
-    _check("spec.seed", spec.seed, 0, _SEED_LIMIT - 1)
-    _check("spec.reserve_length", spec.reserve_length, 1, model.context_length)
-    _check("spec.limit_length", spec.longest_length, spec.reserve_length, model.context_length)
-    _check("spec.lease", spec.lease_seconds, *LEASE_SECONDS, unit=" seconds")
+    _check("spec.seed", spec.seed, low=0, high=_SEED_LIMIT - 1)
+    _check("spec.reserve_length", spec.reserve_length, low=1, high=model.context_length)
+    _check(
+        "spec.limit_length", spec.longest_length, low=spec.reserve_length, high=model.context_length
+    )
+    shortest, longest = LEASE_SECONDS
+    _check("spec.lease", spec.lease_seconds, low=shortest, high=longest, unit=" seconds")
     _check_name("spec.request_id", spec.request_id)
     _check_name("spec.share", spec.share)
     # At temperature 0 every rule is EXACT.
@@ -82,17 +85,17 @@ def check_spec(spec: SessionSpec, model: ModelDescription) -> None:
 
 def check_sampling(field: str, sampling: SamplingParameters, *, vocabulary_size: int) -> None:
     """Check sampling parameters; `field` is the path of their message."""
-    _check(f"{field}.temperature", sampling.temperature, 0, _MAX_TEMPERATURE)
-    _check(f"{field}.top_k", sampling.top_k, 0, vocabulary_size)
-    _check(f"{field}.min_p", sampling.min_p, 0, 1)
+    _check(f"{field}.temperature", sampling.temperature, low=0, high=_MAX_TEMPERATURE)
+    _check(f"{field}.top_k", sampling.top_k, low=0, high=vocabulary_size)
+    _check(f"{field}.min_p", sampling.min_p, low=0, high=1)
     if not 0 < sampling.top_p <= 1:
         raise InvalidFieldError.of(f"{field}.top_p", f"{sampling.top_p} is not in (0, 1]")
 
 
 def check_call(call: PrefixCall, *, limit_length: int, vocabulary_size: int) -> None:
     """Check the part that Decode, Draft and Verify share."""
-    _check("call.sequence", call.sequence, 1, _SEQUENCE_LIMIT - 1)
-    _check("call.base_length", call.base_length, 0, limit_length)
+    _check("call.sequence", call.sequence, low=1, high=_SEQUENCE_LIMIT - 1)
+    _check("call.base_length", call.base_length, low=0, high=limit_length)
     if len(call.base_digest) != _DIGEST_BYTES and (call.base_digest or call.base_length):
         raise InvalidFieldError.of(
             "call.base_digest", f"has {len(call.base_digest)} bytes, not {_DIGEST_BYTES}"
@@ -129,8 +132,8 @@ def check_proposal(
     _check_token_ids(
         "proposal.token_ids", proposal.token_ids, vocabulary_size=model.vocabulary_size
     )
-    _check("speculation_depth", options.depth, 0, _MAX_DEPTH)
-    _check("top_logprobs", options.top_logprobs, 0, MOST_TOP_LOGPROBS)
+    _check("speculation_depth", options.depth, low=0, high=_MAX_DEPTH)
+    _check("top_logprobs", options.top_logprobs, low=0, high=MOST_TOP_LOGPROBS)
     needed = token_count if spec.rule is VerificationRule.REJECTION else 0
     if len(proposal.distributions) != needed:
         raise InvalidFieldError.of(
@@ -154,7 +157,7 @@ def _check_parents(proposal: Proposal) -> None:
         )
     for place, parent in enumerate(proposal.parents):
         # The i-th token is called i + 1, so this is the one before, at most.
-        _check(f"proposal.parents[{place}]", parent, 0, place)
+        _check(f"proposal.parents[{place}]", parent, low=0, high=place)
 
 
 def _check_tree(tree: Proposal) -> None:
@@ -211,7 +214,7 @@ def check_decoding(
     call: PrefixCall, options: DecodeOptions, *, limit_length: int, vocabulary_size: int
 ) -> None:
     """Check what is special to Decode."""
-    _check("max_tokens", options.max_tokens, 1, MOST_TOKENS)
+    _check("max_tokens", options.max_tokens, low=1, high=MOST_TOKENS)
     _check_fits("max_tokens", call.prefix_length + options.max_tokens, limit_length)
     if len(options.end_token_ids) > MOST_END_TOKENS:
         raise InvalidFieldError.of(
@@ -219,9 +222,13 @@ def check_decoding(
             f"has {len(options.end_token_ids)} tokens, at most {MOST_END_TOKENS} are allowed",
         )
     _check_token_ids("end_token_ids", options.end_token_ids, vocabulary_size=vocabulary_size)
-    _check("top_logprobs", options.top_logprobs, 0, MOST_TOP_LOGPROBS)
+    _check("top_logprobs", options.top_logprobs, low=0, high=MOST_TOP_LOGPROBS)
     _check(
-        "message_interval", options.interval_seconds, 0, _LONGEST_INTERVAL_SECONDS, unit=" seconds"
+        "message_interval",
+        options.interval_seconds,
+        low=0,
+        high=_LONGEST_INTERVAL_SECONDS,
+        unit=" seconds",
     )
 
 
@@ -234,11 +241,11 @@ def check_drafting(
         InvalidFieldError: a field is out of its limits.
         UnsupportedError: it is a tree, and the rule or the model drafts chains only.
     """
-    _check("max_tokens", options.max_tokens, 1, MOST_TOKENS)
-    _check("chunk_tokens", options.chunk_tokens, 1, MOST_CHUNK_TOKENS)
+    _check("max_tokens", options.max_tokens, low=1, high=MOST_TOKENS)
+    _check("chunk_tokens", options.chunk_tokens, low=1, high=MOST_CHUNK_TOKENS)
     _check_fits("max_tokens", call.prefix_length + options.max_tokens, spec.longest_length)
-    _check("width", options.width, 1, MOST_WIDTH)
-    _check("branch_count", options.branch_count, 0, MOST_BRANCHES)
+    _check("width", options.width, low=1, high=MOST_WIDTH)
+    _check("branch_count", options.branch_count, low=0, high=MOST_BRANCHES)
     if options.width == 1:
         return
     token_count = options.max_tokens * options.width * (1 + options.branch_count)
@@ -252,7 +259,7 @@ def check_drafting(
         raise UnsupportedError("width: this model drafts chains only")
 
 
-def _check(field: str, value: float, low: float, high: float, *, unit: str = "") -> None:
+def _check(field: str, value: float, *, low: float, high: float, unit: str = "") -> None:
     # Written so that NaN, which compares false, is refused.
     if not low <= value <= high:
         raise InvalidFieldError.of(field, f"{value} is not in [{low}, {high}]{unit}")

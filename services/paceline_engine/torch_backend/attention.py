@@ -175,17 +175,23 @@ class TextRows:
         for new, states in zip(self._new, (keys, values), strict=True):
             new[layer].copy_(states)
 
-    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, *, how: Attention) -> Tensor:
         """Attend to what is kept of a layer: (H, t, D) from the same."""
         keys, values = self.states
-        return self.attend_to(queries, keys[layer], values[layer], how)
+        return self.attend_to(queries, keys=keys[layer], values=values[layer], how=how)
 
-    def attend_to(self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
+    def attend_to(self, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
         """Attend to keys and values, (1, G, L, D): (H, t, D) from the same."""
         heads, count, _ = queries.shape
         kv_heads = keys.shape[1]
         if not how.is_plain:
-            return attend_slowly(queries, keys[0], values[0], self.mask(how.window, queries), how)
+            return attend_slowly(
+                queries,
+                keys=keys[0],
+                values=values[0],
+                mask=self.mask(how.window, like=queries),
+                how=how,
+            )
         window_is_over = how.window is not None and self.length > how.window
         sees_all_before = self.tree is None and not window_is_over
         if self.start == 0 and count > 1 and sees_all_before:
@@ -199,10 +205,10 @@ class TextRows:
             )[0]
         mask = None
         if count > 1 or not sees_all_before:
-            mask = self.mask(how.window, queries, heads // kv_heads)
-        return attend_apart(queries[None], keys, values, mask, how)[0]
+            mask = self.mask(how.window, like=queries, group=heads // kv_heads)
+        return attend_apart(queries[None], keys=keys, values=values, mask=mask, how=how)[0]
 
-    def mask(self, window: int | None, like: Tensor, group: int = 1) -> Tensor:
+    def mask(self, window: int | None, *, like: Tensor, group: int = 1) -> Tensor:
         """Return what is added to the products: (group * t, L)."""
         if (window, group) not in self._masks:
             if self.tree is None:
@@ -253,15 +259,21 @@ class SideBySide:
         """Keep a layer's new keys and values: (G, n * t, D)."""
         self._slab.keep(self._rows[layer], keys, values)
 
-    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, *, how: Attention) -> Tensor:
         """Attend to what is kept of a layer: (H, n * t, D) from the same."""
         keys, values = self._keys[layer], self._values[layer]
         group = len(queries) // keys.shape[1] if how.is_plain else 1
         apart = queries.view(len(queries), *self._shape, -1).transpose(0, 1)
-        seen = attend_apart(apart, keys, values, self._mask(how.window, queries, group), how)
+        seen = attend_apart(
+            apart,
+            keys=keys,
+            values=values,
+            mask=self._mask(how.window, like=queries, group=group),
+            how=how,
+        )
         return seen.transpose(0, 1).flatten(1, 2)
 
-    def _mask(self, window: int | None, like: Tensor, group: int) -> Tensor | None:
+    def _mask(self, window: int | None, *, like: Tensor, group: int) -> Tensor | None:
         """Return what is added to the products, (n, 1, group * t, L); None: nothing is hidden."""
         if (window, group) not in self._masks:
             mask = mask_of(self._ages, window, like=like, group=group)
@@ -301,7 +313,7 @@ def mask_of(ages: Tensor, window: int | None, *, like: Tensor, group: int) -> Te
 
 
 def attend_apart(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, how: Attention
+    queries: Tensor, *, keys: Tensor, values: Tensor, mask: Tensor | None, how: Attention
 ) -> Tensor:
     """Attend to several texts, each to its own: (n, H, t, D) from the same.
 
@@ -310,7 +322,7 @@ def attend_apart(
         mask: See `mask_of`; of a group of one where the kernels do not know how to attend.
     """
     if not how.is_plain:
-        return attend_slowly(queries, keys, values, mask, how)
+        return attend_slowly(queries, keys=keys, values=values, mask=mask, how=how)
     # The heads of a group lie one below the other, as rows: (n, G, H / G * t, D).
     grouped = queries.reshape(len(queries), keys.shape[1], -1, queries.shape[-1])
     seen = functional.scaled_dot_product_attention(
@@ -320,7 +332,7 @@ def attend_apart(
 
 
 def attend_slowly(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, how: Attention
+    queries: Tensor, *, keys: Tensor, values: Tensor, mask: Tensor | None, how: Attention
 ) -> Tensor:
     """Attend step by step: what no kernel knows. (H, t, D) from the same, and (G, L, D) twice.
 

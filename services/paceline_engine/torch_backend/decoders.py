@@ -41,7 +41,7 @@ class Decoder(Protocol):
         """Do a forward, and return the logits of the scored rows: (rows, V)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """What the library computes of two texts by itself.
 
@@ -58,7 +58,7 @@ class Sample:
     bytes_per_token: int
 
 
-def choose_decoder(name: str, model: Any, sample: Sample, *, together: bool) -> Decoder | None:
+def choose_decoder(name: str, model: Any, *, sample: Sample, together: bool) -> Decoder | None:
     """Choose how to compute a model; None if the library has to, one text at a time.
 
     Each way has to prove that rows of two texts in one forward get the library's logits.
@@ -116,7 +116,7 @@ def take_sample(model: Any) -> Sample:
     if len(shapes) == 1:
         shape = KeyValueShape(len(layers), *shapes.pop(), logits.dtype, logits.device)
     byte_count = sum(keys.nbytes + values.nbytes for keys, values in layers)
-    return Sample(tokens, logits, shape, byte_count // count)
+    return Sample(token_ids=tokens, logits=logits, shape=shape, bytes_per_token=byte_count // count)
 
 
 def agree(expected: Tensor, actual: Tensor) -> bool:

@@ -83,9 +83,9 @@ def is_invariant(decoder: Decoder, shape: KeyValueShape, *, most_tokens: int) ->
         [(7919 * place + 31 * (place // 5) + n) % most_tokens for place in range(length)]
         for n in (1, 2)
     ]
-    alone = [_scored(decoder, shape, [text], [(length,)])[0] for text in texts]
+    alone = [_scored(decoder, shape, texts=[text], pieces=[(length,)])[0] for text in texts]
     for way in _WAYS:
-        together = _scored(decoder, shape, texts, [way.first, way.second])
+        together = _scored(decoder, shape, texts=texts, pieces=[way.first, way.second])
         for expected, actual in zip(alone, together, strict=True):
             if not torch.equal(expected, actual):
                 return False
@@ -95,6 +95,7 @@ def is_invariant(decoder: Decoder, shape: KeyValueShape, *, most_tokens: int) ->
 def _scored(
     decoder: Decoder,
     shape: KeyValueShape,
+    *,
     texts: Sequence[Sequence[int]],
     pieces: Sequence[Sequence[int]],
 ) -> list[Tensor]:

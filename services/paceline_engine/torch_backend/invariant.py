@@ -78,11 +78,11 @@ class InvariantRows(SharedRows):
         ]
 
     def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
+        self, layer: int, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention
     ) -> Tensor:
         """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
         self._keep(layer, keys[:, : self._count], values[:, : self._count])
-        return self._whole([each.attend(layer, queries, how) for each in self._kernels])
+        return self._whole([each.attend(layer, queries, how=how) for each in self._kernels])
 
     def keep(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keep a layer's new keys and values; return all texts' tiles side by side."""
@@ -90,15 +90,15 @@ class InvariantRows(SharedRows):
         return joined_states([text.states for text in self._tiled], layer)
 
     def attend_to_made(
-        self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
+        self, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention
     ) -> Tensor:
         """Attend to what a layer made of what `keep` returned: (H, T, D)."""
         lengths = [text.length for text in self._tiled]
         parts = (torch.split(each[None], lengths, 2) for each in (keys, values))
         return self._whole(
             [
-                text.attend_to(queries, *made, how)
-                for text, *made in zip(self._tiled, *parts, strict=True)
+                text.attend_to(queries, keys=made_keys, values=made_values, how=how)
+                for text, made_keys, made_values in zip(self._tiled, *parts, strict=True)
             ]
         )
 
@@ -158,14 +158,16 @@ class _TiledText:
     def _has_one_tile(self) -> bool:
         return self.text.tree is None and self.length - self.text.start <= TILE
 
-    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, *, how: Attention) -> Tensor:
         """Attend with its rows of all, (H, T, D), to what is kept of a layer: (H, rows, D)."""
         keys, values = self.states
-        return self.attend_to(queries, keys[layer], values[layer], how)
+        return self.attend_to(queries, keys=keys[layer], values=values[layer], how=how)
 
-    def attend_to(self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
+    def attend_to(self, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
         """Attend with its rows of all, (H, T, D), to keys and values: (H, rows, D)."""
-        seen = torch.cat([part.attend(queries, keys, values, how) for part in self._parts], 1)
+        seen = torch.cat(
+            [part.attend(queries, keys=keys, values=values, how=how) for part in self._parts], 1
+        )
         return seen if self._order is None else seen.index_select(1, self._order)
 
 
@@ -177,9 +179,11 @@ class _TilesSideBySide:
         self._keys, self._values = place.slab.span(place.index, count=len(texts), length=end)
         self._tile = _Tile([each.rows for each in texts], [each.text.start for each in texts])
 
-    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, *, how: Attention) -> Tensor:
         """Attend with their rows of all, (H, T, D), to what is kept of a layer: (H, rows, D)."""
-        return self._tile.attend(queries, self._keys[layer], self._values[layer], how)
+        return self._tile.attend(
+            queries, keys=self._keys[layer], values=self._values[layer], how=how
+        )
 
 
 class _Tile:
@@ -208,16 +212,22 @@ class _Tile:
         self._positions = torch.tensor(positions)[:, None] + places
         self._masks: dict[tuple[int | None, int], Tensor] = {}
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
+    def attend(self, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
         """Attend to the n texts' keys and values, (n, G, L, D): (H, n * rows, D)."""
         keys, values = keys[:, :, : self._end], values[:, :, : self._end]
         heads, kv_heads = len(queries), keys.shape[1]
         taken = queries.index_select(1, self._taken).view(heads, *self._shape, -1).transpose(0, 1)
         group = heads // kv_heads if how.is_plain else 1
-        seen = attend_apart(taken, keys, values, self._mask(how.window, taken, group), how)
+        seen = attend_apart(
+            taken,
+            keys=keys,
+            values=values,
+            mask=self._mask(how.window, like=taken, group=group),
+            how=how,
+        )
         return seen.transpose(0, 1).flatten(1, 2).index_select(1, self._own)
 
-    def _mask(self, window: int | None, like: Tensor, group: int) -> Tensor:
+    def _mask(self, window: int | None, *, like: Tensor, group: int) -> Tensor:
         """Return what is added to the products: (n, 1, group * t, end)."""
         if (window, group) not in self._masks:
             ages = self._positions[:, :, None] - torch.arange(self._end)
@@ -244,7 +254,7 @@ class _Path:
         self._first, self._node_count = tree.first, tree.ages.shape[1]
         self._tiles = _tiles(rows, start=tree.first + len(nodes) - len(rows))
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
+    def attend(self, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
         """Attend to the text's keys and values, (1, G, L, D): (H, rows, D).
 
         For that time the path's tokens lie there where they would be as text.
@@ -254,7 +264,7 @@ class _Path:
         try:
             for each, own in zip(all_nodes, kept, strict=True):
                 each[:, :, : len(self._nodes)] = own.index_select(2, self._nodes)
-            seen = [tile.attend(queries, keys, values, how) for tile in self._tiles]
+            seen = [tile.attend(queries, keys=keys, values=values, how=how) for tile in self._tiles]
         finally:
             # What earlier forwards left of a draft's tree counts, also where this one fails.
             for each, own in zip(all_nodes, kept, strict=True):

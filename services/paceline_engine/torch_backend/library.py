@@ -181,7 +181,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """Attend for a layer, (1, heads, T, D) each, in the shape that the library wants."""
     how = _how(query, scaling, options)
-    seen = _rows.get().attend(module.layer_idx, query[0], key[0], value[0], how)
+    seen = _rows.get().attend(module.layer_idx, query[0], keys=key[0], values=value[0], how=how)
     return seen.transpose(0, 1)[None].contiguous(), None
 
 
@@ -195,7 +195,9 @@ def _attend_to_made(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attend to keys and values of all texts, (1, heads, sum of L, D) each."""
-    seen = _rows.get().attend_to_made(query[0], key[0], value[0], _how(query, scaling, options))
+    seen = _rows.get().attend_to_made(
+        query[0], keys=key[0], values=value[0], how=_how(query, scaling, options)
+    )
     return seen.transpose(0, 1)[None].contiguous(), None
 
 

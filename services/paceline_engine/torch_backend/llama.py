@@ -147,7 +147,7 @@ class _Layer(nn.Module):
     def _product(self, which: int, hidden: Tensor, rows: ForwardRows) -> Tensor:
         product = self.products[which](hidden)
         if rows.streams is not None:
-            rows.streams.add(self._index, which, hidden, product)
+            rows.streams.add(self._index, which, inputs=hidden, product=product)
         return product
 
     def _attend(self, hidden: Tensor, rotation: Rotation, rows: ForwardRows) -> Tensor:
@@ -159,9 +159,9 @@ class _Layer(nn.Module):
         seen = rows.attend(
             self._index,
             rotated[:heads],
-            rotated[heads:],
-            states[heads + kv_heads :],
-            self._attention,
+            keys=rotated[heads:],
+            values=states[heads + kv_heads :],
+            how=self._attention,
         )
         return self._product(_OUT_OF_HEADS, seen.transpose(0, 1).reshape(count, -1), rows)
 

@@ -112,7 +112,11 @@ class OwnGuesses:
                 # So that what the row sees lies in one piece; the next call would do it anyway.
                 text.adopt(path)
             read = self._read[text][path[-1] + 1 if path else 0]
-            rows.append(DecidedRow(text, len(item.prefix) + len(path), read, item.spec))
+            rows.append(
+                DecidedRow(
+                    text=text, length=len(item.prefix) + len(path), read=read, spec=item.spec
+                )
+            )
         return self.drafter.propose(rows, vocabulary_size=self._vocabulary_size)
 
 

@@ -50,9 +50,9 @@ class TextsTogether:
         # Where each row is among the parts' rows, one part behind the other.
         self._order = rows.argsort().to(texts[0].states[0][0].device, non_blocking=True)
 
-    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, *, how: Attention) -> Tensor:
         """Attend to what is kept of a layer: (H, T, D) from the same."""
-        seen = [part.attend(layer, queries, how) for part in self._parts]
+        seen = [part.attend(layer, queries, how=how) for part in self._parts]
         if len(seen) == 1:
             return seen[0]
         return torch.cat(seen, 1).index_select(1, self._order)
@@ -74,9 +74,9 @@ class _Placed:
             return (1, self.start)
         return (0, (max(self.text.length, _SHORT_LENGTH) - 1).bit_length())
 
-    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, *, how: Attention) -> Tensor:
         """Attend in a kernel of its own."""
-        return self.text.attend(layer, queries.narrow(1, self.start, self.text.count), how)
+        return self.text.attend(layer, queries.narrow(1, self.start, self.text.count), how=how)
 
 
 class PaddedTexts:
@@ -111,7 +111,7 @@ class PaddedTexts:
             if text.tree is not None:
                 ages[: text.count, : text.length] = text.ages(self._device)
 
-    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, *, how: Attention) -> Tensor:
         """Attend to all these texts in one kernel: (H, their rows, D) from (H, T, D)."""
         heads, width = queries.shape[0], queries.shape[-1]
         keys, values = (
@@ -129,13 +129,13 @@ class PaddedTexts:
             padded.reshape(batch, kv_heads, -1, width),
             keys,
             values,
-            attn_mask=self._mask(how.window, queries, heads // kv_heads),
+            attn_mask=self._mask(how.window, like=queries, group=heads // kv_heads),
             scale=how.scale,
         )
         rows = seen.reshape(batch, heads, count, -1).transpose(0, 1).flatten(1, 2)
         return rows.index_select(1, self._real)
 
-    def _mask(self, window: int | None, like: Tensor, group: int) -> Tensor:
+    def _mask(self, window: int | None, *, like: Tensor, group: int) -> Tensor:
         """Return what is added to the products: (B, 1, group * t, L)."""
         if (window, group) not in self._masks:
             self._masks[window, group] = mask_of(self._ages, window, like=like, group=group)

@@ -47,21 +47,23 @@ MOST_BESIDE = 16
 """Guesses of a forward up to which streams beside all of them cost less than a way of their own."""
 
 
-def load_for(files: ModelFiles, model: Any, directory: Path, *, guesses: int = 0) -> LoadedAdapter:
+def load_for(
+    files: ModelFiles, model: Any, directory: Path, *, guesses: int | None = None
+) -> LoadedAdapter:
     """Load an adapter for a model that was loaded from files.
 
     Cost: reads the model's weights, about a second per gigabyte; its fingerprint needs that, too.
 
     Args:
-        guesses: How many to make after a verdict: the likeliest, by the hit rates on the card; 0:
-            the card's tree.
+        guesses: How many to make after a verdict: the likeliest, by the hit rates on the card;
+            None: the card's tree.
 
     Raises:
         ModelLoadError: it is damaged, for another model, or of another version; or its card has no
             hit rates, where they are needed.
     """
     loaded = load_adapter(directory, model=model, fingerprint=model_fingerprint(files))
-    if not guesses:
+    if guesses is None:
         return loaded
     try:
         tree = likeliest_tree(loaded.card.training["hit_rates"], node_count=guesses)
@@ -76,7 +78,7 @@ def load_for(files: ModelFiles, model: Any, directory: Path, *, guesses: int = 0
     return replace(loaded, card=replace(loaded.card, tree=tree))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecidedRow:
     """The row that decided a text's next token.
 
@@ -93,7 +95,7 @@ class DecidedRow:
     spec: SessionSpec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FedTree:
     """A tree in a forward whose upper layers are still to be computed.
 

@@ -59,7 +59,7 @@ class ForwardRows(ABC):
 
     @abstractmethod
     def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
+        self, layer: int, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention
     ) -> Tensor:
         """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
 
@@ -137,15 +137,18 @@ class SharedRows(ForwardRows):
         return torch.tensor(rows, dtype=torch.int64).to(self.token_ids.device, non_blocking=True)
 
     def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
+        self, layer: int, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention
     ) -> Tensor:
         """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
         self._keep(layer, keys, values)
         if self._together and how.is_plain:
-            return self._all_together.attend(layer, queries, how)
+            return self._all_together.attend(layer, queries, how=how)
         own_rows = self._own_rows(queries)
         return _joined(
-            [part.attend(layer, own, how) for part, own in zip(self._parts, own_rows, strict=True)]
+            [
+                part.attend(layer, own, how=how)
+                for part, own in zip(self._parts, own_rows, strict=True)
+            ]
         )
 
     def keep(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,7 +157,7 @@ class SharedRows(ForwardRows):
         return joined_states([text.states for text in self._texts], layer)
 
     def attend_to_made(
-        self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
+        self, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention
     ) -> Tensor:
         """Attend to what a layer made of what `keep` returned, (H, sum of L, D): (H, T, D)."""
         lengths = [text.length for text in self._texts]
@@ -162,8 +165,10 @@ class SharedRows(ForwardRows):
         own_rows = torch.split(queries, self._counts, 1)
         return _joined(
             [
-                text.attend_to(own, *made, how)
-                for text, own, *made in zip(self._texts, own_rows, *parts, strict=True)
+                text.attend_to(own, keys=made_keys, values=made_values, how=how)
+                for text, own, made_keys, made_values in zip(
+                    self._texts, own_rows, *parts, strict=True
+                )
             ]
         )
 

@@ -53,7 +53,7 @@ class StreamRows:
         self._weights = weights
         self._places = places
 
-    def add(self, layer: int, which: int, inputs: Tensor, product: Tensor) -> None:
+    def add(self, layer: int, which: int, *, inputs: Tensor, product: Tensor) -> None:
         """Add to a layer's product, in place, what the low-rank weights make of its inputs."""
         down, up = self._weights.of(layer, which)
         if not len(down):  # they share the model's own weights

@@ -9,7 +9,7 @@ The worker calls `run(items)`; `ModelBackend.run` does the same for every model 
       _feed(item)       which rows a text needs: the prefix's missing tokens, and the proposal
       _make_room(feed)  buffers for these rows; it raises OverloadedError and harms no other text
       _forward(feeds)   one forward for all rows of all feeds --> logits of the scored rows
-      _decide_all       tokens, verdicts or drafts from these logits (deciding/decisions.py)
+      _decide           tokens, verdicts or drafts from these logits (deciding/decisions.py)
 
 A *row* is one token position that is computed. A text with n missing tokens and a proposal of k has
 n + k rows, of which the last k + 1 are *scored*: they decide what follows the prefix and each
@@ -43,7 +43,6 @@ What must hold, and is easy to break:
 
 from __future__ import annotations
 
-import logging
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import itemgetter
@@ -58,8 +57,7 @@ from paceline_engine.model_backend import Feed, ModelBackend
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.terms.backend import ForwardInterrupted, Interrupt, ModelLoadError, TokenMemory
 from paceline_engine.terms.items import Draft, Judgement, Outcome
-from paceline_engine.terms.proposal import Proposal
-from paceline_engine.torch_backend.cuda_graphs import CapturedSteps
+from paceline_engine.torch_backend.cuda_graphs import capture_steps
 from paceline_engine.torch_backend.decoders import choose_decoder, take_sample
 from paceline_engine.torch_backend.device import on_device, usable_device, wait_for
 from paceline_engine.torch_backend.families import rotations_change
@@ -76,131 +74,59 @@ from paceline_engine.torch_backend.self_drafting import SelfDrafter, load_for
 from paceline_engine.torch_backend.shared_rows import SharedRows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from paceline_engine.terms.calls import SessionSpec
     from paceline_engine.terms.draft_tree import Ranked
     from paceline_engine.terms.items import Item, Judge
+    from paceline_engine.terms.proposal import Proposal
     from paceline_engine.torch_backend.adapters.files import LoadedAdapter
-
-_log = logging.getLogger(__name__)
+    from paceline_engine.torch_backend.cuda_graphs import CapturedSteps
 
 _Text: TypeAlias = KeyValues | LibraryText
 
 
-class TransformersBackend(ModelBackend):
-    """A model of the transformers library; its scores are logits, (rows, V).
+class LoadedModel(ModelBackend):
+    """A model of the transformers library, as loaded; its scores are logits, (rows, V).
 
     Attributes:
         model: The library's.
-        decoder: What computes rows of texts; None: the library does, one text at a time.
+        decoder: What computes rows of sequences; None: the library does, one sequence at a time.
         steps: Records forwards of one row, to be replayed; None: they are computed.
-        own_guesses: What it guesses beside the rows that decide; None: nothing.
+        own_guesses: What the model guesses beside the rows that decide; None: nothing.
 
     Cancellation:
         A hook before each decoder layer looks at the running forward's interrupt. On CUDA that is
-        the moment of launching: what has been launched already still runs. A captured forward
+        the moment of the launch: kernels that are launched already still run. A captured forward
         always runs to its end.
     """
 
-    own_guesses: OwnGuesses | None
-
     def __init__(
         self,
-        model: str,
+        name: str,
+        model: Any,
         *,
-        revision: str | None = None,
-        dtype: str = "float32",
-        device: str = "cpu",
-        threads: int = 1,
+        device: torch.device,
         capture: bool = False,
         invariant: bool = False,
-        adapter: str = "",
-        guesses: int = 0,
-        prune_below: float = 0.0,
     ) -> None:
-        """Load a model.
+        """Choose how to compute a model. The subclass sets its description.
 
         Args:
-            model: A directory, or a hub id where there is a network.
-            revision: For a hub id, its branch, tag or commit.
-            dtype: What to compute in; one of bfloat16, float16, float32, float64.
-            device: As torch names it: "cpu", "cuda", "cuda:1".
-            threads: CPU threads of one forward. More than one only helps on a quiet machine.
-            capture: On CUDA, record forwards of one row and replay them. They cannot be given up
-                half way.
-            invariant: Let a row's logits follow from its text alone, bit by bit: see
-                `invariant.py`.
-            adapter: Directory with an adapter for it; empty: it does not draft for itself.
-            guesses: How many it makes after a verdict; 0: as the adapter's card says.
-            prune_below: See `SelfDrafter`.
-
-        Raises:
-            ModelLoadError: it is not there, not plain data, its cache cannot be rolled back, it
-                cannot be invariant, or the adapter is not one for it.
+            name: The model's name, for the log.
+            model: The library's, on its device.
+            device: That device.
+            capture: On CUDA, record forwards of one row and replay them.
+            invariant: See `TransformersBackend`.
         """
-        self.device = usable_device(device, dtype=dtype)
-        if invariant and (self.device.type != "cpu" or threads != 1):
-            raise ModelLoadError(
-                "with --invariant forwards are computed by one thread of a CPU: leave --device and"
-                " --threads alone"
-            )
-        torch.set_num_threads(threads)
-        files = find_model_files(model, revision=revision)
-        token_count = count_tokens(files)
-        self.tokenizer = files.tokenizer
-        self.chat_template = files.chat_template
-        loaded = load_model(files, dtype=dtype).to(self.device)
-        loaded_adapter = (
-            load_for(files, loaded, Path(adapter), guesses=guesses) if adapter else None
-        )
-        self._adopt(files.name, loaded, capture=capture, invariant=invariant)
-        self.description = describe(
-            files,
-            self.model,
-            token_count=token_count,
-            dtype=dtype,
-            device=self.device,
-            threads=threads,
-            cancels_between_layers=bool(self._layers) and not self.captures,
-            shares_forwards=self.decoder is not None and not rotations_change(self.model.config),
-            is_invariant=invariant,
-        )
-        if invariant:
-            shape = None if self._slabs is None else self._slabs.shape
-            with on_device():
-                check_invariance(self.model, self.decoder, shape, description=self.description)
-        if loaded_adapter is not None:
-            self._draft_for_itself(loaded_adapter, prune_below=prune_below)
-
-    def _draft_for_itself(self, adapter: LoadedAdapter, *, prune_below: float) -> None:
-        if self.decoder is None:
-            raise ModelLoadError(
-                f"model {self.description.name!r} is computed in the library's own way, where no"
-                " adapter can read what it needs"
-            )
-        drafter = SelfDrafter(
-            adapter,
-            self.model,
-            takes_trees=self.description.takes_trees,
-            # What a forward goes on with after pruning is no longer invariant.
-            prune_below=0 if self._invariant else prune_below,
-            goes_along=isinstance(self.decoder, FusedLlama) and not self._invariant,
-        )
-        size = self.description.vocabulary_size
-        self.own_guesses = OwnGuesses(drafter, vocabulary_size=size)
-        self.description = replace(
-            self.description, self_draft_depth=drafter.depth, self_draft_kind=drafter.kind
-        )
-
-    def _adopt(self, name: str, model: Any, *, capture: bool, invariant: bool = False) -> None:
         self.model = model
+        self.device = device
         self._invariant = invariant
-        # Where launching kernels is what takes the time, there is one for all texts.
-        self._together = self.device.type != "cpu"
+        # On an accelerator launching kernels takes most of the time: one kernel for all sequences.
+        self._together = device.type != "cpu"
         with on_device():
             sample = take_sample(model)
-            self.decoder = choose_decoder(name, model, sample, together=self._together)
+            self.decoder = choose_decoder(name, model, sample=sample, together=self._together)
         self._bytes_per_token = sample.bytes_per_token
         tile = TILE if invariant else 1
         self._slabs = None if sample.shape is None else Slabs(sample.shape, tile=tile)
@@ -209,13 +135,8 @@ class TransformersBackend(ModelBackend):
             layer.register_forward_pre_hook(self._before_layer)
         self.interrupt = Interrupt()
         self._layers_run = 0
-        self.own_guesses = None
-        self._chosen: dict[Item, int] = {}
-        self.steps: CapturedSteps | None = None
-        if capture and self.device.type == "cuda" and isinstance(self.decoder, FusedLlama):
-            self.steps = CapturedSteps(self.decoder, self.device)
-        elif capture:
-            _log.warning("model %s: its forwards cannot be captured on %s", name, self.device)
+        self.own_guesses: OwnGuesses | None = None
+        self.steps = capture_steps(name, self.decoder, device=device) if capture else None
 
     @property
     def captures(self) -> bool:
@@ -243,7 +164,6 @@ class TransformersBackend(ModelBackend):
                 self.own_guesses.add_to(answers, items)
             return answers
         finally:
-            self._chosen.clear()
             if self.own_guesses is not None:
                 self.own_guesses.end_forward()
 
@@ -277,26 +197,21 @@ class TransformersBackend(ModelBackend):
             self.own_guesses.mark_tree(feed, item)
         return feed
 
-    def _decide_all(self, asked: Sequence[tuple[Item, Feed, Any]]) -> Sequence[Outcome | Exception]:
+    @on_device()
+    def _choose_together(self, asked: Sequence[tuple[Item, Feed, Any]]) -> Mapping[Item, int]:
         rows = [
             (item, scores)
             for item, feed, scores in asked
             if item.chooses_next and feed.scored_count and isinstance(scores, Tensor)
         ]
-        with on_device():
-            self._chosen = choose_next(rows) if len(rows) > 1 else {}
-        return super()._decide_all(asked)
+        return choose_next(rows) if len(rows) > 1 else {}
 
     @on_device()
-    def _judge(self, scores: Tensor, task: Judge, item: Item) -> Judgement:
-        if item in self._chosen:
-            return Judgement((), self._chosen[item])
+    def _judge(self, scores: Tensor, task: Judge, *, item: Item) -> Judgement:
         return judge_by(scores, task, spec=item.spec, position=len(item.prefix))
 
     @on_device()
     def _draft(self, scores: Tensor, item: Item) -> Proposal:
-        if item in self._chosen:
-            return Proposal((self._chosen[item],))
         return draft_from(scores, spec=item.spec, position=len(item.prefix))
 
     @on_device()
@@ -386,6 +301,100 @@ class TransformersBackend(ModelBackend):
         if self.interrupt.is_set():
             raise ForwardInterrupted
         self._layers_run += 1
+
+
+class TransformersBackend(LoadedModel):
+    """A model of the transformers library that is loaded from its files."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        revision: str | None = None,
+        dtype: str = "float32",
+        device: str = "cpu",
+        threads: int = 1,
+        capture: bool = False,
+        invariant: bool = False,
+        adapter: str | None = None,
+        guesses: int | None = None,
+        prune_below: float = 0.0,
+    ) -> None:
+        """Load a model.
+
+        Args:
+            model: A directory, or a hub id where there is a network.
+            revision: For a hub id, its branch, tag or commit.
+            dtype: What to compute in; one of bfloat16, float16, float32, float64.
+            device: As torch names it: "cpu", "cuda", "cuda:1".
+            threads: CPU threads of one forward. More than one only helps on a quiet machine.
+            capture: On CUDA, record forwards of one row and replay them. They cannot be given up
+                half way.
+            invariant: Let a row's logits follow from its text alone, bit by bit: see
+                `invariant.py`.
+            adapter: Directory with an adapter for it; None: it does not draft for itself.
+            guesses: How many it makes after a verdict; None: as the adapter's card says.
+            prune_below: See `SelfDrafter`.
+
+        Raises:
+            ModelLoadError: it is not there, not plain data, its cache cannot be rolled back, it
+                cannot be invariant, or the adapter is not one for it.
+        """
+        computed_on = usable_device(device, dtype=dtype)
+        if invariant and (computed_on.type != "cpu" or threads != 1):
+            raise ModelLoadError(
+                "with --invariant forwards are computed by one thread of a CPU: leave --device and"
+                " --threads alone"
+            )
+        torch.set_num_threads(threads)
+        files = find_model_files(model, revision=revision)
+        token_count = count_tokens(files)
+        self.tokenizer = files.tokenizer
+        self.chat_template = files.chat_template
+        loaded = load_model(files, dtype=dtype).to(computed_on)
+        loaded_adapter = (
+            None if adapter is None else load_for(files, loaded, Path(adapter), guesses=guesses)
+        )
+        super().__init__(
+            files.name, loaded, device=computed_on, capture=capture, invariant=invariant
+        )
+        self.description = describe(
+            files,
+            loaded,
+            token_count=token_count,
+            dtype=dtype,
+            device=computed_on,
+            threads=threads,
+            cancels_between_layers=bool(self._layers) and not self.captures,
+            shares_forwards=self.decoder is not None and not rotations_change(self.model.config),
+            is_invariant=invariant,
+        )
+        if invariant:
+            shape = None if self._slabs is None else self._slabs.shape
+            with on_device():
+                check_invariance(self.model, self.decoder, shape, description=self.description)
+        if loaded_adapter is not None:
+            self._draft_for_itself(loaded_adapter, prune_below=prune_below)
+
+    def _draft_for_itself(self, adapter: LoadedAdapter, *, prune_below: float) -> None:
+        if self.decoder is None:
+            raise ModelLoadError(
+                f"model {self.description.name!r} is computed in the library's own way, where no"
+                " adapter can read what it needs"
+            )
+        drafter = SelfDrafter(
+            adapter,
+            self.model,
+            takes_trees=self.description.takes_trees,
+            # What a forward goes on with after pruning is no longer invariant.
+            prune_below=0 if self._invariant else prune_below,
+            goes_along=isinstance(self.decoder, FusedLlama) and not self._invariant,
+        )
+        size = self.description.vocabulary_size
+        self.own_guesses = OwnGuesses(drafter, vocabulary_size=size)
+        self.description = replace(
+            self.description, self_draft_depth=drafter.depth, self_draft_kind=drafter.kind
+        )
 
 
 def _text_of(feed: Feed) -> KeyValues:

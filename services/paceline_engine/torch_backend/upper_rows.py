@@ -122,7 +122,10 @@ class UpperRows:
         own = torch.split(entering, [feed.scored_count for feed in self._feeds])
         trees = {
             place: FedTree(
-                feed.tree, feed.cache.length + feed.text_count, own[place], feed.proposes
+                tree=feed.tree,
+                position=feed.cache.length + feed.text_count,
+                entering=own[place],
+                spec=feed.proposes,
             )
             for place, feed in enumerate(self._feeds)
             if feed.proposes is not None and feed.is_own and feed.parents

@@ -97,7 +97,7 @@ def expected(reference, text, spec=SPEC) -> Proposal:
 
 
 def item(backend, prompt, task, spec=SPEC) -> Item:
-    return Item(backend.new_cache(spec), spec, array("I", prompt), task)
+    return Item(backend.new_cache(spec), spec, prefix=array("I", prompt), task=task)
 
 
 @pytest.mark.parametrize(("guesses", "count"), [(0, len(PATHS)), (3, 3)])

@@ -68,7 +68,7 @@ def counting(backend, monkeypatch):
 
 
 def item(backend, prompt, task, spec=SPEC):
-    return Item(backend.new_cache(spec), spec, array("I", prompt), task)
+    return Item(backend.new_cache(spec), spec, prefix=array("I", prompt), task=task)
 
 
 def judge(backend, tree, spec=SPEC, prompt=PROMPT):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trunk:
     """The main stream over some texts.
 
@@ -62,9 +62,9 @@ def compute_trunk(
     entering = output.hidden_states[first] if upper_layers else last
     kept: list[Any] = cache.layers[first:]
     return Trunk(
-        entering,
-        last,
-        logits,
-        [each.keys for each in kept],
-        [each.values for each in kept],
+        entering=entering,
+        last=last,
+        logits=logits,
+        keys=[each.keys for each in kept],
+        values=[each.values for each in kept],
     )
