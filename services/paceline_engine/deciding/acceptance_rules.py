@@ -20,10 +20,10 @@ from torch import Tensor
 from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
 from paceline_engine.deciding.sampling import (
     add_noise,
+    argmax_tokens,
     choose_tokens,
     filtered_scores,
     in_parts,
-    largest,
 )
 
 if TYPE_CHECKING:
@@ -187,5 +187,5 @@ def _probability(distribution: SparseDistribution, token_id: int) -> float:
 
 
 def _draw(scores: Tensor, *, position: int, seed: int, purpose: Purpose) -> int:
-    noisy = add_noise(scores.unsqueeze(0), first_position=position, seed=seed, purpose=purpose)
-    return largest(noisy)[0]
+    noisy = add_noise(scores.unsqueeze(0), [position], seed=seed, purpose=purpose)
+    return argmax_tokens(noisy)[0]

@@ -15,13 +15,13 @@ from paceline_engine.deciding.review_tasks import ReviewTask
 from paceline_engine.deciding.reviews import review_by
 from paceline_engine.deciding.sampling import (
     Draw,
-    choose_together,
+    argmax_tokens,
+    choose_each,
     choose_tokens,
     draw_draft,
-    largest,
-    likeliest_tokens,
-    perturbed_rows,
+    noisy_scores,
     token_logprobs,
+    top_logprobs,
 )
 from paceline_engine.terms.calls import VerificationRule
 from paceline_engine.terms.items import Judgement
@@ -63,7 +63,7 @@ def judge_by(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -
         accepted_count, next_token = accept_exact(
             token_ids, logits, first_position=position, parameters=spec.sampling, seed=spec.seed
         )
-    return _told(tuple(range(accepted_count)), next_token, task=task, logits=logits)
+    return _judgement(tuple(range(accepted_count)), next_token, task=task, logits=logits)
 
 
 def _judge_tree(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -> Judgement:
@@ -74,7 +74,7 @@ def _judge_tree(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int
         parameters=spec.sampling,
         seed=spec.seed,
     )
-    return _told(path, next_token, task=task, logits=logits)
+    return _judgement(path, next_token, task=task, logits=logits)
 
 
 def choose_next(rows: Sequence[tuple[Item, Tensor]]) -> dict[Item, int]:
@@ -83,11 +83,11 @@ def choose_next(rows: Sequence[tuple[Item, Tensor]]) -> dict[Item, int]:
     Whoever's model computed NaN or infinity is left out.
     """
     draws = [Draw(len(item.prefix), item.spec.sampling, item.spec.seed) for item, _ in rows]
-    chosen = choose_together(torch.cat([own for _, own in rows]), draws)
+    chosen = choose_each(torch.cat([own for _, own in rows]), draws)
     return {item: token for (item, _), token in zip(rows, chosen, strict=True) if token is not None}
 
 
-def _told(path: tuple[int, ...], next_token: int, *, task: Judge, logits: Tensor) -> Judgement:
+def _judgement(path: tuple[int, ...], next_token: int, *, task: Judge, logits: Tensor) -> Judgement:
     """Tell what was decided, with the probabilities that were asked for."""
     judgement = Judgement(path, next_token)
     rows = [0, *(index + 1 for index in path)]
@@ -95,8 +95,8 @@ def _told(path: tuple[int, ...], next_token: int, *, task: Judge, logits: Tensor
         decided = (*task.proposal.along(path), next_token)
         judgement = replace(judgement, logprobs=token_logprobs(logits[rows], decided))
     if task.top_logprobs:
-        likeliest = likeliest_tokens(logits[rows], task.top_logprobs)
-        judgement = replace(judgement, top_logprobs=likeliest)
+        reported = top_logprobs(logits[rows], task.top_logprobs)
+        judgement = replace(judgement, top_logprobs=reported)
     return judgement
 
 
@@ -132,10 +132,10 @@ def rank_from(
         positions: Of the token after each row.
         count: Tokens for each row; fewer where filters leave fewer.
     """
-    scores = perturbed_rows(logits, positions=positions, parameters=spec.sampling, seed=spec.seed)
+    scores = noisy_scores(logits, positions=positions, parameters=spec.sampling, seed=spec.seed)
     best = scores.topk(min(count, scores.shape[-1]))
     shares = (best.values - scores.logsumexp(-1, keepdim=True)).exp()
-    found = zip(largest(scores), best.indices.tolist(), shares.tolist(), strict=True)
+    found = zip(argmax_tokens(scores), best.indices.tolist(), shares.tolist(), strict=True)
     return [_ranked(first, token_ids, own)[:count] for first, token_ids, own in found]
 
 

@@ -32,10 +32,10 @@ from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
 from paceline_engine.deciding.review_tasks import Reviewed
 from paceline_engine.deciding.sampling import (
     add_noise,
+    argmax_tokens,
     choose_tokens,
+    cut_distribution,
     filtered_scores,
-    largest,
-    likeliest,
 )
 from paceline_engine.terms.calls import VerificationRule
 from paceline_engine.terms.proposal import SparseDistribution
@@ -160,7 +160,7 @@ def _review_sampled(
 
 def _rounded(probs: Tensor) -> SparseDistribution:
     """Cut to the likeliest tokens, and round, as distributions are reported."""
-    token_ids, probabilities = likeliest(probs.log())
+    token_ids, probabilities = cut_distribution(probs.log())
     return SparseDistribution(tuple(token_ids.tolist()), tuple(probabilities.tolist()))
 
 
@@ -178,5 +178,5 @@ def _drawn(token: int, distribution: SparseDistribution, *, stage: int) -> Draw:
 
 
 def _draw(scores: Tensor, *, position: int, seed: int, purpose: Purpose) -> int:
-    noisy = add_noise(scores.unsqueeze(0), first_position=position, seed=seed, purpose=purpose)
-    return largest(noisy)[0]
+    noisy = add_noise(scores.unsqueeze(0), [position], seed=seed, purpose=purpose)
+    return argmax_tokens(noisy)[0]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline_engine.deciding.decisions import rank_from
-from paceline_engine.deciding.sampling import perturbed_rows
+from paceline_engine.deciding.sampling import noisy_scores
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.rank_paths import (
     check_tree,
@@ -254,7 +254,7 @@ def _likelihoods(fed: FedTree, rows: Sequence[int], logits: Tensor) -> list[floa
         logits: Of these.
     """
     depths = [-1, *fed.tree.depths()]
-    scores = perturbed_rows(
+    scores = noisy_scores(
         logits,
         positions=[fed.position + depths[row] + 1 for row in rows],
         parameters=fed.spec.sampling,

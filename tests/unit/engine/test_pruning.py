@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline_engine.deciding.sampling import perturbed_scores
+from paceline_engine.deciding.sampling import noisy_scores
 from paceline_engine.loading import LoadOptions, load_backend
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec, VerifyOptions
@@ -118,7 +118,7 @@ def test_a_guess_is_as_likely_as_the_noise_makes_it_after_its_own_parent():
         tree=tree, position=20, entering=torch.empty(0), spec=SessionSpec(200, sampling, seed=3)
     )
     after_text, after_first = (
-        perturbed_scores(row[None], first_position=at, parameters=sampling, seed=3)[0].softmax(-1)
+        noisy_scores(row[None], positions=[at], parameters=sampling, seed=3)[0].softmax(-1)
         for row, at in zip(logits, (20, 21), strict=True)
     )
     expected = [after_text[3], after_first[4], after_first[5]]
