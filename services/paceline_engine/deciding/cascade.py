@@ -27,6 +27,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from paceline_engine.terms.items import Judge, Judgement
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Sequence
 
@@ -78,6 +80,32 @@ class Review:
     stage: int
     text: tuple[Draw, ...]
     tail: tuple[Draw, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReviewTask(Judge):
+    """The task of a stage that reviews a chain.
+
+    Attributes:
+        draws: The chain's tokens, as their stages drew them.
+        stage: The stage that reviews.
+        leniency: A token may be up to so many times too likely.
+    """
+
+    draws: tuple[Draw, ...] = ()
+    stage: int = 0
+    leniency: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reviewed(Judgement):
+    """A stage's verdict on a chain.
+
+    Attributes:
+        draws: The accepted tokens and the next one, as they are drawn now.
+    """
+
+    draws: tuple[Draw, ...] = ()
 
 
 class CascadeDraft:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline_engine.deciding.acceptance_rules import accept_along, accept_exact, accept_sampled
-from paceline_engine.deciding.review_tasks import ReviewTask
+from paceline_engine.deciding.cascade import ReviewTask
 from paceline_engine.deciding.reviews import review_by
 from paceline_engine.deciding.sampling import (
     Draw,

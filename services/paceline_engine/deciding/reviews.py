@@ -27,9 +27,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline_engine.deciding.acceptance_rules import residual_scores
-from paceline_engine.deciding.cascade import Draw
+from paceline_engine.deciding.cascade import Draw, Reviewed
 from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
-from paceline_engine.deciding.review_tasks import Reviewed
 from paceline_engine.deciding.sampling import (
     add_noise,
     argmax_tokens,
@@ -43,7 +42,7 @@ from paceline_engine.terms.proposal import SparseDistribution
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paceline_engine.deciding.review_tasks import ReviewTask
+    from paceline_engine.deciding.cascade import ReviewTask
     from paceline_engine.terms.calls import SessionSpec
 
 _SEED_BITS = 53

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from paceline_engine.terms.few_names import few_names
+from paceline_engine.terms.backend import few_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.plain_files import open_plain_file
 from paceline_engine.model_files.small_files import refuse_pointer
-from paceline_engine.terms.backend import ModelLoadError
-from paceline_engine.terms.few_names import few_names
+from paceline_engine.terms.backend import ModelLoadError, few_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

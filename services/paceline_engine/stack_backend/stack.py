@@ -13,8 +13,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from paceline_engine.deciding.cascade import MAX_GRAM
-from paceline_engine.deciding.review_tasks import Reviewed, ReviewTask
+from paceline_engine.deciding.cascade import MAX_GRAM, Reviewed, ReviewTask
 from paceline_engine.stack_backend.stack_numbers import MeasuredStack
 from paceline_engine.stack_backend.stack_text import StackText
 from paceline_engine.terms.backend import Backend, ModelLoadError, TokenMemory

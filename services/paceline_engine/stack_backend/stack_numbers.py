@@ -12,8 +12,7 @@ from paceline_engine.terms.latencies import StageMeasures
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_engine.deciding.cascade import Matrix
-    from paceline_engine.deciding.review_tasks import ReviewTask
+    from paceline_engine.deciding.cascade import Matrix, ReviewTask
     from paceline_engine.terms.backend import Backend, Interrupt
 
 _log = logging.getLogger(__name__)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline_engine.deciding.cascade import CascadeDraft, Draw, without_stages
-from paceline_engine.deciding.review_tasks import ReviewTask
+from paceline_engine.deciding.cascade import CascadeDraft, Draw, ReviewTask, without_stages
 from paceline_engine.terms.calls import VerificationRule
 from paceline_engine.terms.items import Draft, Item
 from paceline_engine.terms.model_cache import ModelCache

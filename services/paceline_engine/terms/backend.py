@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from paceline_engine.terms.calls import ModelDescription, SessionSpec
     from paceline_engine.terms.items import Item, Outcome
@@ -24,12 +24,27 @@ Interrupt: TypeAlias = threading.Event
 """Set by another thread when a forward has become worthless."""
 
 
+_MOST_NAMES = 3
+_MOST_CHARACTERS = 120  # of a name
+
+
 class ModelLoadError(Exception):
     """A model cannot be served. The message is one line for the operator."""
 
     def __init__(self, message: str) -> None:
         # Libraries explain themselves in paragraphs.
         super().__init__(" ".join(message.split()))
+
+
+def few_names(names: Iterable[str]) -> str:
+    """Return the first names in their order, and how many more there are, for a message.
+
+    A file can have a hundred thousand names.
+    """
+    ordered = sorted(names)
+    shown = ", ".join(name[:_MOST_CHARACTERS] for name in ordered[:_MOST_NAMES])
+    more = len(ordered) - _MOST_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 class DeviceLostError(Exception):

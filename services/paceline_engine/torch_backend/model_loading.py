@@ -20,9 +20,8 @@ from transformers.utils import logging as transformers_logging
 
 from paceline.panics import taking_panics
 from paceline_engine.model_files.report import known_ends, report
-from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.terms.backend import ModelLoadError, few_names
 from paceline_engine.terms.calls import ModelDescription, VerificationRule
-from paceline_engine.terms.few_names import few_names
 from paceline_engine.torch_backend.device import hardware_of
 from paceline_engine.torch_backend.library import decoder_layers
 

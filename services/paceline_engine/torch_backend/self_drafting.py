@@ -31,7 +31,7 @@ from paceline_engine.torch_backend.adapters.card import model_fingerprint
 from paceline_engine.torch_backend.adapters.files import load_adapter
 from paceline_engine.torch_backend.adapters.medusa import MedusaHeads
 from paceline_engine.torch_backend.adapters.streams import SeenTokens, Streams
-from paceline_engine.torch_backend.stream_rows import StreamWeights
+from paceline_engine.torch_backend.stream_rows import fuse_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from paceline_engine.terms.proposal import Proposal
     from paceline_engine.torch_backend.adapters.files import LoadedAdapter
     from paceline_engine.torch_backend.key_values import KeyValues
+    from paceline_engine.torch_backend.stream_rows import StreamWeights
 
 MOST_BESIDE = 16
 """Guesses of a forward up to which streams beside all of them cost less than a way of their own."""
@@ -164,7 +165,7 @@ class SelfDrafter:
         self.most_beside = MOST_BESIDE
         self.stream_weights: StreamWeights | None = None
         if goes_along and isinstance(adapter.module, Streams):
-            self.stream_weights = StreamWeights(adapter.module, first_layer=self.read_at)
+            self.stream_weights = fuse_weights(adapter.module, first_layer=self.read_at)
 
     @property
     def changes_rows(self) -> bool:

@@ -8,30 +8,37 @@ Letters: T rows of the forward, S of them streams, E the model's width.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from paceline_engine.torch_backend.adapters.streams import StreamLayer, Streams
 
 _FUSED = (slice(0, 3), slice(3, 4), slice(4, 6), slice(6, 7))
 """Which of `LOW_RANK_PARTS` lie side by side in each product of a layer of `FusedLlama`."""
 
 
-class StreamWeights:
-    """Low-rank weights of streams, as (down, up) for each product of each upper layer."""
+StreamWeights: TypeAlias = "Mapping[tuple[int, int], tuple[Tensor, Tensor]]"
+"""For each layer and product what is added: (r, inputs) and (r, outputs)."""
 
-    def __init__(self, streams: Streams, *, first_layer: int) -> None:
-        self._first_layer = first_layer
-        layers = [cast("StreamLayer", layer) for layer in streams.layers]
-        self._layers = [[_fuse(layer.parts[own]) for own in _FUSED] for layer in layers]
 
-    def of(self, layer: int, which: int) -> tuple[Tensor, Tensor]:
-        """Return what is added to a product: (r, inputs) and (r, outputs)."""
-        return self._layers[layer - self._first_layer][which]
+def fuse_weights(streams: Streams, *, first_layer: int) -> StreamWeights:
+    """Put the low-rank weights of streams together, as `FusedLlama` does with the model's own.
+
+    Args:
+        first_layer: The first layer that has streams.
+    """
+    layers = [cast("StreamLayer", layer) for layer in streams.layers]
+    return {
+        (index, which): _fuse(layer.parts[parts])
+        for index, layer in enumerate(layers, start=first_layer)
+        for which, parts in enumerate(_FUSED)
+    }
 
 
 class StreamRows:
@@ -55,7 +62,7 @@ class StreamRows:
 
     def add(self, layer: int, which: int, *, inputs: Tensor, product: Tensor) -> None:
         """Add to a layer's product, in place, what the low-rank weights make of its inputs."""
-        down, up = self._weights.of(layer, which)
+        down, up = self._weights[layer, which]
         if not len(down):  # they share the model's own weights
             return
         inner = functional.linear(inputs[self._places], down)

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline_contract.max_gram import MaxGram
-from paceline_engine.deciding.cascade import Draw
-from paceline_engine.deciding.review_tasks import ReviewTask
+from paceline_engine.deciding.cascade import Draw, ReviewTask
 from paceline_engine.stack_backend.stack import StackBackend
 from paceline_engine.stack_backend.stack_numbers import MeasuredStack
 from paceline_engine.terms.backend import TokenMemory

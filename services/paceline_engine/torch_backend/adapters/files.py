@@ -12,8 +12,7 @@ from torch import nn
 
 from paceline.plain_files import read_plain_file
 from paceline_engine.model_files.small_files import refuse_pointer
-from paceline_engine.terms.backend import ModelLoadError
-from paceline_engine.terms.few_names import few_names
+from paceline_engine.terms.backend import ModelLoadError, few_names
 from paceline_engine.torch_backend.adapters.card import AdapterCard
 from paceline_engine.torch_backend.adapters.low_rank import low_rank_linears
 from paceline_engine.torch_backend.adapters.medusa import MedusaHeads
