@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 _WORD = 0xFFFFFFFF
 _USUAL_NUCLEUS = 256
-# Of rows together: more do not stay in a processor's cache from one operation to the next. On an
-# accelerator each operation is a launch, and only memory is the limit: 256 MiB for each result, of
-# which noise has several at a time.
+# How many numbers of rows are computed together. On a CPU more would not stay in its cache from one
+# operation to the next. On an accelerator, where each operation is a launch, only memory is the
+# limit: 256 MiB for each result, and computing noise has several results at a time.
 _MOST_NUMBERS, _MOST_ON_ACCELERATOR = 1 << 18, 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How the token at a position is drawn: at temperature 0 it is the likeliest."""
+    """How the token at a position is drawn."""
 
     position: int
     parameters: SamplingParameters
@@ -50,7 +50,7 @@ def choose_tokens(
 
     Args:
         logits: (T, V), any float dtype.
-        first_position: Of row 0.
+        first_position: The position of row 0's token.
     """
     if parameters.temperature == 0:
         return argmax_tokens(logits)
@@ -81,7 +81,7 @@ def noisy_scores(
 
 
 def choose_each(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
-    """Choose each row's token as `choose_tokens` does, each row in its own way.
+    """Choose each row's token as `choose_tokens` does, with each row's own parameters.
 
     Args:
         logits: (T, V), any float dtype.
@@ -90,8 +90,7 @@ def choose_each(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
     Returns:
         For each row its token; None if the model computed NaN or infinity.
 
-    Cost: rows that differ in nothing but seed and position are computed together. All tokens
-    come to the host at once.
+    Cost: rows with the same parameters are computed together. All tokens come to the host at once.
     """
     alike: defaultdict[SamplingParameters, list[int]] = defaultdict(list)
     for row, draw in enumerate(draws):
@@ -172,7 +171,7 @@ def _top_values(scores: Tensor, count: int) -> Tensor:
 def _nucleus_threshold(scores: Tensor, top_p: float) -> Tensor:
     """Return per row the score of the token with which the likeliest ones reach top_p."""
     needed = top_p * scores.exp().sum(-1, keepdim=True)
-    # Mostly a few tokens reach it, and sorting all would cost most of the sampling.
+    # Usually a few tokens reach it. Sorting all would take most of the time of sampling.
     for count in (min(_USUAL_NUCLEUS, scores.shape[-1]), scores.shape[-1]):
         descending = _top_values(scores, count)
         reached = descending.exp().cumsum(-1)
@@ -248,7 +247,7 @@ def _argmax(scores: Tensor) -> Tensor:
 
 
 def _finite_tokens(found: Tensor) -> list[int | None]:
-    """Bring what `_argmax` found to the host; None: the row has no largest number."""
+    """Bring the result of `_argmax` to the host; None: the row has no largest number."""
     return [
         int(token) if math.isfinite(value) else None
         for token, value in zip(*found.tolist(), strict=True)
@@ -262,14 +261,14 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int]) -> tuple[float, ...
 
 
 def top_logprobs(logits: Tensor, count: int) -> tuple[LikeliestTokens, ...]:
-    """Return so many of each row's likeliest tokens under the plain softmax, ties by smaller id.
+    """Return each row's likeliest tokens under the plain softmax, ties by smaller id.
 
-    Fewer where fewer are possible at all.
+    Fewer than `count` if fewer tokens are possible.
     """
     found = []
     for row in logits.double().log_softmax(-1):
         least = row.topk(min(count, len(row))).values[-1]
-        # Of those that are as likely as the last one, `topk` takes any.
+        # `topk` takes any of the tokens that tie with the last one.
         token_ids = ((row >= least) & (row > -math.inf)).nonzero()[:, 0]
         best = row[token_ids].sort(descending=True, stable=True)
         chosen = token_ids[best.indices[:count]].tolist()
@@ -280,15 +279,15 @@ def top_logprobs(logits: Tensor, count: int) -> tuple[LikeliestTokens, ...]:
 def draw_draft(
     logits: Tensor, *, position: int, parameters: SamplingParameters, seed: int
 ) -> tuple[int, SparseDistribution]:
-    """Draw a draft token for rejection sampling, and say exactly what it was drawn from.
+    """Draw a draft token for rejection sampling; return it and the exact distribution.
 
-    The filtered distribution is cut to its MOST_ENTRIES likeliest tokens and rounded to
-    float32; the token is drawn from the rounded numbers, which are those that are sent. At
-    temperature 0 it is the largest logit's.
+    The filtered distribution is cut to its MOST_ENTRIES likeliest tokens and rounded to float32.
+    The token is drawn from the rounded numbers, which are also the numbers that are sent. At
+    temperature 0 it is the token with the largest logit.
 
     Args:
         logits: (1, V), any float dtype.
-        position: Of the token that is drawn.
+        position: The position of the drawn token.
 
     Raises:
         InternalError: the model computed NaN or infinity.

@@ -74,7 +74,7 @@ class ModelHost:
 
     Attributes:
         incarnation: Names this process in session handles.
-        limits: What it takes on; `start` may lower the token budget.
+        limits: The host's limits; `start` may lower the token budget.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ModelHost:
 
         Args:
             load_backend: Loads the model; called on the worker thread.
-            limits: What it takes on.
+            limits: The host's limits.
             on_device_lost: Called once, on the loop, when the process has to end.
             incarnation: Names this process in session handles; random by default.
             clock: Seconds that never go back; measures leases.
@@ -161,7 +161,7 @@ class ModelHost:
         await self._live.all_left()
 
     def end_sessions(self) -> None:
-        """End all sessions, and with DrainingError their live calls and those that come later."""
+        """End all sessions and their live calls; these and later calls get DrainingError."""
         self._ready = False
         for session in self._sessions:
             self._sessions.close(session.session_id, DrainingError("the server is shutting down"))
@@ -219,7 +219,7 @@ class ModelHost:
         return self._loaded().tokenizer
 
     def chat_template(self) -> ChatTemplate | None:
-        """Return how the model wants conversations, or None if it only continues text.
+        """Return the model's chat template, or None if it only continues text.
 
         Raises:
             LoadingError: the model is not loaded yet.
@@ -227,7 +227,7 @@ class ModelHost:
         return self._loaded().chat_template
 
     def latencies(self) -> ModelLatencies:
-        """Return what forwards cost, measured at the start and while serving."""
+        """Return the times of forwards, measured at the start and while serving."""
         stages = self._backend.stage_measures if self._backend else ()
         return replace(self._meter.latencies(), stages=stages)
 
@@ -236,7 +236,7 @@ class ModelHost:
         return self._worker.overdue_ns / 1e9
 
     def spec_of(self, session_id: str, *, caller: str = "") -> SessionSpec:
-        """Return what a session was opened for.
+        """Return a session's specification.
 
         Raises:
             SessionNotFoundError: there is no such session, or it is not the caller's.
@@ -278,7 +278,7 @@ class ModelHost:
             return self._sessions.open(spec, backend.new_cache)
 
     def renew_session(self, session_id: str, *, caller: str = "") -> float:
-        """Start a session's lease anew, and return its seconds.
+        """Renew a session's lease, and return its seconds.
 
         Raises:
             SessionNotFoundError: there is no such session, or it is not the caller's.

@@ -1,4 +1,4 @@
-"""A host's calls: what is checked, what a call makes of its session, and what is answered."""
+"""A host's calls: checks, the tokens that a session holds after a call, and the answers."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class HostCalls:
         """Build it.
 
         Args:
-            live: Of these sessions.
+            live: The live calls of these sessions.
             meter: Knows how long a forward may take.
-            counts: What calls are counted in.
-            serving: Returns the model, or raises what a call is refused with while none is served.
+            counts: The statistics of calls.
+            serving: Returns the model, or raises the error of a call while none is served.
         """
         self._sessions = sessions
         self._live = live
@@ -68,8 +68,8 @@ class HostCalls:
     ) -> Verdict:
         """Judge a proposal: Verify in target_service.proto.
 
-        A call that asks for the same as a live older one takes over its place in the queue, or its
-        forward, at the new depth.
+        A call that asks the same as the session's live call takes over its place in the queue, or
+        its forward, at the new depth.
 
         Raises:
             PacelineError: as the proto lists them.
@@ -83,13 +83,13 @@ class HostCalls:
                 spec=session.spec,
                 model=self._serving().description,
             )
-            # The caller's lists may lie in a message; these are quicker, and stay.
+            # The caller's lists may be parts of a message; tuples are quicker and do not change.
             proposal = Proposal(
                 tuple(proposal.token_ids),
                 () if proposal.is_chain else tuple(proposal.parents),
                 tuple(proposal.distributions),
             )
-            # Each token of a tree takes a place, though only a path of it will be the text's.
+            # Each token of a tree takes memory, though only one path joins the sequence.
             length = call.prefix_length + len(proposal)
             self._make_room(session, length)
             task = Judge(
@@ -231,12 +231,12 @@ class HostCalls:
                 yield Drafted(live.prefix_length + start, proposal, timing)
 
     def _proposes(self, session: Session, options: VerifyOptions) -> bool:
-        """Whether a call gets what the model itself proposes: only EXACT judges such guesses."""
+        """Whether a call gets the model's own guesses: only EXACT judges such guesses."""
         can = self._serving().description.self_draft_depth > 0
         return options.propose and can and session.spec.rule is VerificationRule.EXACT
 
     def _patience_ns(self, length: int, *, block_length: int) -> int | None:
-        """Return how long a forward of a call may take; its text gets no longer than this."""
+        """Return how long a forward of a call may take, given its sequence's final length."""
         rows = most_rows(
             self._meter,
             length=length,
@@ -256,8 +256,8 @@ class HostCalls:
         return session
 
     def _make_room(self, session: Session, length: int) -> None:
-        """Reserve what a call needs, before its fence: refused, it has changed nothing."""
-        # A session whose calls are refused for lack of room is in use all the same.
+        """Reserve a call's tokens, before its fence: a refused call has changed nothing."""
+        # A session is also in use if its calls are refused for lack of memory.
         self._sessions.renew(session)
         self._sessions.grow(session, length)
 
@@ -318,8 +318,8 @@ def _timing(
     """Sum up steps.
 
     Args:
-        most_rows: What they would have computed of an empty text.
-        reusable: Of these, what had been computed before, as far as that was still there.
+        most_rows: How many rows they would have computed with nothing reused.
+        reusable: How many of these a kept sequence had when the call came.
     """
     row_count = sum(step.outcome.row_count for step in steps)
     return CallTiming(

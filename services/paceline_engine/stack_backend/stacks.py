@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from paceline_engine.terms.backend import Backend
 
 AUTO = "auto"
-"""The matrix that the stack's own numbers say."""
+"""The matrix is chosen by the stack's own measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOptions:
-    """What drafts beside a model.
+    """The stages that draft below a model.
 
     Attributes:
-        then: Models, largest first, each a directory or a hub id; at last perhaps MAX_GRAM.
+        then: Models, largest first, each a directory or a hub id; the last may be MAX_GRAM.
         cascade: The matrix as JSON, or AUTO.
-        leniency: Of the stack's reviews, 1 or more.
-        tie: "earliest" or "latest": which place Max-Gram copies from.
+        leniency: The leniency of the stack's reviews, 1 or more.
+        tie: "earliest" or "latest": the match that Max-Gram copies from.
         bigrams: Path of a bigram table for Max-Gram; None: no table.
     """
 
@@ -48,8 +48,8 @@ def load_stack(largest: LoadOptions, stack: StackOptions) -> StackBackend:
     """Load all models of a stack, as the largest is loaded.
 
     Raises:
-        ModelLoadError: one cannot be served, or they do not go together; the message is one line
-            for the operator.
+        ModelLoadError: a model cannot be served, or the models do not fit together; the message is
+            one line for the operator.
     """
     if not stack.leniency >= 1:
         raise ModelLoadError(f"--leniency {stack.leniency} is below 1")

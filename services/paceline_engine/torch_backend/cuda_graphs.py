@@ -40,7 +40,7 @@ _Recorder: TypeAlias = "Callable[[Callable[[], Tensor]], Callable[[], Tensor]]"
 
 
 class CapturedStep(ForwardRows):
-    """A forward of one row for one text.
+    """A forward of one row for one sequence.
 
     On another device than CUDA it is computed anew each time, also over whole buffers.
 
@@ -53,8 +53,8 @@ class CapturedStep(ForwardRows):
         """Record it.
 
         Args:
-            text: With fixed buffers, and room for a row. Recording overwrites the buffers' row at
-                the text's length.
+            text: With fixed buffers, and room for a row. Recording overwrites the buffers' row
+                at the sequence's length.
             record: Makes a recording of a function (`CapturedSteps.recorded`).
 
         Raises:
@@ -72,7 +72,7 @@ class CapturedStep(ForwardRows):
         self._columns = torch.arange(text.capacity, device=device)
         self._mask = torch.empty(())
         # Computed now, because a recording must not make a table longer; and held, because the
-        # decoder replaces its table when a text gets longer.
+        # decoder replaces its table when a sequence gets longer.
         self._rotations = decoder.rotations(text.capacity)
         self._replay = record(self._run)
 
@@ -102,9 +102,9 @@ class CapturedStep(ForwardRows):
 
 
 class CapturedSteps:
-    """Records the steps of a model's texts, and has the memory in which recordings compute.
+    """Records the steps of a model's sequences, and has the memory in which recordings compute.
 
-    A text's step is recorded beside the first row that is computed.
+    A sequence's step is recorded beside the first row that is computed.
 
     All recordings share the memory for intermediate results: they run one after the other on one
     thread, and only logits outlive a forward. Each recording has logits of its own.
@@ -122,7 +122,7 @@ class CapturedSteps:
         self._stream: torch.cuda.Stream | None = None
 
     def record(self, text: KeyValues, token_id: int, *, expected: Tensor, name: str) -> bool:
-        """Record a text's step; return whether its row lies in its place, as computed before.
+        """Record a sequence's step; return whether its row lies in its place, as computed before.
 
         Args:
             expected: The logits after the row, as computed.
@@ -190,7 +190,7 @@ class CapturedSteps:
                     run()
             return self._capture(run, stream=stream)
         finally:
-            # Also after a failure half way: the calls so far write to the text's next row.
+            # Also after a failure half way: the calls so far write to the sequence's next row.
             before.wait_stream(stream)
 
     def _capture(

@@ -42,7 +42,7 @@ _DTYPES = {
 # Several times what the largest models have: beyond, a number is a slip or an attack.
 _MOST_TOKENS = 1 << 26
 _MOST_LAYERS = 4096
-# What families of models call the most tokens of a text, the usual name first.
+# What families of models call the most tokens of a sequence, the usual name first.
 _CONTEXT_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 
 

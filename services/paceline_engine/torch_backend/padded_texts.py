@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from paceline_engine.torch_backend.attention import Attention, TextRows
 
-# Texts up to this length go together: copying so few tokens takes about as long as a launch.
+# Sequences up to this length go together: copying so few tokens takes about as long as a launch.
 _SHORT_LENGTH = 256
 
 
@@ -69,17 +69,17 @@ class TextsTogether:
 
 
 class PaddedTexts:
-    """The rows and tokens of B texts, padded to the most that one of them has: copies of them."""
+    """Copies of the rows and tokens of B sequences, padded to the most that one of them has."""
 
     def __init__(self, texts: Sequence[tuple[TextRows, int]]) -> None:
-        """Build it of texts, each with the first of its rows among all."""
+        """Build it of sequences, each with the index of its first row among all rows."""
         self._texts = [text for text, _ in texts]
         counts = [text.count for text in self._texts]
         lengths = [text.length for text in self._texts]
         self._shape = (len(texts), max(counts))
         self._device = self._texts[0].states[0][0].device
         starts = [start for _, start in texts]
-        # What grows with the texts is made on the device: the host would have to send it.
+        # Large tensors are made on the device, so that the host need not send them.
         told = torch.tensor([starts, counts, lengths]).to(self._device, non_blocking=True)
         self._place(*told[..., None], most_tokens=max(lengths))
         real = [self._shape[1] * n + row for n, count in enumerate(counts) for row in range(count)]
@@ -87,10 +87,10 @@ class PaddedTexts:
         self._masks: dict[tuple[int | None, int], Tensor] = {}
 
     def _place(self, starts: Tensor, counts: Tensor, lengths: Tensor, *, most_tokens: int) -> None:
-        """Say which row and which token is where, and what each sees: (B, 1) from each."""
+        """Compute the indices of rows and tokens, and their distances. The tensors are (B, 1)."""
         row = torch.arange(self._shape[1], device=self._device)
         column = torch.arange(most_tokens, device=self._device)
-        # Where padding is, any place serves; these are there.
+        # Padding may read any row; these rows exist.
         self._rows = (starts + torch.minimum(row, counts - 1)).flatten()
         ends = lengths.cumsum(0)
         self._columns = (ends - lengths + torch.minimum(column, lengths - 1)).flatten()
@@ -101,7 +101,7 @@ class PaddedTexts:
                 ages[: text.count, : text.length] = text.ages(self._device)
 
     def attend(self, layer: int, queries: Tensor, *, how: Attention) -> Tensor:
-        """Attend to all these texts in one kernel: (H, their rows, D) from (H, T, D)."""
+        """Attend to all these sequences in one kernel: (H, their rows, D) from (H, T, D)."""
         heads, width = queries.shape[0], queries.shape[-1]
         keys, values = (
             torch.cat([each[layer][0] for each in states], 1)

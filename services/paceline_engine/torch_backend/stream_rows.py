@@ -1,7 +1,7 @@
 """Streams as rows of a forward: their weights, fused as the decoder's products are.
 
-A stream row goes through the model's own products beside all other rows, so these weights are read
-once for all; only what its low-rank weights add is computed for it alone.
+A stream's row goes through the model's own products together with all other rows, so these weights
+are read once. Only the product with its low-rank weights is computed for the stream alone.
 
 Letters: T rows of the forward, S of them streams, E the model's width.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.adapters.streams import StreamLayer, Streams
 
 _FUSED = (slice(0, 3), slice(3, 4), slice(4, 6), slice(6, 7))
-"""Which of `LOW_RANK_PARTS` lie side by side in each product of a layer of `FusedLlama`."""
+"""The `LOW_RANK_PARTS` that lie side by side in each product of a layer of `FusedLlama`."""
 
 
 StreamWeights: TypeAlias = "Mapping[tuple[int, int], tuple[Tensor, Tensor]]"
@@ -45,7 +45,7 @@ class StreamRows:
     """The rows of one forward that are streams.
 
     Attributes:
-        read: What left the last layer in them: (S, E).
+        read: The last layer's output in these rows: (S, E).
     """
 
     read: Tensor
@@ -54,16 +54,16 @@ class StreamRows:
         """Build it.
 
         Args:
-            weights: Theirs.
-            places: Which rows they are.
+            weights: The streams' weights.
+            places: The indices of the rows.
         """
         self._weights = weights
         self._places = places
 
     def add(self, layer: int, which: int, *, inputs: Tensor, product: Tensor) -> None:
-        """Add to a layer's product, in place, what the low-rank weights make of its inputs."""
+        """Add the low-rank weights' product with the inputs to a layer's product, in place."""
         down, up = self._weights[layer, which]
-        if not len(down):  # they share the model's own weights
+        if not len(down):  # these streams share the model's own weights
             return
         inner = functional.linear(inputs[self._places], down)
         if isinstance(self._places, slice):
@@ -72,7 +72,7 @@ class StreamRows:
             product.index_add_(0, self._places, inner @ up)
 
     def take(self, hidden: Tensor) -> None:
-        """Keep what left the last layer, (T, E)."""
+        """Keep the last layer's output, (T, E)."""
         self.read = hidden[self._places]
 
 

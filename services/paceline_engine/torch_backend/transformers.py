@@ -1,4 +1,4 @@
-"""Any decoder-only Hugging Face model, with rows of many texts in one forward.
+"""Any decoder-only Hugging Face model, with rows of many sequences in one forward.
 
 Theory of operation
 -------------------
@@ -7,38 +7,38 @@ The worker calls `run(items)`; `ModelBackend.run` does the same for every model 
 
     run(items)
       _feed(item)       which rows a text needs: the prefix's missing tokens, and the proposal
-      _make_room(feed)  buffers for these rows; it raises OverloadedError and harms no other text
+      _make_room(feed)  buffers for these rows; OverloadedError harms no other sequence
       _forward(feeds)   one forward for all rows of all feeds --> logits of the scored rows
       _decide           tokens, verdicts or drafts from these logits (deciding/decisions.py)
 
-A *row* is one token position that is computed. A text with n missing tokens and a proposal of k has
-n + k rows, of which the last k + 1 are *scored*: they decide what follows the prefix and each
+A *row* is one token position that is computed. A sequence with n missing tokens and a proposal of k
+has n + k rows, of which the last k + 1 are *scored*: they decide what follows the prefix and each
 proposed token. A forward computes the rows of all feeds side by side,
 
-    rows     | text A: a7 a8 p1 p2 | text B: b3 | text C: c5 p1 |
+    rows     | seq. A: a7 a8 p1 p2 | seq. B: b3 | seq. C: c5 p1 |
     scored   |            ^  ^  ^  |        ^   |          ^ ^  |
 
-and only attention looks at whose they are (`shared_rows.py`, `attention.py`).
+and only attention depends on the sequence of a row (`shared_rows.py`, `attention.py`).
 
-Who computes a forward is chosen once, at load (`decoders.choose_decoder`), by comparing each
-candidate's logits with the library's:
+The decoder, which computes forwards, is chosen at load (`decoders.choose_decoder`): each
+candidate's logits are compared with the library's.
 
 1. `FusedLlama`: Llama, Mistral and Qwen 2 in few, large steps.
 2. `LibraryDecoder`: the library's own layers, with our rows and attention put into its interface.
-3. None: the library computes one text at a time, with its own cache (`score_alone`). So it is for
-   models whose attention cannot be replaced.
+3. None: the library computes one sequence at a time, with its own cache (`score_alone`), because
+   the model's attention cannot be replaced.
 
-On CUDA with `capture` a forward of one row of one text is recorded at its first run and replayed
-(`cuda_graphs.py`); every other forward is computed anew.
+On CUDA with `capture` a forward of one row of one sequence is recorded at its first run and
+replayed (`cuda_graphs.py`); every other forward is computed anew.
 
 What must hold, and is easy to break:
 
-- A text's cache stands for exactly the tokens that it names, also after a forward that raised or
-  was interrupted: `ModelCache.extend` comes after the forward, and `settle` cuts what one left.
+- A sequence's cache stands for exactly its `token_ids`, also after a forward that raised or was
+  interrupted: `ModelCache.extend` comes after the forward, and `settle` cuts the rows it left.
 - Logits are valid until the next forward only, because a replayed forward writes over them.
-- An interrupt is looked at before each layer. Rows that a broken-off forward wrote are never read:
-  they lie beyond the text's length, and the next forward writes over them.
-- Nothing on a CUDA device is waited for before the logits are read, so the host runs ahead.
+- The interrupt is checked before each layer. Rows of an interrupted forward are never read: they
+  lie beyond the sequence's length, and the next forward writes over them.
+- The host does not wait for a CUDA device before it reads the logits, so it can run ahead.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class LoadedModel(ModelBackend):
 
     @on_device()
     def token_memory(self) -> TokenMemory:
-        """Measure what there is for tokens: free memory, and what one token takes."""
+        """Measure the memory for tokens: the free memory, and the memory of one token."""
         free = free_memory(self.device)
         return TokenMemory(
             free_bytes=free.byte_count,
@@ -179,7 +179,7 @@ class LoadedModel(ModelBackend):
         )
 
     def new_cache(self, spec: SessionSpec) -> _Text:
-        """Begin an empty text for a session."""
+        """Begin an empty sequence for a session."""
         if self.decoder is None or self._slabs is None:
             return LibraryText()
         return KeyValues(
@@ -191,7 +191,7 @@ class LoadedModel(ModelBackend):
 
     @on_device()
     def _feed(self, item: Item, row_limit: int | None) -> Feed:
-        # Here a tree's accepted path is moved to the text's end.
+        # This moves a tree's accepted path to the sequence's end.
         feed = super()._feed(item, row_limit)
         if self.own_guesses is not None:
             self.own_guesses.mark_tree(feed, item)
@@ -248,7 +248,7 @@ class LoadedModel(ModelBackend):
         sizes = [(len(feed.token_ids), len(feed.parents)) for feed in feeds]
         if self.steps and self.steps.work and sizes == [(1, 0)] and not feeds[0].proposes:
             return [self._step(feeds[0], self.steps)]
-        # As their texts lie, so that those side by side are together.
+        # In the order in which the sequences lie, so that neighbours go into one kernel.
         order = sorted(range(len(feeds)), key=lambda index: _address(feeds[index]))
         logits = self._compute_rows([feeds[index] for index in order])
         return [each for _, each in sorted(zip(order, logits, strict=True), key=itemgetter(0))]
@@ -271,26 +271,26 @@ class LoadedModel(ModelBackend):
         return torch.split(logits[: sum(counts)], counts)
 
     def _step(self, feed: Feed, steps: CapturedSteps) -> Tensor:
-        """Replay a forward of one row; the first of a text is computed, and recorded."""
+        """Replay a forward of one row; a sequence's first one is computed, and recorded."""
         text, token_id = _text_of(feed), feed.token_ids[0]
-        recorded = text.step  # once, because a session's end takes it away
+        recorded = text.step  # read once, because a session's end removes it
         if recorded is not None:
             assert text.place is not None, "it has room"
             text.place.will_hold(text.length + 1)
             with self._counting(len(self._layers)):
                 return recorded(token_id, position=text.length)
         (expected,) = self._compute_rows([feed])
-        with self._counting(0):  # what is computed once more, to be recorded
+        with self._counting(0):  # the same row is computed again, to be recorded
             name = self.description.name
             is_there = steps.record(text, token_id, expected=expected, name=name)
         if not steps.work:  # from now on every forward goes from layer to layer
             self.description = replace(self.description, cancels_between_layers=True)
-        # What is written in vain is written over.
+        # The second computation writes over the rows of the first.
         return expected if is_there else self._compute_rows([feed])[0]
 
     @contextmanager
     def _counting(self, layer_count: int) -> Iterator[None]:
-        """Count so many layers, whatever goes through them meanwhile."""
+        """Count so many layers for the code in the context, not the layers that it runs."""
         before = self._layers_run
         try:
             yield
@@ -330,7 +330,7 @@ class TransformersBackend(LoadedModel):
             threads: CPU threads of one forward. More than one only helps on a quiet machine.
             capture: On CUDA, record forwards of one row and replay them. They cannot be given up
                 half way.
-            invariant: Let a row's logits follow from its text alone, bit by bit: see
+            invariant: Let a row's logits follow from its sequence alone, bit by bit: see
                 `invariant.py`.
             adapter: Directory with an adapter for it; None: it does not draft for itself.
             guesses: How many it makes after a verdict; None: as the adapter's card says.

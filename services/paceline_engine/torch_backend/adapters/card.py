@@ -37,7 +37,7 @@ _LIMITS = {
 
 
 def model_fingerprint(files: ModelFiles) -> str:
-    """Hash the model that an adapter is for: in whichever dtype, and wherever its texts end.
+    """Hash the model that an adapter is for: in whichever dtype, and wherever its sequences end.
 
     Cost: the first time, reads every weight once, about a second per gigabyte.
     """

@@ -1,6 +1,6 @@
 """Medusa's heads (Cai et al. 2024, arXiv 2401.10774): each guesses one token further ahead.
 
-Letters: B texts, T rows, E the model's width, V the rows of its head.
+Letters: B sequences, T rows, E the model's width, V the rows of its head.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a model itself computes of a text: the main stream, which adapters read and never change.
+"""The model's own forward: the main stream, which adapters read and never change.
 
-Letters: B texts, T tokens each, N layers, E the model's width, G key and value heads, D their
+Letters: B sequences, T tokens each, N layers, E the model's width, G key and value heads, D their
 width, V the vocabulary.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trunk:
-    """The main stream over some texts.
+    """The main stream over some sequences.
 
     Attributes:
         entering: (B, T, E) what the upper layers get.
@@ -42,7 +42,7 @@ def compute_trunk(
 
     Args:
         model: A causal model of the transformers library, as loaded.
-        token_ids: (B, T) int64, from the texts' first token on.
+        token_ids: (B, T) int64, from the sequences' first token on.
         upper_layers: How many of the last layers have rows beside the main stream's.
         learns: Whether the model itself is trained with what is made of this.
 
