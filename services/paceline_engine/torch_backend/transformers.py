@@ -92,6 +92,7 @@ class LoadedModel(ModelBackend):
     Attributes:
         model: The library's.
         decoder: What computes rows of sequences; None: the library does, one sequence at a time.
+        together: Whether one kernel attends to several sequences; see `SharedRows`.
         steps: Records forwards of one row, to be replayed; None: they are computed.
         own_guesses: What the model guesses beside the rows that decide; None: nothing.
 
@@ -123,10 +124,10 @@ class LoadedModel(ModelBackend):
         self.device = device
         self._invariant = invariant
         # On an accelerator launching kernels takes most of the time: one kernel for all sequences.
-        self._together = device.type != "cpu"
+        self.together = device.type != "cpu"
         with on_device():
             sample = take_sample(model)
-            self.decoder = choose_decoder(name, model, sample=sample, together=self._together)
+            self.decoder = choose_decoder(name, model, sample=sample, together=self.together)
         self._bytes_per_token = sample.bytes_per_token
         tile = TILE if invariant else 1
         self._slabs = None if sample.shape is None else Slabs(sample.shape, tile=tile)
@@ -262,9 +263,9 @@ class LoadedModel(ModelBackend):
         if self._invariant:
             rows: SharedRows = InvariantRows(texts, token_ids, counts, parents=parents)
         else:
-            rows = SharedRows(texts, token_ids, counts, parents=parents, together=self._together)
+            rows = SharedRows(texts, token_ids, counts, parents=parents, together=self.together)
         if self.own_guesses is not None and any(feed.proposes for feed in feeds):
-            logits = self.own_guesses.compute(self.decoder, feeds, rows, together=self._together)
+            logits = self.own_guesses.compute(self.decoder, feeds, rows, together=self.together)
             counts = [feed.scored_count for feed in feeds]  # trees may have been pruned
         else:
             logits = self.decoder(rows)

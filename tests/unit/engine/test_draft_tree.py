@@ -56,7 +56,9 @@ def test_each_forward_follows_the_chain_and_the_worthiest_that_none_has_followed
         assert found.along(tuple(found.ancestors(tip))[::-1]) == tuple(chain)
         assert found.parents.index(found.parents[tip]) == tip
         open_ones = set(range(len(found))) - {*draft_tree.followed, tip}
-        best = sorted(open_ones, key=lambda each: -draft_tree.path_probabilities[each])[:branch_count]
+        best = sorted(open_ones, key=lambda each: -draft_tree.path_probabilities[each])[
+            :branch_count
+        ]
         assert others == best
         assert len({*draft_tree.followed, *draft_tree.due}) == len(draft_tree.followed) + len(
             draft_tree.due

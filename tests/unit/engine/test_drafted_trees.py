@@ -36,7 +36,7 @@ def backend(request, tiny_pair):
             patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
         is_invariant = request.param == "invariant"
         model = TransformersBackend(str(tiny_pair.drafter), invariant=is_invariant)
-    model._together = request.param == "together"
+    model.together = request.param == "together"
     return model
 
 

@@ -14,6 +14,7 @@ from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
 from paceline_engine.torch_backend.attention import Attention, attend_apart
+from paceline_engine.torch_backend.decoders import take_sample
 from paceline_engine.torch_backend.invariance import is_invariant
 from paceline_engine.torch_backend.invariant import TILE, InvariantRows
 from paceline_engine.torch_backend.key_values import KeyValues
@@ -275,13 +276,15 @@ async def test_a_server_hands_the_option_on(tiny_pair):
 
 def sample_forwards(backend):
     """What the proof at load computes."""
-    return is_invariant(backend.decoder, backend._slabs.shape, most_tokens=VOCABULARY_SIZE)
+    return is_invariant(
+        backend.decoder, take_sample(backend.model).shape, most_tokens=VOCABULARY_SIZE
+    )
 
 
 def test_the_proof_at_load_sees_a_row_that_looks_at_its_neighbours(tiny_pair):
     backend = load(tiny_pair.target)
     assert sample_forwards(backend)
-    hook = backend._layers[1].register_forward_hook(
+    hook = backend.decoder.layers[1].register_forward_hook(
         lambda _module, _rows, hidden: hidden + 1e-6 * len(hidden)
     )
     assert not sample_forwards(backend)
