@@ -1,4 +1,4 @@
-"""What was found in a model's folder and what was not, in one line for its operator."""
+"""A report for the operator, in one line: which parts of a model's folder were found."""
 
 from __future__ import annotations
 
