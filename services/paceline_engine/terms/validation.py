@@ -1,4 +1,4 @@
-"""The limits of every field that reaches the engine; the protos say them, this module holds them.
+"""The limits of every field that reaches the engine, as the protos state them.
 
 Field names are paths as in the protos. The functions are quick enough for the event loop, except
 `check_distributions`, which runs on the worker thread before the forward.
@@ -42,13 +42,13 @@ MOST_TOKENS = MOST_PROPOSAL_TOKENS
 """The most tokens of a proposal, of a draft's window, and of a Decode."""
 
 MOST_TREE_TOKENS = 256
-"""The most tokens of a tree: what a forward of them costs hardly ever pays from here on."""
+"""The most tokens of a tree: the cost of more rows in a forward hardly ever pays."""
 
 MOST_TREE_DEPTH = 64
-"""The most tokens of a path of a tree; no longer block is ever asked for (`MOST_LOOKAHEAD`)."""
+"""The most tokens of a tree's path; no block is longer (`MOST_LOOKAHEAD`)."""
 
 MOST_DRAFTED = 8192
-"""The most tokens that a draft may find, the runners-up included: each step looks at them all."""
+"""The most tokens that a draft may find, runners-up included: each step reads all of them."""
 
 MOST_ENTRIES = MOST_DISTRIBUTION_ENTRIES
 """The most tokens that a distribution may name."""
@@ -62,7 +62,7 @@ _LONGEST_INTERVAL_SECONDS = 1
 
 
 def check_spec(spec: SessionSpec, model: ModelDescription) -> None:
-    """Check what a session is opened for.
+    """Check a session's specification.
 
     Raises:
         InvalidFieldError: a field is out of its limits.
@@ -102,7 +102,7 @@ def check_call(call: PrefixCall, *, limit_length: int, vocabulary_size: int) -> 
         )
     if call.prefix_length < 1:
         raise InvalidFieldError.of("call.token_ids", "the prefix is empty")
-    # Lengths come first: looking at every token of a list that is far too long takes a while.
+    # Lengths come first, because to check every token of a far too long list takes long.
     _check_fits("call.token_ids", call.prefix_length, limit_length)
     _check_token_ids("call.token_ids", call.token_ids, vocabulary_size=vocabulary_size)
 
@@ -115,7 +115,7 @@ def check_proposal(
     spec: SessionSpec,
     model: ModelDescription,
 ) -> None:
-    """Check what is special to Verify, the distributions' contents excepted.
+    """Check the fields of Verify, except the contents of distributions.
 
     Raises:
         InvalidFieldError: a field is out of its limits.
@@ -156,7 +156,7 @@ def _check_parents(proposal: Proposal) -> None:
             f"has {len(proposal.parents)} entries, as many as tokens are needed: {len(proposal)}",
         )
     for place, parent in enumerate(proposal.parents):
-        # The i-th token is called i + 1, so this is the one before, at most.
+        # The i-th token's number is i + 1, so a parent is at most the token before.
         _check(f"proposal.parents[{place}]", parent, low=0, high=place)
 
 
@@ -213,7 +213,7 @@ def check_distributions(proposal: Proposal, *, vocabulary_size: int) -> None:
 def check_decoding(
     call: PrefixCall, options: DecodeOptions, *, limit_length: int, vocabulary_size: int
 ) -> None:
-    """Check what is special to Decode."""
+    """Check the fields of Decode."""
     _check("max_tokens", options.max_tokens, low=1, high=MOST_TOKENS)
     _check_fits("max_tokens", call.prefix_length + options.max_tokens, limit_length)
     if len(options.end_token_ids) > MOST_END_TOKENS:
@@ -235,7 +235,7 @@ def check_decoding(
 def check_drafting(
     call: PrefixCall, options: DraftOptions, *, spec: SessionSpec, model: ModelDescription
 ) -> None:
-    """Check what is special to Draft.
+    """Check the fields of Draft.
 
     Raises:
         InvalidFieldError: a field is out of its limits.
