@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DrafterServicer(drafter_service_pb2_grpc.DrafterServiceServicer):
-    """Guesses what follows; the contract is in drafter_service.proto."""
+    """Drafts tokens; the contract is in drafter_service.proto."""
 
     def __init__(self, host: ModelHost, recorder: CallRecorder) -> None:
         self._host = host

@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """Which model, and how.
+    """Which model to load, and how.
 
     Attributes:
         backend: A key of BACKENDS.
         model: For transformers: a directory, or a hub id where there is a network.
         revision: For a hub id: its branch, tag or commit.
-        dtype: What to compute in: bfloat16, float16, float32 or float64.
+        dtype: The dtype to compute in: bfloat16, float16, float32 or float64.
         device: As torch names it: "cpu", "cuda", "cuda:1".
         threads: CPU threads of one forward.
         capture: On CUDA, record forwards of one row and replay them.
         invariant: Let a row's scores follow from its text alone, bit by bit.
-        adapter: Directory with what lets it draft for itself; empty: it does not.
-        guesses: How many it makes after a verdict; 0: as its card says.
+        adapter: Directory with an adapter, by which it drafts for itself; None: it does not.
+        guesses: How many it makes after a verdict; None: as the adapter's card says.
         prune_below: How likely a guess of its own has to be to be judged; see `SelfDrafter`.
-        simulated: What to simulate.
+        simulated: The simulated model's parameters.
     """
 
     backend: str = "transformers"
@@ -39,8 +39,8 @@ class LoadOptions:
     threads: int = 1
     capture: bool = False
     invariant: bool = False
-    adapter: str = ""
-    guesses: int = 0
+    adapter: str | None = None
+    guesses: int | None = None
     prune_below: float = 0.0
     simulated: SimulatedModel = field(default_factory=SimulatedModel)
 

@@ -1,10 +1,10 @@
-"""A backend that is one model: what its forwards compute of items, and what follows from it."""
+"""A backend that is one model: it turns items into rows of a forward, and scores into outcomes."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from array import array
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError
@@ -13,10 +13,10 @@ from paceline_contract.proposal import NOTHING, Proposal
 from paceline_engine.terms import validation
 from paceline_engine.terms.backend import Backend, DeviceLostError, ForwardInterrupted
 from paceline_engine.terms.draft_tree import DraftTree
-from paceline_engine.terms.items import Decode, Item, Judge, Judgement, Outcome
+from paceline_engine.terms.items import Decode, Draft, Item, Judge, Judgement, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline_engine.terms.backend import Interrupt
     from paceline_engine.terms.calls import SessionSpec
@@ -34,19 +34,20 @@ class Feed:
         parents                                    |<- tree's ---->|
 
     Attributes:
-        cache: The text; it stands for the kept tokens.
-        token_ids: What to append to it: one row for each.
-        scored_count: For how many of the last rows to score what follows; 0 in a part of a prefix.
-        parents: Of the last rows, if they are a tree: see `ModelCache.extend`.
+        cache: The sequence; it stands for the kept tokens.
+        token_ids: The tokens to append to it, one row for each.
+        scored_count: How many of the last rows are scored; 0 in a part of a prefix.
+        parents: The parents of the last rows, if they are a tree: see `ModelCache.extend`.
         proposes: How tokens are chosen, if the model is asked for guesses of its own beside the
             scored rows; else None.
-        is_own: Whether the tree is what the model itself proposed for this text, or a part of it.
-        kept: Which of the tree's tokens the forward went on with; None: with all.
-        dropped_count: How many rows it did not go on with.
+        is_own: Whether the model itself proposed the tree, or a larger one, for this sequence.
+        kept: The tree's tokens that were not pruned; None: nothing was pruned.
+        dropped_count: How many rows were pruned.
     """
 
     cache: ModelCache
     token_ids: array[int]
+    _: KW_ONLY
     scored_count: int
     parents: Sequence[int] = ()
     proposes: SessionSpec | None = None
@@ -56,7 +57,7 @@ class Feed:
 
     @property
     def text_count(self) -> int:
-        """How many of the rows come before the tree's."""
+        """How many rows come before the tree's."""
         return len(self.token_ids) - len(self.parents)
 
     @property
@@ -65,7 +66,7 @@ class Feed:
         return Proposal(self.token_ids[self.text_count :].tolist(), self.parents)
 
     def prune(self, kept: Sequence[int]) -> None:
-        """Leave only these of the tree's tokens: what the forward went on with is what counts."""
+        """Leave only these of the tree's tokens, as the forward goes on only with them."""
         tree = self.tree.only(kept)
         self.dropped_count += len(self.parents) - len(kept)
         del self.token_ids[self.text_count :]
@@ -77,7 +78,7 @@ class Feed:
 class ModelBackend(Backend):
     """One model, on one device.
 
-    It brings a forward (`_forward`), and what its scores mean (`_judge`, `_draft`, `_rank`).
+    A subclass adds a forward (`_forward`), and decides by its scores (`_judge`, `_draft`, `_rank`).
     """
 
     def run(
@@ -97,11 +98,16 @@ class ModelBackend(Backend):
                 row_limit -= len(feed.token_ids)
         asked = [item for item, answer in zip(items, answers, strict=True) if answer is None]
         scores = self._compute(feeds, interrupt)
-        decided = iter(self._decide_all([*zip(asked, feeds, scores, strict=True)]))
+        scored = [*zip(asked, feeds, scores, strict=True)]
+        chosen = self._choose_together(scored)
+        decided = (
+            self._decide(item, feed, scores=own, chosen=chosen.get(item))
+            for item, feed, own in scored
+        )
         return [next(decided) if answer is None else answer for answer in answers]
 
     def _feed_or_error(self, item: Item, row_limit: int | None) -> Feed | Exception:
-        """Return an item's rows, or the error that it alone has."""
+        """Return an item's rows, or the error of this item alone."""
         try:
             feed = self._feed(item, row_limit)
             self._make_room(feed)
@@ -111,7 +117,7 @@ class ModelBackend(Backend):
         except PacelineError as error:
             return error
         except Exception as error:  # noqa: BLE001 - the caller's, and raised there
-            # It broke off anywhere, and may have left anything.
+            # The code stopped at an unknown point, and may have left anything.
             item.cache.clear()
             return error
 
@@ -120,28 +126,30 @@ class ModelBackend(Backend):
         if tree and cache.has_of(item.prefix, tree):
             start = len(cache.tree)
             rows = array("I", tree.token_ids[start:])
-            return Feed(cache, rows, len(item.block), tree.parents[start:])
+            return Feed(cache, rows, scored_count=len(item.block), parents=tree.parents[start:])
         block = tree.token_ids or item.block
         fed = item.prefix[cache.keep(item.prefix) :]
-        # The last token's row belongs to the block: alone it would be computed again and again.
+        # The last token's row comes with the block, because it is computed again with each block.
         if row_limit is not None and len(fed) > 1 and len(fed) + len(block) > row_limit:
-            return Feed(cache, fed[: max(1, min(row_limit, len(fed) - 1))], 0)
+            return Feed(cache, fed[: max(1, min(row_limit, len(fed) - 1))], scored_count=0)
         self._check_distributions(item)
         fed.extend(block)
         if tree:
-            return Feed(cache, fed, len(item.block), tree.parents)
+            return Feed(cache, fed, scored_count=len(item.block), parents=tree.parents)
         proposes = item.spec if item.proposes else None
-        return Feed(cache, fed, len(block) + 1, item.parents, proposes)
+        return Feed(
+            cache, fed, scored_count=len(block) + 1, parents=item.parents, proposes=proposes
+        )
 
     def _check_distributions(self, item: Item) -> None:
-        """Check what a proposal is said to be drawn from: here, as it would hold up the loop."""
+        """Check a proposal's distributions: on this thread, as that takes too long for the loop."""
         if isinstance(item.task, Judge) and item.spec.rule is VerificationRule.REJECTION:
             validation.check_distributions(
                 item.task.proposal, vocabulary_size=self.description.vocabulary_size
             )
 
     def _compute(self, feeds: Sequence[Feed], interrupt: Interrupt) -> list[Any]:
-        """Compute all in one forward; if that fails, each alone, to see whose fault it is."""
+        """Compute all feeds in one forward; if that fails, each alone, to find the faulty one."""
         if not feeds:
             return []
         try:
@@ -159,11 +167,18 @@ class ModelBackend(Backend):
             feed.cache.extend(feed.token_ids, feed.parents)
         return list(scores)
 
-    def _decide_all(self, asked: Sequence[tuple[Item, Feed, Any]]) -> Sequence[Outcome | Exception]:
-        """Decide by the scores of each item's feed, or pass on the error that it has instead."""
-        return [self._decide(*each) for each in asked]
+    def _choose_together(self, asked: Sequence[tuple[Item, Feed, Any]]) -> Mapping[Item, int]:  # noqa: ARG002 - most backends choose one by one
+        """Choose the next tokens of several items at once, where that is faster."""
+        return {}
 
-    def _decide(self, item: Item, feed: Feed, scores: Any) -> Outcome | Exception:
+    def _decide(
+        self, item: Item, feed: Feed, *, scores: Any, chosen: int | None
+    ) -> Outcome | Exception:
+        """Decide by the scores of an item's feed, or pass on the error that it has instead.
+
+        Args:
+            chosen: The next token, if it was chosen already (`_choose_together`).
+        """
         if isinstance(scores, Exception):
             return scores
         row_count = len(feed.token_ids) + feed.dropped_count
@@ -171,12 +186,16 @@ class ModelBackend(Backend):
             return Outcome(row_count)
         try:
             if isinstance(item.task, Judge):
-                judgement = self._judge_kept(scores, item.task, item, kept=feed.kept)
+                judgement = self._judge_kept(scores, item.task, item=item, kept=feed.kept)
                 return Outcome(row_count, judgement=judgement, dropped_count=feed.dropped_count)
+            if chosen is not None and isinstance(item.task, Draft):
+                return Outcome(row_count, drafted=Proposal((chosen,)))
+            if chosen is not None:
+                return Outcome(row_count, judgement=Judgement((), chosen))
             if isinstance(item.task, Decode):
                 told = item.task
-                task = Judge(NOTHING, told.logprobs, top_logprobs=told.top_logprobs)
-                return Outcome(row_count, judgement=self._judge(scores, task, item))
+                task = Judge(NOTHING, logprobs=told.logprobs, top_logprobs=told.top_logprobs)
+                return Outcome(row_count, judgement=self._judge(scores, task, item=item))
             if item.task.width == 1:
                 return Outcome(row_count, drafted=self._draft(scores, item))
             seed = item.draft_tree if item.draft_tree.found else DraftTree(item.task.branch_count)
@@ -188,34 +207,34 @@ class ModelBackend(Backend):
             return error
 
     def _judge_kept(
-        self, scores: Any, task: Judge, item: Item, *, kept: Sequence[int] | None
+        self, scores: Any, task: Judge, *, item: Item, kept: Sequence[int] | None
     ) -> Judgement:
         """Decide on a proposal of which the forward computed only some tokens, or all."""
         if kept is None:
-            return self._judge(scores, task, item)
-        judged = self._judge(scores, replace(task, proposal=task.proposal.only(kept)), item)
+            return self._judge(scores, task, item=item)
+        judged = self._judge(scores, replace(task, proposal=task.proposal.only(kept)), item=item)
         return replace(judged, accepted_path=tuple(kept[index] for index in judged.accepted_path))
 
     def _make_room(self, feed: Feed) -> None:
-        """Have memory for what a forward will append to a text.
+        """Take memory for the rows that a forward will append to a sequence.
 
         Raises:
-            OverloadedError: there is none. The text is as it was, and the others go on without it.
+            OverloadedError: there is none. The sequence is unchanged; other items go on without it.
         """
 
     @abstractmethod
     def _forward(self, feeds: Sequence[Feed], interrupt: Interrupt) -> Sequence[Any]:
-        """Append each feed's tokens to its text's state, and score its last rows.
+        """Append each feed's tokens to its sequence's state, and score its last rows.
 
-        It may prune a feed's tree (`Feed.prune`), and then those of its tokens that are left are
-        appended. Where it fails nothing counts as appended.
+        It may prune a feed's tree (`Feed.prune`); then only the kept tokens are appended. After a
+        failure no row counts as appended.
 
         Raises:
             ForwardInterrupted: the interrupt was set meanwhile.
         """
 
     @abstractmethod
-    def _judge(self, scores: Any, task: Judge, item: Item) -> Judgement:
+    def _judge(self, scores: Any, task: Judge, *, item: Item) -> Judgement:
         """Decide on an item's proposal by the scores of its rows."""
 
     @abstractmethod
@@ -224,7 +243,7 @@ class ModelBackend(Backend):
 
     @abstractmethod
     def _rank(self, scores: Any, item: Item) -> Sequence[Ranked]:
-        """Say what is likeliest after each row of scores, as many tokens as the draft is wide.
+        """Return the likeliest tokens after each row of scores, as many as the draft is wide.
 
-        The first is the one that `_draft` chooses.
+        The first is the token that `_draft` chooses.
         """

@@ -1,6 +1,6 @@
 """A model that waits instead of computing: the experimental method of the DSI paper.
 
-Everything around the forward is the real thing: sessions, queue, gRPC. The target's next token is a
+Everything around the forward is real: sessions, queue, gRPC. The target's next token is a
 hash of the whole prefix, so a wrong prefix anywhere shows as wrong tokens from there on. A drafter
 hashes the same prefix, and answers with the target's token with the given probability. No torch.
 """
@@ -38,24 +38,24 @@ _WAKE_SECONDS = 3e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedModel:
-    """What to simulate.
+    """The simulated model's parameters.
 
     Attributes:
         ttft_seconds: A session's first forward (time to first token).
         tpot_seconds: Every other forward (time per output token).
-        row_seconds: More for each row of a forward beyond its first; the rows of sessions' first
-            forwards excepted, which take at least `ttft_seconds` together.
+        row_seconds: The time that each row of a forward adds after its first row. It does not count
+            the rows of sessions' first forwards, which together take at least `ttft_seconds`.
         acceptance_rate: For a drafter, how often it answers with the target's token, in [0, 1].
             1 is the target itself.
         rank_decay: q of a drafter that is wrong: its n-th runner-up is the target's token with
             probability q (1 - q)^(n - 1); in (0, 1]. 0.4 is assumed, not measured.
         vocabulary_size: 2 or more. From 512 on, only readable fill tokens are chosen.
-        self_rates: Of a target that drafts for itself: how often each of its guesses is right,
-            the one after its own next token first. Empty: it does not.
+        self_rates: For a target that drafts for itself, how often each of its guesses is right;
+            the guess after its own next token comes first. Empty: it does not draft for itself.
         self_nodes: How many guesses it proposes at most.
         context_length: The most tokens a session can hold.
-        salt: Models with the same salt and vocabulary continue a text alike.
-        name: What people call it.
+        salt: Models with the same salt and vocabulary continue a sequence alike.
+        name: The model's name for people.
     """
 
     ttft_seconds: float = 0.03
@@ -120,7 +120,7 @@ class SimulatedBackend(ModelBackend):
         )
 
     def new_cache(self, spec: SessionSpec) -> SimulatedCache:
-        """Begin an empty text for a session."""
+        """Begin an empty sequence for a session."""
         return SimulatedCache(self.model, spec)
 
     def _forward(self, feeds: Sequence[Feed], interrupt: Interrupt) -> list[Sequence[int]]:
@@ -133,14 +133,14 @@ class SimulatedBackend(ModelBackend):
         return scores
 
     def _forward_seconds(self, feeds: Sequence[Feed]) -> float:
-        """Return how long a forward takes: the longest part, and every other one's rows."""
+        """Return how long a forward takes, by its rows and the sessions that begin."""
         model = self.model
         begun = [feed for feed in feeds if feed.cache.length]
         row_count = sum(len(feed.token_ids) for feed in begun)
         seconds = model.tpot_seconds + max(0, row_count - 1) * model.row_seconds if begun else 0.0
         return seconds if len(begun) == len(feeds) else max(seconds, model.ttft_seconds)
 
-    def _judge(self, scores: Sequence[int], task: Judge, item: Item) -> Judgement:
+    def _judge(self, scores: Sequence[int], task: Judge, *, item: Item) -> Judgement:
         del item
         path, next_token = task.proposal.follow(lambda row, _: self._target_token(scores[row]))
         # The simulated target is certain: its one token has probability 1.
@@ -155,9 +155,9 @@ class SimulatedBackend(ModelBackend):
         return judgement
 
     def _propose(self, prefix_hash: int) -> Proposal:
-        """Guess what follows the target's next token, as far as it guesses.
+        """Guess the tokens after the target's next token.
 
-        A guess is right or wrong by itself, whatever another row's guess at the place was.
+        Whether a guess is right does not depend on other rows' guesses at the same position.
         """
         guesses = []
         for place, width in enumerate(self._widths):
@@ -193,7 +193,7 @@ class SimulatedBackend(ModelBackend):
         ]
 
     def _ranked(self, prefix_hash: int, count: int, *, rate: float, opinion: int) -> Ranked:
-        """Put the target's token at its rank, and others around it.
+        """Put the target's token at its rank, and other tokens around it.
 
         It is the first with probability a, else the r-th with q (1 - q)^(r - 2) of the rest.
 
@@ -209,7 +209,7 @@ class SimulatedBackend(ModelBackend):
         rank = 0
         if opinion >= rate * 2.0**64:
             rank, chance = 1, _mix(opinion) / 2.0**64
-            # How many draws of a coin that says yes with probability q.
+            # The number of draws of a coin until it shows heads, with probability q.
             while rank < count and chance >= decay:
                 chance = (chance - decay) / (1 - decay)
                 rank += 1
@@ -230,7 +230,7 @@ class SimulatedBackend(ModelBackend):
 
 
 class SimulatedCache(ModelCache):
-    """A session's text; its state and its scores are one 64-bit hash per prefix."""
+    """A session's sequence; its state and its scores are one 64-bit hash per prefix."""
 
     def __init__(self, model: SimulatedModel, spec: SessionSpec) -> None:
         super().__init__()

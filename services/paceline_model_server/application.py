@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# The model's thread gives the interpreter away in each of its small steps, and has to get it back
-# from the event loop. With Python's 5 ms, forwards beside calls took a quarter longer
+# The model's thread releases the interpreter's lock in each of its small steps, and has to get it
+# back from the event loop. With Python's 5 ms, forwards beside calls took a quarter longer
 # (bench/LOG.md).
 _SWITCH_SECONDS = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRole:
-    """What makes a model server a drafter or a target.
+    """The differences between a drafter and a target.
 
     Attributes:
         name: "drafter" or "target".
-        wire: The same on the wire.
-        service: Full name of the service that no other role has.
-        servicer: Makes the servicer of that.
-        add_servicer: Adds it to a server; generated.
+        wire: The role's value in messages.
+        service: Full name of the service that only this role has.
+        servicer: Makes the servicer of this service.
+        add_servicer: Adds the servicer to a server; generated.
     """
 
     name: str
@@ -63,10 +63,10 @@ class ModelApplication:
 
     Args:
         role: Drafter or target.
-        process: Whose health follows the model, and whose requests it looks at.
-        hang_limit_seconds: How long a forward may hang before the process ends; 0: for ever.
+        process: The server process. Its health follows the model, and its requests are inspected.
+        hang_limit_seconds: How long a forward may hang before the process ends; None: for ever.
         debug_calls: Whether to show the last calls on the metrics port.
-        look_seconds: How often to look whether the model hangs.
+        look_seconds: The time between two checks whether the model hangs.
     """
 
     options: Sequence[tuple[str, int]] = transport.POD_SERVER_OPTIONS
@@ -79,7 +79,7 @@ class ModelApplication:
         *,
         process: ServerProcess,
         registry: CollectorRegistry,
-        hang_limit_seconds: float,
+        hang_limit_seconds: float | None,
         debug_calls: bool = False,
         look_seconds: float = 1.0,
     ) -> None:
@@ -124,7 +124,7 @@ class ModelApplication:
         self._sessions.draining = True
 
     async def settled(self) -> None:
-        """Return once every session is closed or its lease is over."""
+        """Wait until every session is closed or its lease is over."""
         await self._host.settled()
 
     def cut(self) -> None:
@@ -142,31 +142,37 @@ class ModelApplication:
         check_large_request(raw, host=self._host, caller=caller)
 
     async def _watch(self) -> None:
-        """Let health say no while a forward hangs, and end the process if that takes too long.
+        """Report bad health while a forward hangs, and end the process if it hangs too long.
 
-        Nothing else would, since the loop goes on. What hangs at two looks in a row is one forward:
-        another one would be given seconds first.
+        No other code would notice, because the event loop goes on. Two checks in a row see the same
+        forward, because a new one has a patience of some seconds.
         """
-        noticed_seconds = 0.0  # how long the forward had taken when it was found to hang
+        noticed_seconds: float | None = None  # how long the forward had taken when it was noticed
         while True:
             await asyncio.sleep(self._look_seconds)
             overdue_seconds = self._host.overdue_seconds()
-            hung_seconds = overdue_seconds - noticed_seconds
-            if not overdue_seconds and noticed_seconds:
+            if not overdue_seconds and noticed_seconds is not None:
                 _log.warning("the model answers again")
                 await self._process.set_serving(True)
-                noticed_seconds = 0.0
-            elif overdue_seconds and not noticed_seconds:
+                noticed_seconds = None
+            elif overdue_seconds and noticed_seconds is None:
                 _log.error("a forward has taken %.0f s: the model hangs", overdue_seconds)
                 await self._process.set_serving(False)
                 noticed_seconds = overdue_seconds
-            elif noticed_seconds and 0 < self._hang_limit_seconds <= hung_seconds:
+            elif noticed_seconds is not None and self._hangs_too_long(
+                overdue_seconds - noticed_seconds
+            ):
                 # A thread cannot be ended, so only a new process can use the device again.
+                hung_seconds = overdue_seconds - noticed_seconds
                 self._process.stop_soon(f"a forward has hung for {hung_seconds:.0f} s")
                 return
 
+    def _hangs_too_long(self, hung_seconds: float) -> bool:
+        limit = self._hang_limit_seconds
+        return limit is not None and hung_seconds >= limit
+
     def pages(self) -> Mapping[str, Callable[[], Any]]:
-        """Show the last calls, where that was asked for."""
+        """Show the last calls, if `debug_calls` is set."""
         return {"/debug/calls": self._recorder.recent} if self._debug_calls else {}
 
 
@@ -183,7 +189,7 @@ def serve(role: ModelRole, arguments: Sequence[str], *, program: str) -> int:
             host,
             process=process,
             registry=registry,
-            hang_limit_seconds=settings.hang_limit_seconds,
+            hang_limit_seconds=settings.hang_limit_seconds or None,
             debug_calls=settings.debug_calls,
         )
 

@@ -1,9 +1,10 @@
-"""Which large requests are worth parsing.
+"""A check of large requests before they are parsed.
 
-A parser makes up to twenty times its bytes of a message: 28 MiB of empty distributions are 580 MiB,
-and take 0.5 s in which the event loop does nothing else. So what is large is looked at before. What
-passes has no more parts than its session can use, and none longer than such a part can be; the
-worst of it, 28 MiB of short ids in the distributions of 1024 draft tokens, is 230 MiB and 0.2 s.
+A parsed message can take twenty times its bytes: 28 MiB of empty distributions become 580 MiB, and
+parsing them takes 0.5 s, in which the event loop does nothing else. So large requests are checked
+first. A request that passes has no more parts than its session can use, and no part that is longer
+than allowed. The worst such request, 28 MiB of short ids in the distributions of 1024 draft tokens,
+takes 230 MiB and 0.2 s.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from paceline_engine.sessions.host import ModelHost
 
-# A block of 1024 ids, and all that is not a list.
+# A block of 1024 ids, and all fields that are not lists.
 _SMALL_BYTES = 1 << 16
 _ID_BYTES = 5  # the longest varint of a uint32
 _VARINT_BYTES = 10  # the longest of all
@@ -71,9 +72,9 @@ def _check_fields(raw: bytes, *, limit_bytes: int, block: int, distribution_byte
     """Check how many fields there are, and how long they are.
 
     Args:
-        limit_bytes: What all but its distributions may have.
-        block: How many distributions it may have.
-        distribution_bytes: What each may have.
+        limit_bytes: The most bytes of all fields but distributions.
+        block: The most distributions.
+        distribution_bytes: The most bytes of a distribution.
     """
     distribution_count = other_count = other_bytes = 0
     for is_distribution, byte_count in _parts(raw):
@@ -155,7 +156,7 @@ def _varint(raw: bytes, start: int) -> tuple[int, int]:
 
 
 def _largest_distribution(vocabulary_size: int) -> int:
-    """Return how many bytes a distribution has that lists as many tokens as it may."""
+    """Return the bytes of a distribution with the most tokens that are allowed."""
     id_bytes = -(-vocabulary_size.bit_length() // 7)
     entries = min(MOST_ENTRIES, vocabulary_size)
     return _DISTRIBUTION_FRAME_BYTES + entries * (id_bytes + _PROBABILITY_BYTES)

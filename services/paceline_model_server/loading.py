@@ -49,8 +49,8 @@ def new_host(
         threads=settings.threads,
         capture=settings.capture,
         invariant=settings.invariant,
-        adapter=settings.adapter,
-        guesses=settings.guesses,
+        adapter=settings.adapter or None,
+        guesses=settings.guesses or None,
         prune_below=settings.prune_below,
         simulated=simulated,
     )
@@ -60,7 +60,7 @@ def new_host(
         cascade=settings.cascade,
         leniency=settings.leniency,
         tie=settings.max_gram_tie,
-        bigrams=settings.max_gram_bigrams,
+        bigrams=settings.max_gram_bigrams or None,
     )
 
     def load() -> Backend:

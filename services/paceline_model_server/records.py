@@ -1,4 +1,4 @@
-"""What a model server tells of its work: metrics, and on request the last calls one by one.
+"""A model server's reports: metrics, and on request the last calls one by one.
 
 Sizes and times only: never token ids; a session appears as a digest of its handle.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _KEPT_CALLS = 1024
 _SESSION_DIGITS = 12
 _COUNTED_POSITIONS = 16
-"""Of a block: positions beyond are accepted too rarely to be worth a time series each."""
+"""The most positions of a block with a time series: later ones are accepted too rarely."""
 
 
 @dataclass(slots=True)
@@ -46,12 +46,12 @@ class CallRecord:
         rows: Token positions asked for: appended and draft tokens; of a Draft or Decode the tokens
             found.
         end_ns: When it ended; 0 while it runs.
-        queue_ns: How long it waited; known of answered calls.
-        forward_ns: How long its forwards took; known of answered calls.
+        queue_ns: How long it waited; known for answered calls only.
+        forward_ns: How long its forwards took; known for answered calls only.
         outcome: "running", "ok", "cancelled", "superseded" or "failed".
         accepted: Draft tokens accepted.
         is_tree: Whether a tree was judged.
-        runners_up: Of the accepted tokens those that were not the first of their siblings.
+        runners_up: Accepted tokens that were not the first of their siblings.
     """
 
     method: str
@@ -120,7 +120,7 @@ class CallRecorder:
     def record(
         self, method: str, call: PrefixCall, *, depth: int, rows: int
     ) -> Iterator[CallRecord]:
-        """Record a call from here to the end of the block, however that is reached."""
+        """Record a call until the `with` block ends in any way."""
         entry = CallRecord(
             method=method,
             session=sha256(call.session_id.encode()).hexdigest()[:_SESSION_DIGITS],
@@ -156,7 +156,7 @@ class CallRecorder:
             seconds.observe(timing.forward_ns / timing.forward_count / 1e9)
 
     def count_verdict(self, entry: CallRecord, *, drafted_count: int, accepted_count: int) -> None:
-        """Count what became of a block's draft tokens."""
+        """Count the accepted and rejected draft tokens of a block."""
         entry.accepted = accepted_count
         self._wasted.labels(self._role, "rejected").inc(drafted_count - accepted_count)
         for position in range(min(accepted_count, _COUNTED_POSITIONS)):

@@ -1,4 +1,4 @@
-"""The services of drafters and targets alike: what model there is, and its sessions."""
+"""The services that drafters and targets share: the model's description, and sessions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TOKENIZER_CHUNK_BYTES = 256 * 1024
 
 
 class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
-    """What model this server has, and its tokenizer; the contract is in model_service.proto."""
+    """Describes the model, and has its tokenizer; the contract is in model_service.proto."""
 
     def __init__(self, host: ModelHost, *, role: model_service_pb2.ModelRole.ValueType) -> None:
         self._host = host
@@ -36,7 +36,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
     async def GetModelInfo(  # noqa: N802 - gRPC's names
         self, _request: model_service_pb2.GetModelInfoRequest, _context: Any
     ) -> model_service_pb2.GetModelInfoResponse:
-        """Describe the model and what was measured of it."""
+        """Describe the model, with its measured latencies."""
         host = self._host
         info = translation.model_info(host.description, latencies=host.latencies())
         info.role = self._role
@@ -66,7 +66,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
     async def GetChatTemplate(  # noqa: N802
         self, _request: model_service_pb2.GetChatTemplateRequest, _context: Any
     ) -> model_service_pb2.GetChatTemplateResponse:
-        """Tell how the model wants conversations."""
+        """Return the model's chat template."""
         template = self._host.chat_template()
         if template is None:
             raise UnsupportedError("this model has no chat template: it continues text")
@@ -79,7 +79,7 @@ class SessionServicer(session_service_pb2_grpc.SessionServiceServicer):
     """Keeps sessions; the contract is in session_service.proto.
 
     Attributes:
-        draining: Whether new sessions shall go elsewhere; the calls of open ones go on.
+        draining: Whether new sessions are refused; the calls of open ones go on.
     """
 
     def __init__(self, host: ModelHost) -> None:
@@ -105,12 +105,12 @@ class SessionServicer(session_service_pb2_grpc.SessionServiceServicer):
     async def RenewSession(  # noqa: N802
         self, request: session_service_pb2.RenewSessionRequest, context: Any
     ) -> session_service_pb2.RenewSessionResponse:
-        """Keep a session for another lease, and tell whether its call is still in sight."""
+        """Renew a session's lease, and return which of its calls is live."""
         caller = peer_name(context.auth_context())
         lease_seconds = self._host.renew_session(request.session_id, caller=caller)
         return session_service_pb2.RenewSessionResponse(
             lease=translation.duration(lease_seconds),
-            live_sequence=self._host.live_sequence(request.session_id, caller=caller),
+            live_sequence=self._host.live_sequence(request.session_id, caller=caller) or 0,
         )
 
     async def CloseSession(  # noqa: N802

@@ -1,4 +1,4 @@
-"""What the operator of a drafter or a target can set."""
+"""The settings of a drafter or a target."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline_serving.server_settings import ServerSettings
 from paceline_serving.settings import RateList, Settings, StringList
 
 MOST_DERIVED_TOKENS = 1 << 20
-"""The largest token budget that is derived from memory; a larger one has to be said."""
+"""The largest token budget that is derived from memory; a larger one has to be set."""
 
 
 class ModelSettings(Settings):

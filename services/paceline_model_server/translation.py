@@ -1,8 +1,8 @@
 """Between the wire and the host: protobuf messages and `paceline_engine.terms.calls`, both ways.
 
-Limits are the host's to check, under the field names of the protos. Here is checked only what does
-not survive the translation: the expected model, and enums. Lists are handed on as they lie in the
-message: nothing is made of them before the host knows the session and has looked at their lengths.
+The host checks limits, under the field names of the protos. This module checks only fields that the
+translation loses: the expected model, and enums. Lists stay parts of the message: they are copied
+only after the host has found the session and checked their lengths.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Distributions(Sequence[SparseDistribution]):
 def session_spec(
     message: session_service_pb2.SessionSpec, *, model: ModelDescription, owner: str
 ) -> SessionSpec:
-    """Translate what a session is opened for, with its defaults, and by whom."""
+    """Translate a session's specification, with its defaults and its owner."""
     _expect_model("spec", message.expected_model_fingerprint, model=model)
     rule = _RULE_OF_WIRE.get(message.verification_rule)
     if rule is None:
@@ -125,7 +125,7 @@ def draft_request(
     """Translate a Draft."""
     options = DraftOptions(
         max_tokens=message.max_tokens,
-        # 0 is not set: token by token, and a chain.
+        # 0 means not set: one token in each answer, and a chain.
         chunk_tokens=message.chunk_tokens or 1,
         width=message.width or 1,
         branch_count=message.branch_count,
@@ -166,7 +166,7 @@ def verify_response(sequence: int, verdict: Verdict) -> target_service_pb2.Verif
         logprobs=verdict.logprobs,
         held_length=verdict.held_length,
         timing=_timing(verdict.timing),
-        # Else the message would be there, though it is empty.
+        # Without this check an empty message would be present.
         proposal=_proposal(proposal) if len(proposal) else None,
         top_logprobs=map(_likeliest, verdict.top_logprobs),
     )
@@ -197,7 +197,7 @@ def draft_response(sequence: int, drafted: Drafted) -> drafter_service_pb2.Draft
 def model_info(
     model: ModelDescription, *, latencies: ModelLatencies
 ) -> model_service_pb2.GetModelInfoResponse:
-    """Translate what a model is; role, limits and incarnation are the server's to add."""
+    """Translate a model's description; the server adds role, limits and incarnation."""
     return model_service_pb2.GetModelInfoResponse(
         model_name=model.name,
         model_revision=model.revision,
@@ -219,8 +219,8 @@ def model_info(
         self_draft_kind=model.self_draft_kind,
         verification_rules=[_WIRE_OF_RULE[rule] for rule in model.verification_rules],
         forward_latencies=_forwards(latencies.forwards),
-        prefill_fixed_ns=latencies.prefill_fixed_ns,
-        prefill_ns_per_token=latencies.prefill_ns_per_token,
+        prefill_fixed_ns=latencies.prefill_fixed_ns or 0,
+        prefill_ns_per_token=latencies.prefill_ns_per_token or 0,
         stages=[
             model_service_pb2.Stage(
                 model_name=each.model_name,
@@ -251,7 +251,7 @@ def _forwards(forwards: Sequence[ForwardLatency]) -> list[model_service_pb2.Forw
 
 
 def chat_template(template: ChatTemplate) -> model_service_pb2.ChatTemplate:
-    """Translate how a model wants conversations."""
+    """Translate a chat template."""
     return model_service_pb2.ChatTemplate(
         fingerprint=template.fingerprint,
         source=template.source,

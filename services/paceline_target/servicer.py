@@ -41,7 +41,7 @@ class TargetServicer(target_service_pb2_grpc.TargetServiceServicer):
         rows = len(call.token_ids) + len(proposal)
         with self._recorder.record("Verify", call, depth=options.depth, rows=rows) as record:
             verdict = await self._host.verify(call, proposal, options=options)
-        # Counted when the answer is on its way.
+        # Counted after the answer is sent.
         asyncio.get_running_loop().call_soon(self._count, record, call, proposal, verdict)
         return translation.verify_response(call.sequence, verdict)
 

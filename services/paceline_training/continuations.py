@@ -1,4 +1,4 @@
-"""What a model says by itself: what guesses are measured on, and may be trained on.
+"""A model's own continuations: guesses are measured on them, and may be trained on them.
 
 Letters: B texts, T tokens each, P of them the prompt.
 """
@@ -31,7 +31,7 @@ class Continuations:
 
 @torch.no_grad()
 def continue_greedily(model: Any, prompts: Tensor, *, length: int) -> Continuations:
-    """Have a model go on with prompts, (B, P), by so many tokens, whatever ends a text."""
+    """Let a model continue prompts, (B, P), by so many tokens, also after an end token."""
     generated: Tensor = model.generate(
         prompts.to(model.device),
         attention_mask=torch.ones_like(prompts).to(model.device),
@@ -59,17 +59,17 @@ def continue_text(
     at_once: int,
     tell: Callable[[int], None],
 ) -> Tensor:
-    """Make text of a model's own from the beginnings that another text gives it.
+    """Make a model's own text, from prompts that are cut from another text.
 
     Greedy text repeats itself as no training text does, and it is what guesses are about: what is
     learnt there is worth more than the same number of other tokens.
 
     Args:
-        model: Goes on with prompts, greedily.
-        stream: (N,) where prompts are from.
-        count: Of prompts.
-        prompt_length: Tokens of each.
-        length: Tokens to go on by.
+        model: Continues the prompts, greedily.
+        stream: (N,) the text that prompts are cut from.
+        count: The number of prompts.
+        prompt_length: Tokens of each prompt.
+        length: Tokens of each continuation.
         at_once: Prompts in one forward.
         tell: Called with the number of prompts that are done.
 

@@ -1,8 +1,8 @@
-"""A model that learns together with what guesses for it: low-rank weights on all its products.
+"""A model that learns together with its adapter: low-rank weights on all its products.
 
 The shared LoRA of Speculative Streaming (Bhendawade et al. 2024, arXiv 2402.11131, Section 3.2),
-and Medusa-2 (Cai et al. 2024, arXiv 2401.10774, Section 2.2.2). What comes out is another model,
-whose own plain decoding is what its adapter's output is equal to.
+and Medusa-2 (Cai et al. 2024, arXiv 2401.10774, Section 2.2.2). The result is another model. With
+its adapter it decodes exactly the tokens of its own plain decoding.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class FineTuning(nn.Module):
     the same layers.
 
     Attributes:
-        names: Of the weights that it changes.
+        names: The names of the weights that it changes.
     """
 
     def __init__(self, model: Any, *, rank: int) -> None:
         """Build weights that change nothing.
 
         Args:
-            model: One that can have adapters.
-            rank: Of the weights.
+            model: A model that can have adapters.
+            rank: The weights' rank.
         """
         super().__init__()
         layers = model.model.layers
@@ -69,14 +69,14 @@ class FineTuning(nn.Module):
             part.start(generator)
 
     def attach(self, model: Any) -> None:
-        """Have a model compute with them, for good."""
+        """Let a model compute with them, for good."""
         linears = (linear for layer in model.model.layers for linear in low_rank_linears(layer))
         for linear, part in zip(linears, self._low_rank(), strict=True):
             linear.register_forward_hook(self._adding(part))
 
     @torch.no_grad()
     def changes(self) -> dict[str, Tensor]:
-        """Return what it adds to the model's weights: (outputs, inputs) each, by name."""
+        """Return the differences to the model's weights: (outputs, inputs) each, by name."""
         return {
             name: (self._scale * part.up @ part.down).cpu()
             for name, part in zip(self.names, self._low_rank(), strict=True)
@@ -94,7 +94,7 @@ class FineTuning(nn.Module):
 
 
 def check_names(files: ModelFiles, tuning: FineTuning) -> None:
-    """Check that a model's files have the weights that would be changed.
+    """Check that a model's files have all weights that training changes.
 
     Raises:
         ModelLoadError: they are stored under other names.
@@ -110,14 +110,14 @@ def check_names(files: ModelFiles, tuning: FineTuning) -> None:
 
 
 def write_fine_tuned(files: ModelFiles, tuning: FineTuning, directory: Path) -> ModelFiles:
-    """Write a model as it was fine-tuned: the files of the one before, with changed weights.
+    """Write a fine-tuned model: the files of the original model, with changed weights.
 
     It appears whole or not at all.
 
     Args:
-        files: Of the model before.
-        tuning: What it learnt.
-        directory: Nothing may be there.
+        files: The original model's.
+        tuning: The learnt low-rank weights.
+        directory: It must not exist.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=directory.parent) as folder:

@@ -1,4 +1,4 @@
-"""How good guesses are, measured where they matter: on the model's own continuations.
+"""The quality of guesses, measured on the model's own continuations.
 
 Letters: B texts, J guesses of each row (the reach), R rows that are measured.
 """
@@ -24,7 +24,7 @@ _TEXTS_AT_ONCE = 4
 
 @torch.no_grad()
 def guess_ranks(adapter: Adapter, model: Any, texts: Continuations) -> Tensor:
-    """Say where among its guesses an adapter had what the model then chose: (B, R, J) int64.
+    """Return the rank of the model's choice among an adapter's guesses: (B, R, J) int64.
 
     Row 0 is the prompt's last; rank 0 is the best guess. The last J rows have no measure.
     """

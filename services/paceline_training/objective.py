@@ -1,4 +1,4 @@
-"""What an adapter is trained to say: what the model itself will say, a few tokens further on."""
+"""The training objective: an adapter guesses the model's own tokens, some positions ahead."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.adapters.trunk import Trunk
 
 Labels: TypeAlias = Literal["model", "text"]
-"""What is right at a position: the model's own distribution there, or the text's token."""
+"""The label of a position: the model's own distribution there, or the text's token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +22,11 @@ class Joint:
     """How a model learns together with its adapter.
 
     Attributes:
-        rank: Of the low-rank weights that it gets.
-        guess_weights: What each guess's loss weighs, where that of the model's own tokens weighs 1.
-        adapter_rate: Learning rate of the adapter, in those of the model.
-        alone_share: Part of the steps in which the adapter learns alone, with a schedule of its
-            own, before both do.
+        rank: The rank of the model's low-rank weights.
+        guess_weights: The weight of each guess's loss; the loss of the model's own tokens has 1.
+        adapter_rate: The adapter's learning rate, as a multiple of the model's.
+        alone_share: The part of the steps in which the adapter learns alone, with a schedule of its
+            own, before both learn.
     """
 
     rank: int
@@ -38,15 +38,15 @@ class Joint:
 def training_loss(
     adapter: Adapter,
     model: Any,
+    *,
     trunk: Trunk,
     token_ids: Tensor,
-    *,
     labels: Labels,
     joint: Joint | None = None,
 ) -> Tensor:
     """Return the mean loss of an adapter's guesses, the early exit's included, in nats.
 
-    If the model learns, too: its own loss on the text, and what the guesses' weigh of theirs.
+    If the model learns, too: its own loss on the text plus the weighted loss of the guesses.
 
     Speculative Streaming and Medusa alike: the j-th guess beside the row of token t is for token
     t + 1 + j. Difference: both papers learn the text's token; here, by default, the model's own
@@ -54,8 +54,8 @@ def training_loss(
     forward has computed.
 
     Args:
-        adapter: What is trained.
-        model: What it is for.
+        adapter: The adapter that is trained.
+        model: The adapter's model.
         trunk: The model's own forward over the text.
         token_ids: (B, T) the text.
         labels: What is right.

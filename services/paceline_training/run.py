@@ -61,10 +61,10 @@ class TextPlan:
 
     Attributes:
         streams: (N,) int64 each; they have equal shares of a batch.
-        validation: (N,) int64, of which nothing is learnt.
-        window: Tokens of a window.
-        batch: Windows of a step.
-        seed: Of all that is random in the run.
+        validation: (N,) int64; the run learns nothing from it.
+        window: Tokens in a window.
+        batch: Windows in a step.
+        seed: The seed of all randomness in the run.
     """
 
     streams: Sequence[Tensor]
@@ -81,10 +81,10 @@ class Measurement:
     Attributes:
         hit_rates: For each guess how often the r-th best was right, best first.
         single: Tokens per forward with one guess at each depth.
-        double: With the two best at each depth.
-        tree: With the likeliest tree of the wanted size.
+        double: The same with the two best guesses at each depth.
+        tree: The same with the likeliest tree of the wanted size.
         paths: That tree.
-        text_loss: Of the model itself on held-out text, in nats for a token.
+        text_loss: The model's own loss on held-out text, in nats per token.
     """
 
     hit_rates: list[list[float]]
@@ -114,15 +114,16 @@ def run_training(
 
     Args:
         files: The model's; it is computed in float32.
-        sizes: What to train.
-        text: What to learn from.
-        plan: How.
-        out: Where it goes.
-        checkpoint: Where the state is kept meanwhile; what is there is gone on from.
-        device: Of torch.
-        tell: Takes lines of progress.
-        go_on_from: An adapter of these sizes for this model, whose weights are the first.
-        fine_tuned: Where that model goes; nothing may be there. None unless the plan is joint.
+        sizes: The adapter's kind and sizes.
+        text: The text to learn from.
+        plan: How to train.
+        out: The directory that is written.
+        checkpoint: The file that keeps the run's state; an interrupted run continues from it.
+        device: The device that torch computes on.
+        tell: Called with lines of progress.
+        go_on_from: An adapter of these sizes for this model; training begins with its weights.
+        fine_tuned: The directory for the changed model, which must not exist. None unless the plan
+            is joint.
 
     Raises:
         ModelLoadError: the model cannot be loaded, cannot have such an adapter, or not be
@@ -155,7 +156,7 @@ def run_training(
     )
 
     def measure() -> Measurement:
-        # What the model goes on with changes while it learns.
+        # The model's continuations change while it learns.
         own = texts if tuning is None else _continuations(model, text.validation)
         return _measure(adapter, model, own, node_count=sizes.tree_nodes)
 
@@ -206,7 +207,7 @@ def run_training(
 def _go_on(
     adapter: torch.nn.Module, model: Any, directory: Path, *, sizes: AdapterSizes, fingerprint: str
 ) -> AdapterCard:
-    """Give an adapter another one's weights, and return that one's card."""
+    """Copy another adapter's weights into an adapter, and return the other one's card."""
     loaded = load_adapter(directory, model=model, fingerprint=fingerprint)
     for size in ("kind", "reach", "layers", "rank", "exit_rank"):
         there, wanted = getattr(loaded.card, size), getattr(sizes, size)
@@ -221,7 +222,7 @@ def _go_on(
 def _tune(
     model: Any, files: ModelFiles, plan: TrainingPlan, *, generator: torch.Generator
 ) -> FineTuning | None:
-    """Give a model what it learns with, if it is to."""
+    """Attach low-rank weights to a model if it learns, too."""
     if plan.joint is None:
         return None
     tuning = FineTuning(model, rank=plan.joint.rank).to(model.device)

@@ -1,4 +1,4 @@
-"""The loop: steps, a schedule, checkpoints, and what was reached."""
+"""The training loop: steps, a schedule, checkpoints, and progress."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class TrainingPlan:
     """How to train.
 
     Attributes:
-        steps: In all; the schedule ends with them.
+        steps: The number of steps; the schedule ends with the last one.
         rate: The highest learning rate.
         decay: How the rate falls to zero after warming up.
-        warm_up_share: Part of the steps in which the rate rises.
-        labels: What is right.
-        precision: Of products in a step; weights and what was reached are float32.
-        joint: How the model learns, too; None: it stays as it is.
-        checkpoint_steps: After how many steps each the state is saved.
-        report_steps: After how many steps each `report` is called.
+        warm_up_share: The part of the steps in which the rate rises.
+        labels: The kind of labels.
+        precision: The precision of products in a step; weights and losses are float32.
+        joint: How the model learns, too; None: it does not change.
+        checkpoint_steps: The number of steps between two checkpoints.
+        report_steps: The number of steps between two calls of `report`.
     """
 
     steps: int
@@ -100,14 +100,15 @@ def train_adapter(
 
     Args:
         adapter: An `Adapter`, with the weights that training begins with.
-        model: What it is for; it is not changed.
-        plan: How.
+        model: The adapter's model; it is not changed.
+        plan: How to train.
         windows: The text.
-        run: What else decides the result (seed, data, model), to tell another run's checkpoint.
-        checkpoint: Where the state is kept meanwhile. An interrupted run goes on from it, and ends
-            bit for bit as if it had not been interrupted, on a CPU with as many threads.
-        report: Called now and then.
-        tuning: What the model learns, where the plan is a joint one; attached to it.
+        run: Further facts that decide the result (seed, data, model), to recognise the checkpoint
+            of another run.
+        checkpoint: The file that keeps the run's state. An interrupted run goes on from it, and
+            ends bit for bit as if it had not been interrupted, on a CPU with as many threads.
+        report: Called every `report_steps` steps.
+        tuning: The model's low-rank weights, attached to it, if the plan is joint.
 
     Raises:
         CheckpointError: the checkpoint is damaged or of another run.
@@ -150,11 +151,13 @@ def _loss(adapter: Any, model: Any, token_ids: torch.Tensor, *, plan: TrainingPl
     is_short, learns = plan.precision == "bfloat16", plan.joint is not None
     with torch.autocast(model.device.type, torch.bfloat16, enabled=is_short):
         trunk = compute_trunk(model, token_ids, upper_layers=adapter.upper_layers, learns=learns)
-        return training_loss(adapter, model, trunk, token_ids, labels=plan.labels, joint=plan.joint)
+        return training_loss(
+            adapter, model, trunk=trunk, token_ids=token_ids, labels=plan.labels, joint=plan.joint
+        )
 
 
 def _descend(loss: torch.Tensor, optimizer: torch.optim.Optimizer, *, step: int) -> float:
-    """Take a step down, and return the loss before it."""
+    """Do one step of gradient descent, and return the loss before it."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     weights = [each for group in optimizer.param_groups for each in group["params"]]
@@ -167,7 +170,7 @@ def _descend(loss: torch.Tensor, optimizer: torch.optim.Optimizer, *, step: int)
 
 
 def _deciding(plan: TrainingPlan) -> dict[str, Any]:
-    """Return what of a plan decides the result."""
+    """Return the parts of a plan that decide the result."""
     found = dataclasses.asdict(plan)
     return {key: found[key] for key in found if key not in {"checkpoint_steps", "report_steps"}}
 
@@ -206,7 +209,7 @@ def _resume(
         return 0
     advice = f"remove {path} to start afresh"
     try:
-        # weights_only: a checkpoint is data, and runs nothing.
+        # weights_only: a checkpoint is data, and cannot run code.
         state = torch.load(path, map_location="cpu", weights_only=True)
         if state["format"] != _CHECKPOINT_FORMAT:
             raise CheckpointError(f"checkpoint of format {state['format']}; {advice}")

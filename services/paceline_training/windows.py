@@ -1,4 +1,4 @@
-"""Which part of the text a step learns from: a function of its number, so that runs can resume."""
+"""The part of the text that a step learns from: a function of its number, so runs can resume."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class TextWindows:
 
         Args:
             streams: (N,) int64 each.
-            length: Tokens of a window.
-            batch: Windows of a step; a multiple of the number of streams.
-            seed: Of offsets and shuffles.
+            length: Tokens in a window.
+            batch: Windows in a step; a multiple of the number of streams.
+            seed: The seed of offsets and shuffles.
 
         Raises:
             TextTooShortError: a stream has too few tokens for its share of a batch.

@@ -172,10 +172,10 @@ class FakeHost:
     def renew_session(self, session_id: str, *, caller: str = "") -> float:
         return self._find(session_id, caller).spec.lease_seconds
 
-    def live_sequence(self, session_id: str, *, caller: str = "") -> int:
+    def live_sequence(self, session_id: str, *, caller: str = "") -> int | None:
         session = self._find(session_id, caller)
         is_live = session.waiting is not None and not session.waiting.done()
-        return session.sequence if is_live else 0
+        return session.sequence if is_live else None
 
     def close_session(self, session_id: str, *, caller: str = "") -> None:
         session = self._sessions.get(session_id)

@@ -49,7 +49,7 @@ async def serving(
     host: ModelHost,
     *,
     begin: bool = True,
-    hang_limit_seconds: float = 0,
+    hang_limit_seconds: float | None = None,
     **settings: Any,
 ) -> AsyncIterator[ServerProcess]:
     """Run a model server in this process; with `begin=False` the caller begins it."""

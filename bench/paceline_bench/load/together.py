@@ -45,7 +45,9 @@ def decode_together(backend: Backend, prompts: Sequence[TokenIds], count: int) -
     items = []
     for prompt in prompts:
         spec = SessionSpec(reserve_length=len(prompt) + count)
-        items.append(Item(backend.new_cache(spec), spec, array("I", prompt), Draft(count)))
+        items.append(
+            Item(backend.new_cache(spec), spec, prefix=array("I", prompt), task=Draft(count))
+        )
     pending = list(zip(items, arrivals, strict=True))
     while pending:
         outcomes = backend.run([item for item, _ in pending], interrupt)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from paceline_contract.calls import VerificationRule
 from paceline_engine.terms.calls import ModelDescription
 from paceline_engine.torch_backend.device import usable_device
-from paceline_engine.torch_backend.transformers import TransformersBackend
+from paceline_engine.torch_backend.transformers import LoadedModel
 
 _CONTEXT, _VOCABULARY = 4096, 32_000
 _HEAD = 64
@@ -44,7 +44,7 @@ class Shape:
         return f"{self.layers}x{self.width}"
 
 
-class RandomModel(TransformersBackend):
+class RandomModel(LoadedModel):
     """A Llama of random weights, computed as a loaded one is."""
 
     def __init__(
@@ -55,7 +55,7 @@ class RandomModel(TransformersBackend):
         Raises:
             ModelLoadError: The device is not there.
         """
-        self.device = usable_device(device)
+        computed_on = usable_device(device)
         torch.set_num_threads(threads)
         self.tokenizer = None
         config = LlamaConfig(
@@ -66,11 +66,11 @@ class RandomModel(TransformersBackend):
             num_attention_heads=shape.width // _HEAD,
             max_position_embeddings=_CONTEXT,
         )
-        with self.device:
+        with computed_on:
             model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 config, dtype=getattr(torch, dtype)
             )
-        self._adopt(str(shape), model.eval(), capture=capture)
+        super().__init__(str(shape), model.eval(), device=computed_on, capture=capture)
         self.description = ModelDescription(
             name=f"random {shape}",
             revision="random",

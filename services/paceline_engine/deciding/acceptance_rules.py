@@ -20,10 +20,10 @@ from torch import Tensor
 from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
 from paceline_engine.deciding.sampling import (
     add_noise,
+    argmax_tokens,
     choose_tokens,
     filtered_scores,
     in_parts,
-    largest,
 )
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ def accept_exact(
         How many draft tokens are accepted, and the target's token after them.
 
     Invariants:
-        Accepted tokens and next token are those that choosing one token at a time gives
+        Accepted tokens and next token are the same as if one token was chosen at a time
         (tests/unit/engine/test_acceptance_rules.py::test_exact_is_plain_decoding).
 
-    Cost: rows are looked at in parts, up to the one that rejects.
+    Cost: only rows up to the part with the first rejection are computed.
     """
     first = 0
     for part in in_parts(logits):
@@ -82,16 +82,16 @@ def accept_along(
     Args:
         tree: T tokens; equal ones have different parents.
         logits: (T + 1, V), any float dtype; row 0 follows the prefix, row i + 1 the i-th token.
-        first_position: Of the token after the prefix.
+        first_position: The position of the token after the prefix.
 
     Returns:
         The path, and the target's token after it.
 
     Invariants:
-        They are what `accept_exact` gives of the path
+        The result is that of `accept_exact` on the path's tokens
         (tests/unit/engine/test_acceptance_rules.py::test_a_tree_is_decided_as_its_chains_are).
 
-    Cost: only the rows along the path are looked at.
+    Cost: only the rows along the path are read.
     """
 
     def choose(row: int, depth: int) -> int:
@@ -127,7 +127,7 @@ def accept_sampled(
     Args:
         draft_token_ids: The block, T >= 0 ids in [0, V).
         logits: (T + 1, V), any float dtype; row t follows the block's first t tokens.
-        distributions: T checked distributions; what each draft token was drawn from.
+        distributions: T checked distributions, from which the draft tokens were drawn.
         first_position: See above.
         parameters: At temperature 0 this is `accept_exact`.
 
@@ -169,7 +169,7 @@ def residual_scores(target_probs: Tensor, draft: Distribution) -> Tensor:
 
     Args:
         target_probs: (V,) float64, sums to 1.
-        draft: What the rejected token was drawn from.
+        draft: The distribution that the rejected token was drawn from.
     """
     token_ids = torch.tensor(draft.token_ids, device=target_probs.device)
     draft_probs = target_probs.new_tensor(draft.probabilities)
@@ -180,12 +180,12 @@ def residual_scores(target_probs: Tensor, draft: Distribution) -> Tensor:
 
 def _probability(distribution: Distribution, token_id: int) -> float:
     """Return the probability with which a token was drawn, exactly; float32 sums miss 1."""
-    # A list that lies in a message has no `index`.
+    # A repeated field of a message has no `index`.
     place = next(place for place, each in enumerate(distribution.token_ids) if each == token_id)
     weight = distribution.probabilities[place]
     return weight / math.fsum(distribution.probabilities)
 
 
 def _draw(scores: Tensor, *, position: int, seed: int, purpose: Purpose) -> int:
-    noisy = add_noise(scores.unsqueeze(0), first_position=position, seed=seed, purpose=purpose)
-    return largest(noisy)[0]
+    noisy = add_noise(scores.unsqueeze(0), [position], seed=seed, purpose=purpose)
+    return argmax_tokens(noisy)[0]

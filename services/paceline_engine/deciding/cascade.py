@@ -1,24 +1,25 @@
-"""Drafting with a stack of models: who drafts how many tokens, and who reviews them.
+"""Drafting with a stack of models: how many tokens each stage drafts, and which stage reviews them.
 
 Chen et al. 2023, "Cascade Speculative Drafting" (arXiv 2312.11462), Algorithm 1. Stages are
-drafters, largest first; the last may be Max-Gram, which only proposes. Of the matrix row 0 says
-what is drafted for the target, row r what for stage r - 1 when it reviews; its entries, from the
-diagonal on, are how many tokens each stage adds:
+drafters, largest first; the last may be Max-Gram, which only proposes. Row 0 of the matrix is about
+drafts for the target, row r about drafts for stage r - 1 when that stage reviews. The entries from
+the diagonal on are how many tokens each stage adds:
 
                        base  small  Max-Gram
     for the target   [[ 5,    14,    10 ],    base up to 5 tokens, small up to 19, Max-Gram up to 29
     for base          [ 0,     1,    10 ],    small up to 1, Max-Gram up to 11
     for small         [ 0,     0,    10 ]]    Max-Gram up to 10
 
-A stage's tokens are themselves drafted for it and reviewed by it (the vertical cascade); later
-tokens, which are less likely to count, come from smaller stages (the horizontal one). Limits are
-lower bounds: a review gives several tokens.
+Smaller stages draft for a stage, which reviews their tokens (the vertical cascade). Later tokens,
+which are less likely to be accepted, come from smaller stages (the horizontal cascade). Limits are
+lower bounds, because a review gives several tokens.
 
 Difference: the printed algorithm ends the acceptance loop on acceptance, leaves the bonus token
-out, never has the last model review Max-Gram, and cuts the matrix in the wrong corner; this is what
-its code does. Max-Gram's entry is also how many tokens it proposes at once (the code: 10, as in all
-of its matrices), it may find none, and no more is drafted than is asked for. What a target is sent
-is drafted round after round: the matrix counts from where the call's prefix ends.
+out, never has the last model review Max-Gram, and cuts the matrix in the wrong corner; this module
+does what the paper's code does. Max-Gram's entry is also how many tokens it proposes at once (the
+paper's code: 10, as in all of its matrices), it may find none, and no more tokens are drafted than
+are asked for. A draft for a target is made in rounds: the matrix counts from the end of the call's
+prefix.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
+
+from paceline_engine.terms.items import Judge, Judgement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Sequence
@@ -50,9 +53,9 @@ class Draw:
     """A token that a stage drew.
 
     Attributes:
-        stage: Who drew it.
-        probability: Which it had there.
-        distribution: Under REJECTION what it was drawn from.
+        stage: The stage that drew it.
+        probability: The stage's probability of the token.
+        distribution: Under REJECTION the distribution that it was drawn from.
     """
 
     token_id: int
@@ -62,7 +65,7 @@ class Draw:
 
 
 Propose: TypeAlias = "Callable[[Sequence[Draw], int], Sequence[Draw]]"
-"""Max-Gram: what follows the prefix and these tokens, so many or fewer."""
+"""Max-Gram: returns at most so many tokens that follow the prefix and these tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +73,9 @@ class Review:
     """A forward that a draft needs next.
 
     Attributes:
-        stage: Whose.
-        text: What follows the prefix and is not to be reviewed.
-        tail: What follows that; empty: the stage finds a token by itself.
+        stage: The stage that reviews.
+        text: The tokens after the prefix that are not reviewed.
+        tail: The tokens after `text`, which are reviewed; empty: the stage finds one token itself.
     """
 
     stage: int
@@ -80,15 +83,41 @@ class Review:
     tail: tuple[Draw, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReviewTask(Judge):
+    """The task of a stage that reviews a chain.
+
+    Attributes:
+        draws: The chain's tokens, as their stages drew them.
+        stage: The stage that reviews.
+        leniency: A token may be up to so many times too likely.
+    """
+
+    draws: tuple[Draw, ...] = ()
+    stage: int = 0
+    leniency: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reviewed(Judgement):
+    """A stage's verdict on a chain.
+
+    Attributes:
+        draws: The accepted tokens and the next one, as they are drawn now.
+    """
+
+    draws: tuple[Draw, ...] = ()
+
+
 class CascadeDraft:
-    """One draft, as it comes about: it wants a review, is told what that gave, wants the next.
+    """One draft: it asks for a review, gets the review's result, and asks for the next review.
 
     Invariants:
         It drafts what Algorithm 1 does
         (tests/unit/engine/test_cascade.py::test_it_drafts_what_the_algorithm_does).
 
     Attributes:
-        wanted: What is needed next; None: all is found.
+        wanted: The next review; None: all tokens are found.
     """
 
     def __init__(self, matrix: Matrix, *, propose: Propose | None = None, token_count: int) -> None:
@@ -105,14 +134,14 @@ class CascadeDraft:
         self.wanted: Review | None = next(self._steps, None)
 
     def answer(self, draws: Sequence[Draw]) -> None:
-        """Go on with what the wanted review gave: accepted tokens, and one more."""
+        """Go on with the wanted review's result: the accepted tokens, and one more."""
         try:
             self.wanted = self._steps.send(draws)
         except StopIteration:
             self.wanted = None
 
     def take_found(self) -> list[Draw]:
-        """Return the tokens that were found since the last time."""
+        """Return the tokens that were found since the last call."""
         settled_count = self._rounds.settled_count
         found = self._rounds.text[self._taken_count : settled_count]
         self._taken_count = settled_count
@@ -120,14 +149,14 @@ class CascadeDraft:
 
 
 class _Rounds:
-    """A draft's text, and the steps in which it grows.
+    """A draft's tokens, and the steps in which it grows.
 
-    Its steps know it, and it does not know them: so a draft that was broken off is gone, with all
-    that Max-Gram knows of its text, once nobody refers to it.
+    The generator of steps refers to this object, but this object does not refer to the generator.
+    So an abandoned draft is freed at once, with Max-Gram's index of its sequence.
 
     Attributes:
-        text: What is drafted so far, in part still to be reviewed.
-        settled_count: How many tokens of it are found for good.
+        text: The tokens that are drafted so far; some are still to be reviewed.
+        settled_count: How many of them are final.
     """
 
     def __init__(self, matrix: Matrix, *, propose: Propose | None, token_count: int) -> None:
@@ -138,17 +167,17 @@ class _Rounds:
         self.settled_count = 0
 
     def steps(self) -> Generator[Review, Sequence[Draw]]:
-        """Draft to the end: yield what review is needed next, and be sent what it gave."""
+        """Draft to the end: yield each review that is needed, and receive its result."""
         while (room := self._token_count - len(self.text)) > 0:
             start = len(self.text)
             yield from self._draft_for(0, room)
             if len(self.text) == start:
-                # Max-Gram alone was asked, and found nothing.
+                # Only Max-Gram was asked, and it found no token.
                 yield from self._step(0, room)
             self.settled_count = len(self.text)
 
     def _draft_for(self, row: int, room: int) -> Generator[Review, Sequence[Draw]]:
-        """Append drafts for a row's reviewer, at most so many: the horizontal cascade."""
+        """Append at most `room` tokens for a row's reviewer: the horizontal cascade."""
         start, limit = len(self.text), 0
         for stage in range(row, len(self._matrix)):
             limit += self._matrix[row][stage]
@@ -162,7 +191,7 @@ class _Rounds:
     def _step(
         self, stage: int, room: int, *, at_once: int = 1
     ) -> Generator[Review, Sequence[Draw]]:
-        """Append what one stage makes of the drafts for it: the vertical cascade."""
+        """Append a stage's review of tokens that were drafted for it: the vertical cascade."""
         if self._propose is not None and stage == len(self._matrix) - 1:
             self.text += self._propose(self.text, min(at_once, room))
             return
@@ -176,7 +205,7 @@ class _Rounds:
 
 
 def without_stages(matrix: Matrix, stages: Collection[int]) -> Matrix:
-    """Return the matrix with which these stages draft nothing; the others draft what they did."""
+    """Return a matrix in which these stages draft nothing; the other entries stay."""
     return tuple(
         tuple(0 if stage in stages else entry for stage, entry in enumerate(row)) for row in matrix
     )

@@ -1,4 +1,4 @@
-"""What logits decide: which of a proposal's tokens are accepted, or what is drafted next.
+"""Decisions from logits: which tokens of a proposal are accepted, and which token is drafted next.
 
 For every backend that computes logits. Letters: T draft tokens, V the tokenizer's vocabulary.
 """
@@ -13,17 +13,17 @@ import torch
 from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import Proposal
 from paceline_engine.deciding.acceptance_rules import accept_along, accept_exact, accept_sampled
-from paceline_engine.deciding.review_tasks import ReviewTask
+from paceline_engine.deciding.cascade import ReviewTask
 from paceline_engine.deciding.reviews import review_by
 from paceline_engine.deciding.sampling import (
     Draw,
-    choose_together,
+    argmax_tokens,
+    choose_each,
     choose_tokens,
     draw_draft,
-    largest,
-    likeliest_tokens,
-    perturbed_rows,
+    noisy_scores,
     token_logprobs,
+    top_logprobs,
 )
 from paceline_engine.terms.items import Judgement
 
@@ -43,7 +43,7 @@ def judge_by(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -
     Args:
         logits: (T + 1, V), any float dtype; row 0 follows the prefix, row i + 1 the i-th token.
         task: The proposal, with checked distributions.
-        position: Of the token after the prefix.
+        position: The position of the token after the prefix.
     """
     if isinstance(task, ReviewTask):
         return review_by(logits, task, spec=spec, position=position)
@@ -63,7 +63,7 @@ def judge_by(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -
         accepted_count, next_token = accept_exact(
             token_ids, logits, first_position=position, parameters=spec.sampling, seed=spec.seed
         )
-    return _told(tuple(range(accepted_count)), next_token, task=task, logits=logits)
+    return _judgement(tuple(range(accepted_count)), next_token, task=task, logits=logits)
 
 
 def _judge_tree(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -> Judgement:
@@ -74,38 +74,38 @@ def _judge_tree(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int
         parameters=spec.sampling,
         seed=spec.seed,
     )
-    return _told(path, next_token, task=task, logits=logits)
+    return _judgement(path, next_token, task=task, logits=logits)
 
 
 def choose_next(rows: Sequence[tuple[Item, Tensor]]) -> dict[Item, int]:
-    """Choose what follows the texts of items that do just that, given their logits: (1, V) each.
+    """Choose the next token of each item, given its logits: (1, V) each.
 
-    Whoever's model computed NaN or infinity is left out.
+    An item with logits that are NaN or infinite is left out.
     """
     draws = [Draw(len(item.prefix), item.spec.sampling, item.spec.seed) for item, _ in rows]
-    chosen = choose_together(torch.cat([own for _, own in rows]), draws)
+    chosen = choose_each(torch.cat([own for _, own in rows]), draws)
     return {item: token for (item, _), token in zip(rows, chosen, strict=True) if token is not None}
 
 
-def _told(path: tuple[int, ...], next_token: int, *, task: Judge, logits: Tensor) -> Judgement:
-    """Tell what was decided, with the probabilities that were asked for."""
+def _judgement(path: tuple[int, ...], next_token: int, *, task: Judge, logits: Tensor) -> Judgement:
+    """Return a judgement, with the log probabilities that the task asks for."""
     judgement = Judgement(path, next_token)
     rows = [0, *(index + 1 for index in path)]
     if task.logprobs:
         decided = (*task.proposal.along(path), next_token)
         judgement = replace(judgement, logprobs=token_logprobs(logits[rows], decided))
     if task.top_logprobs:
-        likeliest = likeliest_tokens(logits[rows], task.top_logprobs)
-        judgement = replace(judgement, top_logprobs=likeliest)
+        reported = top_logprobs(logits[rows], task.top_logprobs)
+        judgement = replace(judgement, top_logprobs=reported)
     return judgement
 
 
 def draft_from(logits: Tensor, *, spec: SessionSpec, position: int) -> Proposal:
-    """Draft the token at a position, and under REJECTION say what it was drawn from.
+    """Draft the token at a position; under REJECTION with the distribution it was drawn from.
 
     Args:
         logits: (1, V), any float dtype.
-        position: Of the token.
+        position: The token's position.
     """
     if spec.rule is VerificationRule.REJECTION:
         token, distribution = draw_draft(
@@ -121,26 +121,26 @@ def draft_from(logits: Tensor, *, spec: SessionSpec, position: int) -> Proposal:
 def rank_from(
     logits: Tensor, *, spec: SessionSpec, positions: Sequence[int], count: int
 ) -> list[Ranked]:
-    """Say what is likeliest to be the target's choice under EXACT, with the noise that it has.
+    """Return the likeliest choices of the target under EXACT, with the target's own noise.
 
-    A token's probability is its share in the softmax of the noised scores: that it wins if the
-    target's scores differ from these by Gumbel noise once more. At temperature 0 it is the
-    model's own. Only the order of worth depends on it, never a token that is decided.
+    A token's probability is its softmax over the noisy scores. This is the probability that the
+    token wins if the target's scores differ from these by further Gumbel noise. At temperature 0 it
+    is the model's own probability. It only orders tokens; no decided token depends on it.
 
     Args:
         logits: (rows, V), any float dtype.
-        positions: Of the token after each row.
-        count: Tokens for each row; fewer where filters leave fewer.
+        positions: The position of the token after each row.
+        count: Tokens for each row; fewer if filters leave fewer.
     """
-    scores = perturbed_rows(logits, positions=positions, parameters=spec.sampling, seed=spec.seed)
+    scores = noisy_scores(logits, positions=positions, parameters=spec.sampling, seed=spec.seed)
     best = scores.topk(min(count, scores.shape[-1]))
     shares = (best.values - scores.logsumexp(-1, keepdim=True)).exp()
-    found = zip(largest(scores), best.indices.tolist(), shares.tolist(), strict=True)
+    found = zip(argmax_tokens(scores), best.indices.tolist(), shares.tolist(), strict=True)
     return [_ranked(first, token_ids, own)[:count] for first, token_ids, own in found]
 
 
 def _ranked(first: int, token_ids: Sequence[int], shares: Sequence[float]) -> Ranked:
-    """Put the chain's token, ties and NaN included that of `draft_from`, before the others."""
+    """Put the chain's token before the others; it is that of `draft_from`, also with ties."""
     found = dict(zip(token_ids, shares, strict=True))
     head = (first, found.pop(first, shares[0]))
     return [head, *((token, share) for token, share in found.items() if share > 0)]

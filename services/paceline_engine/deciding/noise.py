@@ -1,6 +1,6 @@
 """Counter-based noise: the randomness of a position, the same in every process and language.
 
-Specification, for whoever writes it again (vectors: tests/contract/vectors/noise.json):
+Specification for other implementations (vectors: tests/contract/vectors/noise.json):
 
     generator  Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3")
     key        (seed mod 2^32, seed div 2^32)
@@ -10,16 +10,15 @@ Specification, for whoever writes it again (vectors: tests/contract/vectors/nois
     uniform    bits / 2^53: exact in float64, never 0 or 1, symmetric about 1/2
     gumbel     -ln(-ln(uniform)) in float64, in (-3.61, 36.74)
 
-Seeds of sessions are below 2^53. What a stage of a drafter's stack draws under REJECTION has a key
-of its own, seed + (stage + 1) * 2^53: see `reviews.stage_seed`.
+Seeds of sessions are below 2^53. Under REJECTION a stage of a drafter's stack draws with a key of
+its own, seed + (stage + 1) * 2^53: see `reviews.stage_seed`.
 
 A position is the number of tokens before the token that is chosen, the prompt counted.
 
 There is one implementation. `philox` uses nothing but integer operators, so it takes Python ints,
-NumPy int64 arrays and torch int64 tensors alike: what wraps around in 64 bits is masked away. The
-words of a counter, and of a key, may be of different shapes that broadcast, and ints among arrays:
-the first rounds then cost less, because what does not depend on a position is computed once for
-all.
+NumPy int64 arrays and torch int64 tensors alike: bits beyond 32 are masked away. The words of a
+counter, and of a key, may have different shapes that broadcast, and may be ints beside arrays. The
+first rounds then cost less, because values that do not depend on a position are computed once.
 """
 
 from __future__ import annotations

@@ -4,19 +4,19 @@ Letters: T draft tokens, V the tokenizer's vocabulary; here p is the reviewer's 
 a draft token was drawn from, l >= 1 the leniency (Chen et al. 2023, arXiv 2312.11462, section 3;
 Leviathan's is its reciprocal).
 
-Under EXACT and at temperature 0 a token is accepted that is the reviewer's own choice with the
-noise that all models share, and with l > 1 also one with p(x) > q(x) / l. What a target says does
-not depend on what is drafted, so leniency can cost acceptance only.
+Under EXACT and at temperature 0 a token is accepted if it is the reviewer's own choice with the
+noise that all models share; with l > 1 also if p(x) > q(x) / l. A target's output does not depend
+on the draft, so leniency can only cost acceptance.
 
 Under REJECTION a token is accepted with probability min(1, l p(x) / q(x)), else replaced by a draw
 from max(0, p - q). So it is drawn from
 
     q~ = min(q, l p) + (1 - sum min(q, l p)) norm(max(0, p - q))
 
-Difference: the paper reports p for it, which is wrong for l > 1; whoever judges the token next has
-to know q~. A lenient review is an ordinary one with q~ in the target's place: min(q, q~) is
-min(q, l p), and q~ is above q where p is. So it is carried out that way, with q~ rounded as it is
-reported.
+Difference: the paper reports p for such a token, which is wrong for l > 1: the next judge needs q~.
+A lenient review is an ordinary review with q~ in the target's place, because min(q, q~) is
+min(q, l p), and q~ is above q where p is. This module computes it in that way, with q~ rounded as
+it is reported.
 """
 
 from __future__ import annotations
@@ -29,21 +29,20 @@ import torch
 from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import SparseDistribution
 from paceline_engine.deciding.acceptance_rules import residual_scores
-from paceline_engine.deciding.cascade import Draw
+from paceline_engine.deciding.cascade import Draw, Reviewed
 from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
-from paceline_engine.deciding.review_tasks import Reviewed
 from paceline_engine.deciding.sampling import (
     add_noise,
+    argmax_tokens,
     choose_tokens,
+    cut_distribution,
     filtered_scores,
-    largest,
-    likeliest,
 )
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paceline_engine.deciding.review_tasks import ReviewTask
+    from paceline_engine.deciding.cascade import ReviewTask
     from paceline_engine.terms.calls import SessionSpec
 
 _SEED_BITS = 53
@@ -54,11 +53,11 @@ def review_by(logits: Tensor, task: ReviewTask, *, spec: SessionSpec, position: 
 
     Args:
         logits: (T + 1, V), any float dtype; row t follows the chain's first t tokens.
-        position: Of its first token.
+        position: The position of its first token.
 
     Invariants:
-        Under REJECTION each token is drawn from what its draw says, given the text before it, and
-        independently of the noise of all other stages and of targets
+        Under REJECTION each token is drawn from its draw's distribution, given the tokens before,
+        and independently of the noise of all other stages and of targets
         (tests/unit/engine/test_reviews.py::test_a_token_is_drawn_from_what_is_reported).
     """
     if spec.rule is VerificationRule.REJECTION and spec.sampling.temperature > 0:
@@ -70,7 +69,7 @@ def review_by(logits: Tensor, task: ReviewTask, *, spec: SessionSpec, position: 
 
 
 def stage_seed(seed: int, stage: int) -> int:
-    """Return the seed of a stage's noise under REJECTION, which nobody else's can be.
+    """Return the seed of a stage's noise under REJECTION, which no session and no other stage has.
 
     Sessions' seeds are below 2^53, and the generator takes 64 bits.
     """
@@ -78,7 +77,7 @@ def stage_seed(seed: int, stage: int) -> int:
 
 
 def lenient_probs(own_probs: Tensor, draft_probs: Tensor, *, leniency: float) -> Tensor:
-    """Return q~, what a lenient review's token is drawn from.
+    """Return q~, the distribution of a lenient review's token.
 
     Args:
         own_probs: (V,) float64, sums to 1; p.
@@ -111,7 +110,7 @@ def _review_chosen(
             )
         )
         token = drafted.token_id if drafted is not None and accepted else own
-        # Whatever the text before it, it could have been no other: the noise is fixed.
+        # The noise is fixed, so after the tokens before it no other token was possible.
         certain = SparseDistribution((token,), (1.0,))
         draws.append(
             Draw(
@@ -159,8 +158,8 @@ def _review_sampled(
 
 
 def _rounded(probs: Tensor) -> SparseDistribution:
-    """Cut to the likeliest tokens, and round, as distributions are reported."""
-    token_ids, probabilities = likeliest(probs.log())
+    """Cut a distribution to its likeliest tokens, and round it, as it is reported."""
+    token_ids, probabilities = cut_distribution(probs.log())
     return SparseDistribution(tuple(token_ids.tolist()), tuple(probabilities.tolist()))
 
 
@@ -178,5 +177,5 @@ def _drawn(token: int, distribution: SparseDistribution, *, stage: int) -> Draw:
 
 
 def _draw(scores: Tensor, *, position: int, seed: int, purpose: Purpose) -> int:
-    noisy = add_noise(scores.unsqueeze(0), first_position=position, seed=seed, purpose=purpose)
-    return largest(noisy)[0]
+    noisy = add_noise(scores.unsqueeze(0), [position], seed=seed, purpose=purpose)
+    return argmax_tokens(noisy)[0]

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 _WORD = 0xFFFFFFFF
 _USUAL_NUCLEUS = 256
-# Of rows together: more do not stay in a processor's cache from one operation to the next. On an
-# accelerator each operation is a launch, and only memory is the limit: 256 MiB for each result, of
-# which noise has several at a time.
+# How many numbers of rows are computed together. On a CPU more would not stay in its cache from one
+# operation to the next. On an accelerator, where each operation is a launch, only memory is the
+# limit: 256 MiB for each result, and computing noise has several results at a time.
 _MOST_NUMBERS, _MOST_ON_ACCELERATOR = 1 << 18, 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How the token at a position is drawn: at temperature 0 it is the likeliest."""
+    """How the token at a position is drawn."""
 
     position: int
     parameters: SamplingParameters
@@ -51,12 +51,13 @@ def choose_tokens(
 
     Args:
         logits: (T, V), any float dtype.
-        first_position: Of row 0.
+        first_position: The position of row 0's token.
     """
     if parameters.temperature == 0:
-        return largest(logits)
-    return largest(
-        perturbed_scores(logits, first_position=first_position, parameters=parameters, seed=seed)
+        return argmax_tokens(logits)
+    positions = range(first_position, first_position + len(logits))
+    return argmax_tokens(
+        noisy_scores(logits, positions=positions, parameters=parameters, seed=seed)
     )
 
 
@@ -65,33 +66,23 @@ def in_parts(logits: Tensor) -> Sequence[Tensor]:
     return torch.split(logits, _most_rows(logits.device, logits.shape[-1]))
 
 
-def perturbed_scores(
-    logits: Tensor, *, first_position: int, parameters: SamplingParameters, seed: int
-) -> Tensor:
-    """Return the (T, V) float64 scores whose argmax is the chosen token."""
-    if parameters.temperature == 0:
-        return logits.double()
-    return add_noise(
-        filtered_scores(logits, parameters),
-        first_position=first_position,
-        seed=seed,
-        purpose=Purpose.EXACT,
-    )
-
-
-def perturbed_rows(
+def noisy_scores(
     logits: Tensor, *, positions: Sequence[int], parameters: SamplingParameters, seed: int
 ) -> Tensor:
-    """Return the scores of rows each of which has a position of its own: see above."""
+    """Return the (T, V) float64 scores whose argmax is the chosen token.
+
+    Args:
+        logits: (T, V), any float dtype.
+        positions: The position of each row's token.
+    """
     if parameters.temperature == 0:
         return logits.double()
     scores = filtered_scores(logits, parameters)
-    places = torch.tensor(positions, dtype=torch.int64, device=logits.device)
-    return _with_noise(scores, places, seed=seed, purpose=Purpose.EXACT)
+    return add_noise(scores, positions, seed=seed, purpose=Purpose.EXACT)
 
 
-def choose_together(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
-    """Choose each row's token as `choose_tokens` does, each row in its own way.
+def choose_each(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
+    """Choose each row's token as `choose_tokens` does, with each row's own parameters.
 
     Args:
         logits: (T, V), any float dtype.
@@ -100,8 +91,7 @@ def choose_together(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
     Returns:
         For each row its token; None if the model computed NaN or infinity.
 
-    Cost: rows that differ in nothing but seed and position are computed together. All tokens
-    come to the host at once.
+    Cost: rows with the same parameters are computed together. All tokens come to the host at once.
     """
     alike: defaultdict[SamplingParameters, list[int]] = defaultdict(list)
     for row, draw in enumerate(draws):
@@ -118,7 +108,7 @@ def choose_together(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
         )
         for part in parts
     ]
-    chosen = dict(zip(chain.from_iterable(parts), _told(torch.cat(found, 1)), strict=True))
+    chosen = dict(zip(chain.from_iterable(parts), _finite_tokens(torch.cat(found, 1)), strict=True))
     return [chosen[row] for row in range(len(draws))]
 
 
@@ -129,16 +119,16 @@ def _most_rows(device: torch.device, vocabulary_size: int) -> int:
 
 
 def _choose_alike(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Return each row's token as `_largest` does."""
+    """Return each row's token as `_argmax` does."""
     parameters = draws[0].parameters
     if parameters.temperature == 0:
-        return _largest(logits)
+        return _argmax(logits)
     positions, seeds = (
         torch.tensor(each, device=logits.device)
         for each in zip(*((draw.position, draw.seed) for draw in draws), strict=True)
     )
     scores = filtered_scores(logits, parameters)
-    return _largest(_with_noise(scores, positions, seed=seeds, purpose=Purpose.EXACT))
+    return _argmax(add_noise(scores, positions, seed=seeds, purpose=Purpose.EXACT))
 
 
 def filtered_scores(logits: Tensor, parameters: SamplingParameters) -> Tensor:
@@ -157,7 +147,7 @@ def filtered_scores(logits: Tensor, parameters: SamplingParameters) -> Tensor:
     scores = logits.double()
     scores = (scores - scores.amax(-1, keepdim=True)) / parameters.temperature
     if 0 < parameters.top_k < scores.shape[-1]:
-        scores = _keep_from(scores, _largest_first(scores, parameters.top_k)[:, -1:])
+        scores = _keep_from(scores, _top_values(scores, parameters.top_k)[:, -1:])
     if parameters.top_p < 1:
         scores = _keep_from(scores, _nucleus_threshold(scores, parameters.top_p))
     if parameters.min_p > 0:
@@ -169,7 +159,7 @@ def _keep_from(scores: Tensor, threshold: Tensor | float) -> Tensor:
     return scores.masked_fill(scores < threshold, -math.inf)
 
 
-def _largest_first(scores: Tensor, count: int) -> Tensor:
+def _top_values(scores: Tensor, count: int) -> Tensor:
     if scores.device.type != "cpu":
         return scores.topk(count).values
     # NumPy sorts 2048 numbers in 0.02 ms; torch, which also sorts their indices, needs 0.1 ms.
@@ -182,9 +172,9 @@ def _largest_first(scores: Tensor, count: int) -> Tensor:
 def _nucleus_threshold(scores: Tensor, top_p: float) -> Tensor:
     """Return per row the score of the token with which the likeliest ones reach top_p."""
     needed = top_p * scores.exp().sum(-1, keepdim=True)
-    # Mostly a few tokens reach it, and sorting all would cost most of the sampling.
+    # Usually a few tokens reach it. Sorting all would take most of the time of sampling.
     for count in (min(_USUAL_NUCLEUS, scores.shape[-1]), scores.shape[-1]):
-        descending = _largest_first(scores, count)
+        descending = _top_values(scores, count)
         reached = descending.exp().cumsum(-1)
         if bool((reached[:, -1:] >= needed).all()):
             break
@@ -192,20 +182,21 @@ def _nucleus_threshold(scores: Tensor, top_p: float) -> Tensor:
     return descending.gather(-1, short.clamp(max=descending.shape[-1] - 1))
 
 
-def add_noise(scores: Tensor, *, first_position: int, seed: int, purpose: Purpose) -> Tensor:
-    """Add each surviving token's Gumbel noise for the row's position.
+def add_noise(
+    scores: Tensor, positions: Sequence[int] | Tensor, *, seed: int | Tensor, purpose: Purpose
+) -> Tensor:
+    """Add Gumbel noise to each token that the filters kept.
+
+    Args:
+        scores: (T, V) float64, -inf where a token is out.
+        positions: The position of each row's token: (T,) int64 if a tensor.
+        seed: One for all rows, or (T,) int64.
 
     Cost: if less than half of the pairs of ids (2n, 2n + 1) have a survivor, noise is only computed
     for those. On a CPU the integer part runs in NumPy, whose calls cost a fraction of torch's.
     """
-    positions = torch.arange(first_position, first_position + len(scores), device=scores.device)
-    return _with_noise(scores, positions, seed=seed, purpose=purpose)
-
-
-def _with_noise(
-    scores: Tensor, positions: Tensor, *, seed: int | Tensor, purpose: Purpose
-) -> Tensor:
-    """Add noise to rows each of which has a position of its own, and maybe a seed: (T,) int64."""
+    if not isinstance(positions, Tensor):
+        positions = torch.tensor(positions, dtype=torch.int64, device=scores.device)
     rows, vocabulary = scores.shape
     if vocabulary % 2:
         scores = torch.nn.functional.pad(scores, (0, 1), value=-math.inf)
@@ -238,26 +229,26 @@ def _gumbel_pairs(
     return uniform.log_().neg_().log_().neg_()
 
 
-def largest(scores: Tensor) -> list[int]:
+def argmax_tokens(scores: Tensor) -> list[int]:
     """Return each row's largest entry, ties to the smaller id.
 
     Raises:
         InternalError: a row has no largest number: the model computed NaN or infinity.
     """
-    found = [token for token in _told(_largest(scores)) if token is not None]
+    found = [token for token in _finite_tokens(_argmax(scores)) if token is not None]
     if len(found) < len(scores):
         raise InternalError("the model's scores are not finite")
     return found
 
 
-def _largest(scores: Tensor) -> Tensor:
+def _argmax(scores: Tensor) -> Tensor:
     """Return each row's largest entry's index, and itself: (2, T) float64 on their device."""
     values, indices = scores.max(-1)
     return torch.stack((indices.double(), values.double()))
 
 
-def _told(found: Tensor) -> list[int | None]:
-    """Bring what `_largest` found to the host; None: the row has no largest number."""
+def _finite_tokens(found: Tensor) -> list[int | None]:
+    """Bring the result of `_argmax` to the host; None: the row has no largest number."""
     return [
         int(token) if math.isfinite(value) else None
         for token, value in zip(*found.tolist(), strict=True)
@@ -270,15 +261,15 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int]) -> tuple[float, ...
     return tuple(logits.double().log_softmax(-1).gather(-1, chosen).squeeze(-1).tolist())
 
 
-def likeliest_tokens(logits: Tensor, count: int) -> tuple[LikeliestTokens, ...]:
-    """Return so many of each row's likeliest tokens under the plain softmax, ties by smaller id.
+def top_logprobs(logits: Tensor, count: int) -> tuple[LikeliestTokens, ...]:
+    """Return each row's likeliest tokens under the plain softmax, ties by smaller id.
 
-    Fewer where fewer are possible at all.
+    Fewer than `count` if fewer tokens are possible.
     """
     found = []
     for row in logits.double().log_softmax(-1):
         least = row.topk(min(count, len(row))).values[-1]
-        # Of those that are as likely as the last one, `topk` takes any.
+        # `topk` takes any of the tokens that tie with the last one.
         token_ids = ((row >= least) & (row > -math.inf)).nonzero()[:, 0]
         best = row[token_ids].sort(descending=True, stable=True)
         chosen = token_ids[best.indices[:count]].tolist()
@@ -289,32 +280,32 @@ def likeliest_tokens(logits: Tensor, count: int) -> tuple[LikeliestTokens, ...]:
 def draw_draft(
     logits: Tensor, *, position: int, parameters: SamplingParameters, seed: int
 ) -> tuple[int, SparseDistribution]:
-    """Draw a draft token for rejection sampling, and say exactly what it was drawn from.
+    """Draw a draft token for rejection sampling; return it and the exact distribution.
 
-    The filtered distribution is cut to its MOST_ENTRIES likeliest tokens and rounded to
-    float32; the token is drawn from the rounded numbers, which are those that are sent. At
-    temperature 0 it is the largest logit's.
+    The filtered distribution is cut to its MOST_ENTRIES likeliest tokens and rounded to float32.
+    The token is drawn from the rounded numbers, which are also the numbers that are sent. At
+    temperature 0 it is the token with the largest logit.
 
     Args:
         logits: (1, V), any float dtype.
-        position: Of the token that is drawn.
+        position: The position of the drawn token.
 
     Raises:
         InternalError: the model computed NaN or infinity.
     """
     if parameters.temperature == 0:
-        token = largest(logits)[0]
+        token = argmax_tokens(logits)[0]
         return token, SparseDistribution((token,), (1.0,))
     scores = filtered_scores(logits, parameters)
-    token_ids, probabilities = likeliest(scores[0])
+    token_ids, probabilities = cut_distribution(scores[0])
     drawn_from = torch.full_like(scores, -math.inf)
     drawn_from[0, token_ids] = probabilities.double().log()
-    noisy = add_noise(drawn_from, first_position=position, seed=seed, purpose=Purpose.DRAFT)
+    noisy = add_noise(drawn_from, [position], seed=seed, purpose=Purpose.DRAFT)
     distribution = SparseDistribution(tuple(token_ids.tolist()), tuple(probabilities.tolist()))
-    return largest(noisy)[0], distribution
+    return argmax_tokens(noisy)[0], distribution
 
 
-def likeliest(scores: Tensor) -> tuple[Tensor, Tensor]:
+def cut_distribution(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Cut a distribution to its MOST_ENTRIES likeliest tokens, and round it to float32.
 
     Args:

@@ -1,4 +1,4 @@
-"""How a model wants a conversation written as a prompt: read from its files, never run here."""
+"""A model's chat template: read from its files, never run here."""
 
 from __future__ import annotations
 

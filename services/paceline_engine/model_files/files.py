@@ -1,14 +1,13 @@
-"""Which files of a model may be loaded, and what names them.
+"""A model's files: which of them may be loaded, and the model's fingerprint.
 
-Only data is read: safetensors, JSON and templates, and of these only what a model consists of. A
-directory with code is refused whole, because a stranger's checkpoint is a stranger's program
-otherwise. What else lies there changes nothing: pickles, weights that no index names, the files of
-other programs.
+Only data is read: safetensors, JSON and templates, and only the files that make up a model. A
+directory with code is refused whole, because its code would run with the model. Other files there
+change nothing: pickles, weights that no index names, files of other programs.
 
-What is loaded is what was checked, and what the fingerprint is of. The directory is looked through
-once. Small files are kept as they were read; of weights it is noted which file they were, and when
-it last changed. `ModelFiles.laid_out` then shows a library those files and nothing else: not the
-adapters, parts or settings of other programs that may lie beside them.
+Exactly the files that were checked and hashed are loaded. The directory is read once. Small files
+are kept as they were read; for weights the module notes the file's identity and its last change.
+`ModelFiles.laid_out` then shows a library these files and nothing else, so no adapters, parts or
+settings of other programs that may lie beside them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a model is, whatever its files look like: the parts of its fingerprint.
+"""The identity of a model, independent of its files' form: the parts of its fingerprint.
 
 Two folders hold one model if nothing that a server computes or sends tells them apart. Programs
 write the same model in many ways: JSON with other white space and another order of keys, numbers
 as 1e-05 or 0.00001, weights in one file or in five, notes of who wrote them and with which version.
-None of that is hashed. What is unknown is: a key of a configuration whose meaning nobody here knows
-makes another model, because the worse mistake is to take two models for one.
+None of these differences is hashed. Unknown parts are hashed: a configuration key of unknown
+meaning makes another model, because the worse mistake is to take two models for one.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What was found in a model's folder and what was not, in one line for its operator."""
+"""A report for the operator, in one line: which parts of a model's folder were found."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING
 
-from paceline_engine.terms.few_names import few_names
+from paceline_engine.terms.backend import few_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

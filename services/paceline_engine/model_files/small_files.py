@@ -1,7 +1,7 @@
 """The small files of a model's folder: each is read once, whole, and kept as it was read.
 
-A folder holds what many programs need. Only the files that are named here are looked at, so a file
-that lies beside them by chance can neither change a model nor stop it.
+A folder can have files for many programs. Only the files named here are read, so other files can
+neither change a model nor prevent its loading.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model's tokenizer.json: the tokenizer that it means, and which tokens that has."""
+"""A model's tokenizer.json: the tokenizer that it defines, and its tokens."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Which tokens of a model have a part to play: named ones, those that end a text, and FIM tokens.
+"""The special tokens of a model: named tokens, tokens that end a text, and FIM tokens.
 
-A model's folder says that in several files, and the transformers library looks into all of them.
+A model's folder names them in several files, and the transformers library reads all of these files.
 So do the functions here.
 
 - `generation_config.json` and `config.json` name ids that end a text; so may a part of the latter
   that is about the decoder alone.
-- `tokenizer_config.json` and the older `special_tokens_map.json` name tokens by their texts, bare
-  or as an object that says more of them. The end of a turn often stands there alone, since whoever
-  fine-tunes a model for chats changes its tokenizer and leaves the rest.
+- `tokenizer_config.json` and the older `special_tokens_map.json` name tokens by their texts, as
+  strings or as objects with further fields. The end of a turn is often named only there, because
+  people who fine-tune a model for chats change its tokenizer and leave the other files.
 - A chat template may end turns with a token that no file names: see `turn_ends`.
 """
 

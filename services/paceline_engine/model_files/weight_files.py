@@ -1,11 +1,11 @@
-"""Which files hold a model's weights: one, or the parts that an index names, and no others.
+"""The files of a model's weights: one file, or the parts that an index names, and no others.
 
-An index is a stranger's word. A part that lies elsewhere, or a weight that two parts have, would be
-loaded although nobody has looked at it, or looked at and not loaded. So a part is a plain name in
-the model's directory, and holds exactly the weights that the index says it holds.
+An index is not to be trusted. With a part in another directory, or a weight in two parts, the files
+that are loaded could differ from the files that are checked. So a part is a plain name in the
+model's directory, and has exactly the weights that the index names for it.
 
-Whatever else lies beside them changes nothing: the same weights in another program's format, or
-pickles, which are never opened.
+Other files beside them change nothing: the same weights in another program's format, or pickles,
+which are never opened.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.plain_files import open_plain_file
 from paceline_engine.model_files.small_files import refuse_pointer
-from paceline_engine.terms.backend import ModelLoadError
-from paceline_engine.terms.few_names import few_names
+from paceline_engine.terms.backend import ModelLoadError, few_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a host takes on, and what it counts."""
+"""A host's limits and its statistics."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLimits:
-    """What a host takes on.
+    """A host's limits.
 
     Attributes:
         session_limit: Sessions that can be open at once.
         token_budget: Tokens that all of them together can reserve.
-        fits_memory: Whether to lower that, once the model is warm, to what the free memory holds.
+        fits_memory: Whether to lower the budget to the free memory, once the model is warm.
         queue_limit: Calls that can wait for the model.
-        keep_seconds: How long an ended session's text is kept for one that begins like it.
-        reap_seconds: How often sessions whose lease is over are looked for.
+        keep_seconds: How long an ended session's sequence is kept for sessions that begin alike.
+        reap_seconds: The time between two searches for sessions whose lease is over.
         warm_up_rounds: How often each forward size is measured before serving. 0: not at all.
     """
 
@@ -43,11 +43,11 @@ class HostStatistics:
     """Counts since the start, and the first six as they are now.
 
     Attributes:
-        model_forwards: Of a stack, how many of the forwards each model ran, by its name.
+        model_forwards: For each model of a stack its name, and how many forwards it ran.
         guesses_proposed: Tokens that the model itself proposed with verdicts.
-        guesses_judged: Tokens of proposals that came with the wish for another one.
-        guesses_pruned: Of these, how many were not computed to the end.
-        guesses_accepted: Of these, how many were accepted.
+        guesses_judged: Tokens of proposals in calls that asked for the model's own guesses.
+        guesses_pruned: Judged guesses that were not computed to the end.
+        guesses_accepted: Judged guesses that were accepted.
     """
 
     sessions_open: int = 0
@@ -115,21 +115,21 @@ class HostStatistics:
 
 @dataclass(slots=True)
 class Waste:
-    """What forwards computed that nobody waited for when they ended, given up or not.
+    """The time of forwards, or parts of forwards, that no caller waited for at their end.
 
     Attributes:
-        forward_count: Forwards that were withdrawn while they ran, by all who waited for them.
-        forward_ns: How long they ran, and those that gave way to work that somebody asked for; of
-            other forwards the unwanted rows' part of the time.
-        freeing_ns: How long whole forwards went on after they were withdrawn.
+        forward_count: Forwards whose jobs were all withdrawn while the forward ran.
+        forward_ns: The time of these forwards, and of anticipated forwards that gave way to a call.
+            For other forwards the withdrawn rows' part of the time.
+        freeing_ns: How long forwards went on after their last job was withdrawn.
     """
 
     forward_count: int = 0
     forward_ns: int = 0
     freeing_ns: int = 0
 
-    def add(self, batch: Batch, row_counts: Sequence[int], ended_ns: int) -> None:
-        """Take in a forward that is over, and had so many rows of each job."""
+    def add(self, batch: Batch, *, row_counts: Sequence[int], ended_ns: int) -> None:
+        """Add a forward that has ended, with its number of rows of each job."""
         forward_ns = ended_ns - batch.started_ns
         if batch.is_unwanted:
             self.forward_ns += forward_ns
@@ -137,13 +137,13 @@ class Waste:
             self.forward_count += 1
             self.freeing_ns += ended_ns - max(batch.started_ns, withdrawn_ns)
         elif batch.interrupt.is_set() and not any(row_counts):
-            self.forward_ns += forward_ns  # it is begun anew
+            self.forward_ns += forward_ns  # it starts again
         else:
             for job, rows in zip(batch.jobs, row_counts, strict=True):
                 self._add_part(job, forward_ns * rows // max(1, sum(row_counts)))
 
     def add_unclaimed(self, job: Job) -> None:
-        """Take in what was computed ahead, now that nobody will ask for it."""
+        """Add the time of an anticipated job that no call will ask for."""
         self.forward_ns += job.unclaimed_ns
         job.unclaimed_ns = 0
 

@@ -1,4 +1,4 @@
-"""Whose turn it is at a model that several shares want."""
+"""A fair queue: which share is served next at a model."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from __future__ import annotations
 class Turns:
     """Start-time fair queueing of one server among shares of equal weight.
 
-    Goyal, Vin and Cheng 1996, "Start-time fair queueing". Each share has a virtual clock that its
-    own service moves on; whose clock is behind is served first. A share that comes, or comes back,
-    starts at the clock of whoever is being served: nobody saves up turns.
+    Goyal, Vin and Cheng 1996, "Start-time fair queueing". Each share has a virtual clock, which its
+    own service moves on. The share with the smallest clock is served first. A share that arrives,
+    or comes back, starts at the clock of the share in service, so no share saves up turns.
 
-    Difference: a forward's length is known only at its end, and charged then; so a share's next
-    turn is known when its forward ends, which is before it can be served again.
+    Difference: a forward is charged at its end, when its length is known. A share's next turn is
+    therefore known when its forward ends, which is before the share can be served again.
 
     Invariants:
-        Of shares that all want service, two never differ by more service than one forward of each
+        The service of two shares that both want service differs by at most one forward of each
         (tests/unit/engine/test_turns.py).
     """
 
@@ -36,5 +36,5 @@ class Turns:
         self._clocks[share] = self.of(share) + service
 
     def rest(self) -> None:
-        """Nobody waits: who comes next starts anew, whatever it had before."""
+        """Reset all clocks, because no share waits."""
         self._clocks.clear()

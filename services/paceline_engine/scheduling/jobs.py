@@ -1,46 +1,55 @@
-"""What waits in front of a model, who waits for it, and what its steps give."""
+"""Jobs in front of a model, the outlets where callers wait, and the results of steps."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from paceline_engine.terms.backend import Interrupt
-from paceline_engine.terms.items import ANTICIPATED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline_engine.terms.items import Item
 
+
 _Value = TypeVar("_Value")
+
+
+class Rank(IntEnum):
+    """The first criterion of a job's place in the queue: the smallest comes first."""
+
+    ERRAND = 0
+    CALL = 1
+    ANTICIPATED = 2
 
 
 @dataclass(eq=False, slots=True)
 class Errand(Generic[_Value]):
-    """What the thread has to do besides items, ahead of all of them."""
+    """Work of the thread that is no item, and comes before all items."""
 
     do: Callable[[Interrupt], _Value]
-    depth: int = -1
     share: str = ""
     patience_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[_Value]):
-    """What one step of a job gave.
+    """The result of one step of a job.
 
     Attributes:
-        outcome: Of an item its `Outcome`, of an errand what it returned.
-        queue_ns: How long the job had waited for it.
-        forward_ns: How long it took, with all that was computed beside it.
-        shared_row_count: Rows that were computed in it, other jobs' included.
-        shared_job_count: Jobs that they were of, this one included.
+        outcome: An item's `Outcome`, or an errand's return value.
+        queue_ns: How long the job had waited in the queue before the step.
+        forward_ns: How long the forward took, with the rows of other jobs.
+        shared_row_count: The forward's rows, other jobs' included.
+        shared_job_count: The forward's jobs, this one included.
     """
 
     outcome: _Value
+    _: KW_ONLY
     queue_ns: int
     forward_ns: int
     shared_row_count: int = 0
@@ -50,11 +59,11 @@ class Step(Generic[_Value]):
 class Outlet(AsyncIterator[Step[_Value]]):
     """Where one caller waits for the steps of a job. Used on the event loop only.
 
-    A normal end comes after all steps; an error overtakes steps that were not fetched yet.
+    A normal end comes after all steps; an error comes before steps that were not fetched yet.
     """
 
     def __init__(self) -> None:
-        # Bounded by what the job is asked for: a window has a limit.
+        # Bounded, because the number of a job's steps has a limit.
         self._steps: asyncio.Queue[Step[_Value] | None] = asyncio.Queue()
         self._error: BaseException | None = None
         self._ended = False
@@ -67,7 +76,7 @@ class Outlet(AsyncIterator[Step[_Value]]):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will be put in."""
+        """Whether no more steps will come."""
         return self._ended
 
     def put(self, step: Step[_Value]) -> None:
@@ -83,7 +92,7 @@ class Outlet(AsyncIterator[Step[_Value]]):
             self._steps.put_nowait(None)
 
     def check(self) -> None:
-        """Raise the error that it ended with, if it did."""
+        """Raise the error that it ended with, if it ended with one."""
         if self._error is not None:
             raise self._error
 
@@ -98,9 +107,9 @@ class Outlet(AsyncIterator[Step[_Value]]):
         return step
 
     async def parcels(self, *, interval_seconds: float) -> AsyncGenerator[list[Step[_Value]]]:
-        """Yield steps as they come, but so long after those before at least: then several at once.
+        """Yield lists of steps with at least an interval between two lists.
 
-        The last ones do not wait.
+        The last list does not wait for the interval.
         """
         loop = asyncio.get_running_loop()
         due_at = loop.time()
@@ -113,7 +122,7 @@ class Outlet(AsyncIterator[Step[_Value]]):
                 except (TimeoutError, StopAsyncIteration):
                     break
             due_at = loop.time() + interval_seconds
-            # A newer call may have come in the very turn in which the interval was over.
+            # A newer call may have come in the loop's turn in which the interval ended.
             self.check()
             yield parcel
 
@@ -123,16 +132,16 @@ class Job:
     """Work in the queue; made by `ModelWorker.submit` and moved about by it.
 
     Attributes:
-        work: What is to be done.
-        outlet: Who waits for it now: another one if the loop says so.
-        share: Whose work it is.
-        arrival: Its turn among equal depths of one share.
-        queued_ns: When it was put into the queue.
-        withdrawn_ns: When it was withdrawn, if it was.
+        work: An item or an errand.
+        outlet: Where its caller waits; the event loop can replace it.
+        share: The tenant whose work it is.
+        arrival: Its turn among equally urgent jobs of one share.
+        queued_ns: The time at which it was put into the queue.
+        withdrawn_ns: The time at which it was withdrawn; None: it was not.
         was_passed_over: Whether a forward has gone without it since it was put into the queue.
-        successor: What the model goes on with by itself after this.
-        ns_per_row: What a row of its long prefix took in its last forward; 0: not known.
-        unclaimed_ns: What was computed of it before anybody asked for it took so long.
+        successor: The job that the model goes on with by itself after this one.
+        ns_per_row: What a row of its long prefix took in its last forward; None: not known.
+        unclaimed_ns: How long it was computed before a call asked for it.
     """
 
     work: Item | Errand[Any]
@@ -142,30 +151,33 @@ class Job:
     queued_ns: int = 0
     withdrawn_ns: int | None = None
     was_passed_over: bool = False
-    ns_per_row: float = 0.0
+    ns_per_row: float | None = None
     unclaimed_ns: int = 0
     successor: Job | None = None
 
     @property
-    def depth(self) -> int:
-        """How urgent it is: the smallest first."""
-        return self.work.depth
+    def urgency(self) -> tuple[Rank, int]:
+        """Its place in the queue, the smallest first: its rank, and among calls its depth."""
+        if isinstance(self.work, Errand):
+            return Rank.ERRAND, 0
+        rank = Rank.ANTICIPATED if self.work.is_anticipated else Rank.CALL
+        return rank, self.work.depth
 
     @property
     def is_anticipated(self) -> bool:
-        """Whether nobody has asked for it yet."""
-        return self.depth >= ANTICIPATED
+        """Whether no caller has asked for it yet."""
+        return self.urgency[0] is Rank.ANTICIPATED
 
 
 @dataclass(eq=False, slots=True)
 class Batch:
-    """What one forward computes, or one errand.
+    """The jobs of one forward, or one errand.
 
     Attributes:
-        jobs: Items of different texts; or an errand, alone.
-        row_limit: How many rows it may have, if that cuts the last item's.
-        interrupt: Set when nobody waits for any of them any more.
-        started_ns: When it began.
+        jobs: Items of different sequences; or an errand alone.
+        row_limit: The forward's most rows, if the last item's prefix is cut to fit; else None.
+        interrupt: Set when no caller waits for any of the jobs.
+        started_ns: The time at which it began.
     """
 
     jobs: list[Job]
@@ -175,12 +187,12 @@ class Batch:
 
     @property
     def is_unwanted(self) -> bool:
-        """Whether all of it was withdrawn."""
+        """Whether all of its jobs were withdrawn."""
         return all(job.withdrawn_ns is not None for job in self.jobs)
 
     @property
     def is_anticipated(self) -> bool:
-        """Whether nobody has asked for any of it yet."""
+        """Whether no caller has asked for any of its jobs yet."""
         return all(job.is_anticipated for job in self.jobs)
 
     @property

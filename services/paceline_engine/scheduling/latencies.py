@@ -1,4 +1,4 @@
-"""What forwards cost on this machine, as measured."""
+"""The measured cost of forwards on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MEASURED_PREFILLS = (64, 256)
 
 _WINDOW = 64
 _NEWS = 16
-"""So many new forwards change what is thought of all; at first as many as there were."""
+"""After so many new forwards the curve is computed again; at first after as many as it has."""
 _MOST_ROWS, _LEAST_ROWS = 1024, 16
 _MAX_ROWS = 256
 """Forwards with more rows are prefills: too rare and too different for a median."""
@@ -41,14 +41,14 @@ class LatencyMeter:
 
     def __init__(self) -> None:
         self._by_rows: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_WINDOW))
-        self._prefill = (0, 0)
+        self._prefill: tuple[int, int] | None = None
         self._longest: tuple[int, int] | None = None
         self._lock = threading.RLock()
         self._curve: list[tuple[int, float]] = []
         self._read = self._unread = 0
 
     def record(self, row_count: int, forward_ns: int) -> None:
-        """Take a forward in, under the nearest power of two of its rows."""
+        """Record a forward, under the power of two that is nearest to its rows."""
         with self._lock:
             self._record_longest(row_count, forward_ns)
             if 1 <= row_count <= _MAX_ROWS:
@@ -63,16 +63,16 @@ class LatencyMeter:
         self._record_longest(long_rows, long_ns)
 
     def patience_ns(self, length: int, *, most_rows: int) -> int | None:
-        """Return how long a forward at a text of so many tokens may take before it counts as hung.
+        """Return how long a forward after so many tokens may take before it counts as hung.
 
-        Ten times what the longest forward so far says of this one, at least 10 s; None before any
-        forward. One of n rows at a text of L tokens costs a + b n + c n L, so k times the rows and
-        m times the tokens cost at most k m times as much. The longest so far counts as a prompt's
-        whole, with as many tokens as rows.
+        This is ten times an upper bound, and at least 10 s; None before any forward. A forward of n
+        rows after L tokens takes a + b n + c n L, so k times the rows and m times the tokens take
+        at most k m times as long. The bound scales the longest forward so far in this way, which
+        counts as a whole prompt, with as many tokens as rows.
 
         Args:
-            length: Of the longest text in the forward.
-            most_rows: How many rows the forward has at most, those of other texts included.
+            length: The length of the longest sequence in the forward.
+            most_rows: How many rows the forward has at most, with those of other sequences.
         """
         if self._longest is None:
             return None
@@ -85,11 +85,11 @@ class LatencyMeter:
 
     @property
     def ns_per_row(self) -> float:
-        """What a row of a long forward adds: a prompt's, or if that was not measured any row."""
-        return self._prefill[1] or self._slope()
+        """The time that a row adds to a prompt's forward; if not measured, to any forward."""
+        return (self._prefill[1] if self._prefill else 0) or self._slope()
 
     def cost_ns(self, row_count: int) -> float:
-        """Return what a forward of so many rows takes, by interpolation; 0 if nothing is known."""
+        """Return the time of a forward of so many rows, interpolated; 0 before any measurement."""
         curve = self._known_curve()
         if not curve or not row_count:
             return 0.0
@@ -103,10 +103,10 @@ class LatencyMeter:
         return less + (longer - less) * (row_count - fewer) / (more - fewer)
 
     def most_rows(self) -> int:
-        """Return with how many rows a forward gives most of the rows a second that it can give.
+        """Return how many rows a forward needs for 90 % of the most rows per second.
 
-        A forward of n rows takes about a + b n, so it gives n / (a + b n): 0.9 of the most, 1 / b,
-        at n = 9 a / b.
+        A forward of n rows takes about a + b n, so it computes n / (a + b n) rows per ns. The limit
+        for large n is 1 / b, and 90 % of it are reached at n = 9 a / b.
         """
         slope = self._slope()
         if not slope:
@@ -115,7 +115,7 @@ class LatencyMeter:
         return max(_LEAST_ROWS, min(_MOST_ROWS, round(9 * fixed / slope)))
 
     def _slope(self) -> float:
-        """Return what a row adds, from the fewest rows to the most that were measured."""
+        """Return the time that a row adds, between the fewest and the most rows measured."""
         curve = self._known_curve()
         if len(curve) < 2:
             return 0.0
@@ -123,7 +123,7 @@ class LatencyMeter:
         return max(0.0, (longest - shortest) / (most - fewest))
 
     def _known_curve(self) -> list[tuple[int, float]]:
-        """Return medians by rows, made anew now and then; never falling as rows increase."""
+        """Return medians by rows, computed again now and then; they never fall with more rows."""
         with self._lock:
             if self._unread and self._unread >= min(_NEWS, self._read):
                 self._read, self._unread = self._read + self._unread, 0
@@ -133,7 +133,7 @@ class LatencyMeter:
             return self._curve
 
     def _record_longest(self, row_count: int, forward_ns: int) -> None:
-        """Learn from the longest forwards, those that hung excepted."""
+        """Learn from the longest forwards, except from forwards that hung."""
         if self._longest is not None:
             if row_count < self._longest[0]:
                 return
@@ -143,13 +143,13 @@ class LatencyMeter:
         self._longest = (max(1, row_count), forward_ns)
 
     def latencies(self) -> ModelLatencies:
-        """Return what is known."""
+        """Return the medians and the prefill line."""
         with self._lock:
             forwards = tuple(
                 ForwardLatency(rows, median_low(times))
                 for rows, times in sorted(self._by_rows.items())
             )
-        return ModelLatencies(forwards, *self._prefill)
+        return ModelLatencies(forwards, *(self._prefill or (None, None)))
 
 
 def measure(backend: Backend, meter: LatencyMeter, *, rounds: int, interrupt: Interrupt) -> None:
@@ -159,7 +159,7 @@ def measure(backend: Backend, meter: LatencyMeter, *, rounds: int, interrupt: In
     """
     limit = backend.description.context_length
     tokens = array("I", (n % backend.description.vocabulary_size for n in range(min(limit, 257))))
-    # Not for the whole context: where forwards are captured, that much memory is taken at once.
+    # Not the whole context: a captured forward takes memory for all reserved tokens at once.
     spec = SessionSpec(reserve_length=len(tokens))
     new_text = partial(ModelText, backend, spec, interrupt=interrupt)
     short, long = (tokens[:length] for length in _MEASURED_PREFILLS)

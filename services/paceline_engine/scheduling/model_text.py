@@ -1,4 +1,4 @@
-"""A text at a model, without sessions, queue or thread: for whoever measures the model alone."""
+"""A sequence at a model without sessions, queue or thread: for measuring the model alone."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class ModelText:
     """Drafts and judges in the caller's thread, a forward for each call but `draft_chain`.
 
     Attributes:
-        cache: The text's state in the model.
+        cache: The sequence's state in the model.
         row_count: Token positions that the last forward computed.
-        dropped_count: Those of them that it did not compute to the end.
-        interrupt: What a forward is given up by.
+        dropped_count: How many of them it did not compute to the end.
+        interrupt: Set it to interrupt a forward.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ModelText:
 
     def draft_chain(self, prefix: Sequence[int], *, count: int) -> list[int]:
         """Draft so many tokens, in as many forwards as the model needs."""
-        item = Item(self.cache, self._spec, array("I", prefix), Draft(count))
+        item = Item(self.cache, self._spec, prefix=array("I", prefix), task=Draft(count))
         found: list[int] = []
         while len(found) < count:
             outcome = self._step(item)
@@ -51,11 +51,11 @@ class ModelText:
         return found
 
     def rank(self, prefix: Sequence[int], *, width: int) -> Ranked:
-        """Return what may follow a prefix: at most width tokens, as a draft of that width has."""
+        """Return the likeliest tokens after a prefix, as a draft of this width finds them."""
         outcome = self._run(prefix, Draft(width=width))
         tree = outcome.draft_tree
         assert tree is not None, "a draft of width 2 or more is a tree"
-        return list(zip(tree.found.token_ids, tree.worths, strict=True))
+        return list(zip(tree.found.token_ids, tree.path_probabilities, strict=True))
 
     def judge(
         self,
@@ -70,13 +70,13 @@ class ModelText:
     ) -> Judgement:
         """Judge a proposal after a prefix of one token or more; a chain has no parents."""
         proposal = Proposal(token_ids, parents, distributions)
-        task = Judge(proposal, logprobs, propose, top_logprobs)
+        task = Judge(proposal, logprobs=logprobs, propose=propose, top_logprobs=top_logprobs)
         judgement = self._run(prefix, task).judgement
         assert judgement is not None, "a proposal is judged in one step"
         return judgement
 
     def _run(self, prefix: Sequence[int], task: Draft | Judge) -> Outcome:
-        return self._step(Item(self.cache, self._spec, array("I", prefix), task))
+        return self._step(Item(self.cache, self._spec, prefix=array("I", prefix), task=task))
 
     def _step(self, item: Item) -> Outcome:
         (outcome,) = self._backend.run([item], self.interrupt)

@@ -31,10 +31,10 @@ Three rules keep this fast and right; a change has to keep them.
 2. A withdrawn job is never delivered to. `withdraw` takes it out of the queue. If its forward runs
    already, the forward is interrupted only when *every* job in it is withdrawn: other callers'
    rows are in it, too. An interrupted job that nobody withdrew is put back into the queue.
-3. What nobody has asked for gives way. After a verdict `_anticipate` queues the forward that the
-   caller asks for next if it goes on from this answer. Such a job comes after all others, and its
-   forward is interrupted when a real one arrives. `ask_for` makes it a real one; `waste` counts
-   what was computed in vain.
+3. Anticipated work gives way. After a verdict `_anticipate` queues the forward that the caller
+   asks for next if it goes on from this answer. Such a job comes after all others, and its forward
+   is interrupted when a requested job arrives. `ask_for` makes it a requested job; `waste` counts
+   forwards that were computed in vain.
 
 Fairness: forwards are charged to the shares of their jobs, by rows (`Turns`), so a client with many
 jobs has no more of the model's time than one with few. Places in the queue are limited and divided
@@ -92,7 +92,7 @@ class ModelWorker:
     jobs are withdrawn.
 
     Attributes:
-        backend: What runs items. Set it before the first is submitted.
+        backend: Runs the items. Set it before the first item is submitted.
         interrupted_count: Forwards that were given up so far.
         waste: Added up on the thread and the loop, under a lock; read it anywhere.
     """
@@ -110,9 +110,9 @@ class ModelWorker:
 
         Args:
             queue_limit: Jobs that can wait; shares compete for these places (`FairShares`).
-            meter: Learns what forwards cost, and says how many rows are worth it.
-            on_forward: Called on the loop for every forward that ran to its end, wanted or not,
-                with what it gave.
+            meter: Learns what forwards cost, and decides how many rows a forward should have.
+            on_forward: Called on the loop with the outcomes of every forward that ran to its end,
+                also of a withdrawn one.
             on_device_lost: Called on the loop, once. No job runs after that: they all end with
                 DrainingError.
             clock_ns: Nanoseconds that never go back; measures forwards and waiting.
@@ -148,7 +148,7 @@ class ModelWorker:
 
     @property
     def overdue_ns(self) -> int:
-        """How long the running forward has taken, if that is past its patience; else 0."""
+        """How long the running forward has taken; 0 while that is within its patience."""
         with self._changed:
             batch = self._running
             if batch is None or batch.patience_ns is None:
@@ -164,9 +164,9 @@ class ModelWorker:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Drop what waits, interrupt what runs, and wait until the thread has ended.
+        """Drop waiting jobs, interrupt the running forward, and wait until the thread has ended.
 
-        A forward that never returns is left behind after a while: its thread is a daemon.
+        A forward that never returns is left behind after `_STOP_SECONDS`: its thread is a daemon.
         """
         stopped = DrainingError("the server is shutting down")
         with self._changed:
@@ -185,8 +185,8 @@ class ModelWorker:
         """Queue some work.
 
         Raises:
-            OverloadedError: the queue is full, or the share has too much of it.
-            DrainingError: nothing can run any more.
+            OverloadedError: the queue is full, or the share has too many of its places.
+            DrainingError: no job can run any more.
         """
         share = work.share
         with self._changed:
@@ -210,13 +210,13 @@ class ModelWorker:
         return (await anext(outlet)).outcome
 
     def ask_for(self, job: Job, item: Item) -> None:
-        """Let a job that asks the same as an item stand for it: as urgent, and as far ahead.
+        """Let a queued or running job stand for an item that asks the same.
 
-        It keeps its turn there.
+        The job gets the item's depth and `goes_on`, and keeps its turn in the queue.
         """
         with self._changed:
             work = cast("Item", job.work)
-            work.depth, work.goes_on = item.depth, item.goes_on
+            work.depth, work.is_anticipated, work.goes_on = item.depth, False, item.goes_on
 
     def withdraw(self, job: Job) -> None:
         """Take a job out of the queue, or out of its forward. Its outlet is left alone.
@@ -245,12 +245,12 @@ class ModelWorker:
         self._changed.notify()
 
     def _give_way(self) -> None:
-        """Give a forward up that nobody has asked for; it is begun anew beside what came."""
+        """Interrupt a forward of anticipated jobs only; it restarts in a batch with the new job."""
         if (batch := self._running) and batch.is_anticipated:
             batch.interrupt.set()
 
     def _anticipate(self, job: Job, outcome: Outcome) -> None:
-        """Queue what is asked next, if the caller goes on from this answer."""
+        """Queue the item that the caller asks for next if it goes on from this answer."""
         assert outcome.judgement is not None
         assert self.backend is not None
         if self._stopping or self._refusal or not self._places.allows(job.share):
@@ -278,8 +278,8 @@ class ModelWorker:
             while (batch := self._take()) is not None:
                 self._compute(batch)
                 batch = None
-        except Exception as bug:  # noqa: BLE001 - whatever it is, no other thread computes
-            # Else the server would be well by all signs, and answer nothing.
+        except Exception as bug:  # noqa: BLE001 - after any bug no other thread computes
+            # Without this the server would look healthy and answer no call.
             _log.exception("the model's thread broke")
             lost = DeviceLostError(f"its thread broke ({type(bug).__name__})")
             self._give_up(batch.jobs if batch is not None else (), lost)
@@ -292,7 +292,7 @@ class ModelWorker:
             self._give_up(batch.jobs, error)
         except ForwardInterrupted as interrupted:
             self.interrupted_count += 1
-            # Its traceback has all that the forward had, and so the jobs that are told of it.
+            # The traceback would keep alive all objects of the forward.
             self._finish(batch, [interrupted.with_traceback(None)] * len(batch.jobs))
         except BaseException as error:  # noqa: BLE001 - the callers', and raised there
             self._finish(batch, [error] * len(batch.jobs))
@@ -300,7 +300,7 @@ class ModelWorker:
             self._finish(batch, answers)
 
     def _run(self, batch: Batch) -> Sequence[Any]:
-        """Return what each job got, or its error."""
+        """Return each job's outcome or error."""
         work = batch.jobs[0].work
         if isinstance(work, Errand):
             return [work.do(batch.interrupt)]
@@ -329,50 +329,71 @@ class ModelWorker:
         """Account for a forward, and hand out what it gave."""
         ended_ns = self._clock_ns()
         forward_ns = ended_ns - batch.started_ns
-        outcomes = [each for each in answers if isinstance(each, Outcome)]
         row_counts = [each.row_count if isinstance(each, Outcome) else 0 for each in answers]
-        row_sum = sum(row_counts)
-        if row_sum:  # a stack may find what it copies without a forward
-            # What a stack's smaller models take says nothing of the largest.
-            if not any(outcome.stage for outcome in outcomes):
-                self._batching.learn(batch, row_counts, forward_ns)
-            self._tell(self._on_forward, outcomes)
+        self._learn(batch, answers, row_counts=row_counts, forward_ns=forward_ns)
         with self._changed:
             self._running = None
-            self.waste.add(batch, row_counts, ended_ns)
-            delivered = []
-            for job, answer, rows in zip(batch.jobs, answers, row_counts, strict=True):
-                part = rows / row_sum if row_sum else 1 / len(row_counts)
-                self._turns.charge(job.share, round(forward_ns * part))
-                queue_ns = batch.started_ns - job.queued_ns
-                step = Step(answer, queue_ns, forward_ns, row_sum, len(batch.jobs))
-                if (delivery := self._hand_out(job, step)) is not None:
-                    delivered.append(delivery)
-            # At once: to wake the loop for each of them would cost more than the rest of this.
-            self._tell(_deliver, delivered)
+            self.waste.add(batch, row_counts=row_counts, ended_ns=ended_ns)
+            self._charge(batch, row_counts, forward_ns=forward_ns)
+            deliveries = []
+            for job, answer in zip(batch.jobs, answers, strict=True):
+                if isinstance(answer, BaseException):
+                    self._fail_or_repeat(job, answer)
+                    continue
+                step = Step(
+                    answer,
+                    queue_ns=batch.started_ns - job.queued_ns,
+                    forward_ns=forward_ns,
+                    shared_row_count=sum(row_counts),
+                    shared_job_count=len(batch.jobs),
+                )
+                deliveries.append(_Delivery(job, step, self._advance(job, answer)))
+            # One call for all jobs: to wake the loop for each would cost more than the rest.
+            self._tell(_deliver, deliveries)
 
-    def _hand_out(self, job: Job, step: Step[Any]) -> _Delivery | None:
-        """Queue what goes on, fail what failed, and return what is to be delivered."""
-        answer = step.outcome
-        if isinstance(answer, BaseException):
-            was_given_up = isinstance(answer, ForwardInterrupted) and job.withdrawn_ns is None
-            if was_given_up and not self._stopping:
-                self._enqueue(job, keeps_turn=True)
-            else:
-                self._tell(_fail, [job], answer)
-            return None
-        is_last, found = True, True
-        if isinstance(job.work, Item):
-            is_last = job.work.take(answer)
-            found = answer.judgement is not None or len(answer.drafted) > 0
-            if is_last and isinstance(job.work.task, Judge) and job.withdrawn_ns is None:
+    def _learn(
+        self, batch: Batch, answers: Sequence[Any], *, row_counts: Sequence[int], forward_ns: int
+    ) -> None:
+        """Learn from a forward what forwards cost, and report its outcomes."""
+        if not any(row_counts):  # a stack may find the tokens that it copies without a forward
+            return
+        outcomes = [each for each in answers if isinstance(each, Outcome)]
+        # What a stack's smaller models take says nothing about the largest.
+        if not any(outcome.stage for outcome in outcomes):
+            self._batching.learn(batch, row_counts, forward_ns=forward_ns)
+        self._tell(self._on_forward, outcomes)
+
+    def _charge(self, batch: Batch, row_counts: Sequence[int], *, forward_ns: int) -> None:
+        """Charge a forward to the shares of its jobs, by rows; without rows in equal parts."""
+        row_sum = sum(row_counts)
+        for job, rows in zip(batch.jobs, row_counts, strict=True):
+            part = rows / row_sum if row_sum else 1 / len(row_counts)
+            self._turns.charge(job.share, round(forward_ns * part))
+
+    def _fail_or_repeat(self, job: Job, error: BaseException) -> None:
+        """Queue a job again if it was interrupted for another job's sake; else end it."""
+        is_wanted = isinstance(error, ForwardInterrupted) and job.withdrawn_ns is None
+        if is_wanted and not self._stopping:
+            self._enqueue(job, keeps_turn=True)
+        else:
+            self._tell(_fail, [job], error)
+
+    def _advance(self, job: Job, answer: Any) -> bool:
+        """Take a step into a job, queue what follows, and tell whether the step was the last."""
+        if not isinstance(job.work, Item):
+            return True
+        is_last = job.work.take(answer)
+        if job.withdrawn_ns is not None:
+            return is_last
+        if is_last:
+            if isinstance(job.work.task, Judge):
                 self._anticipate(job, answer)
-        if not is_last and job.withdrawn_ns is None:
-            if self._stopping:
-                self._tell(_fail, [job], DrainingError("the server is shutting down"))
-            else:
-                self._enqueue(job, keeps_turn=not found)
-        return _Delivery(job, step, is_last)
+        elif self._stopping:
+            self._tell(_fail, [job], DrainingError("the server is shutting down"))
+        else:
+            found = answer.judgement is not None or len(answer.drafted) > 0
+            self._enqueue(job, keeps_turn=not found)
+        return is_last
 
     def _give_up(self, running: Sequence[Job], error: DeviceLostError) -> None:
         lost = DrainingError("the model's device failed")
@@ -380,20 +401,20 @@ class ModelWorker:
         with self._changed:
             self._refusal, self._running = lost, None
             jobs = [*running, *self._drop_all()]
-        # Who hears of it through a job finds that it has been told.
+        # First, so that `on_device_lost` has run when a caller gets its job's error.
         self._tell(self._on_device_lost, error)
         self._tell(_fail, jobs, lost)
 
     def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
         assert self._loop is not None
-        # A loop that is closed has nobody left to tell.
+        # A closed loop raises RuntimeError: no caller is left.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *arguments)
 
 
 @dataclass(frozen=True, slots=True)
 class _Delivery:
-    """A step, for whoever waits for a job."""
+    """A step for the caller that waits for a job."""
 
     job: Job
     step: Step[Any]

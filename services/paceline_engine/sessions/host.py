@@ -71,7 +71,7 @@ class ModelHost:
 
     Attributes:
         incarnation: Names this process in session handles.
-        limits: What it takes on; `start` may lower the token budget.
+        limits: The host's limits; `start` may lower the token budget.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ModelHost:
 
         Args:
             load_backend: Loads the model; called on the worker thread.
-            limits: What it takes on.
+            limits: The host's limits.
             on_device_lost: Called once, on the loop, when the process has to end.
             incarnation: Names this process in session handles; random by default.
             clock: Seconds that never go back; measures leases.
@@ -158,7 +158,7 @@ class ModelHost:
         await self._live.all_left()
 
     def end_sessions(self) -> None:
-        """End all sessions, and with DrainingError their live calls and those that come later."""
+        """End all sessions and their live calls; these and later calls get DrainingError."""
         self._ready = False
         for session in self._sessions:
             self._sessions.close(session.session_id, DrainingError("the server is shutting down"))
@@ -216,7 +216,7 @@ class ModelHost:
         return self._loaded().tokenizer
 
     def chat_template(self) -> ChatTemplate | None:
-        """Return how the model wants conversations, or None if it only continues text.
+        """Return the model's chat template, or None if it only continues text.
 
         Raises:
             LoadingError: the model is not loaded yet.
@@ -224,7 +224,7 @@ class ModelHost:
         return self._loaded().chat_template
 
     def latencies(self) -> ModelLatencies:
-        """Return what forwards cost, measured at the start and while serving."""
+        """Return the times of forwards, measured at the start and while serving."""
         stages = self._backend.stage_measures if self._backend else ()
         return replace(self._meter.latencies(), stages=stages)
 
@@ -233,7 +233,7 @@ class ModelHost:
         return self._worker.overdue_ns / 1e9
 
     def spec_of(self, session_id: str, *, caller: str = "") -> SessionSpec:
-        """Return what a session was opened for.
+        """Return a session's specification.
 
         Raises:
             SessionNotFoundError: there is no such session, or it is not the caller's.
@@ -275,7 +275,7 @@ class ModelHost:
             return self._sessions.open(spec, backend.new_cache)
 
     def renew_session(self, session_id: str, *, caller: str = "") -> float:
-        """Start a session's lease anew, and return its seconds.
+        """Renew a session's lease, and return its seconds.
 
         Raises:
             SessionNotFoundError: there is no such session, or it is not the caller's.
@@ -284,14 +284,14 @@ class ModelHost:
         self._sessions.renew(session)
         return session.spec.lease_seconds
 
-    def live_sequence(self, session_id: str, *, caller: str = "") -> int:
-        """Return the sequence of a session's call that can be expected to be answered; 0 if none.
+    def live_sequence(self, session_id: str, *, caller: str = "") -> int | None:
+        """Return the sequence of a session's call that can expect an answer; None if none can.
 
         Raises:
             SessionNotFoundError: there is no such session.
         """
         session = self._sessions.find(session_id, caller=caller)
-        return 0 if self._worker.overdue_ns else session.live_sequence
+        return None if self._worker.overdue_ns else session.live_sequence
 
     def close_session(self, session_id: str, *, caller: str = "") -> None:
         """End a session and its live call. One that is unknown, or not the caller's, is fine."""

@@ -1,4 +1,4 @@
-"""A host's calls: what is checked, what a call makes of its session, and what is answered."""
+"""A host's calls: checks, the tokens that a session holds after a call, and the answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from paceline_engine.terms.items import Decode, Draft, Judge
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from paceline_contract.proposal import Distribution
     from paceline_engine.scheduling.accounting import HostStatistics
     from paceline_engine.scheduling.jobs import Step
     from paceline_engine.scheduling.latencies import LatencyMeter
@@ -50,10 +49,10 @@ class HostCalls:
         """Build it.
 
         Args:
-            live: Of these sessions.
+            live: The live calls of these sessions.
             meter: Knows how long a forward may take.
-            counts: What calls are counted in.
-            serving: Returns the model, or raises what a call is refused with while none is served.
+            counts: The statistics of calls.
+            serving: Returns the model, or raises the error of a call while none is served.
         """
         self._sessions = sessions
         self._live = live
@@ -66,8 +65,8 @@ class HostCalls:
     ) -> Verdict:
         """Judge a proposal: Verify in target_service.proto.
 
-        A call that asks for the same as a live older one takes over its place in the queue, or its
-        forward, at the new depth.
+        A call that asks the same as the session's live call takes over its place in the queue, or
+        its forward, at the new depth.
 
         Raises:
             PacelineError: as the proto lists them.
@@ -81,20 +80,20 @@ class HostCalls:
                 spec=session.spec,
                 model=self._serving().description,
             )
-            # The caller's lists may lie in a message; these are quicker, and stay.
+            # The caller's lists may be parts of a message; tuples are quicker and do not change.
             proposal = Proposal(
                 tuple(proposal.token_ids),
                 () if proposal.is_chain else tuple(proposal.parents),
                 tuple(proposal.distributions),
             )
-            # Each token of a tree takes a place, though only a path of it will be the text's.
+            # Each token of a tree takes memory, though only one path joins the sequence.
             length = call.prefix_length + len(proposal)
             self._make_room(session, length)
             task = Judge(
                 proposal,
-                options.logprobs,
-                self._proposes(session, options),
-                options.top_logprobs,
+                logprobs=options.logprobs,
+                propose=self._proposes(session, options),
+                top_logprobs=options.top_logprobs,
             )
             live = self._live.admit(
                 session,
@@ -154,32 +153,29 @@ class HostCalls:
                 call,
                 Decode(
                     options.max_tokens,
-                    frozenset(options.end_token_ids),
-                    options.logprobs,
-                    options.top_logprobs,
+                    end_token_ids=frozenset(options.end_token_ids),
+                    logprobs=options.logprobs,
+                    top_logprobs=options.top_logprobs,
                 ),
                 patience_ns=self._patience_ns(length, block_length=0),
             )
         self._counts.decode_calls += 1
         with self._live.until_left(session, live):
-            unheld, length = call.token_ids, live.prefix_length
+            new_tokens, start_length = call.token_ids, live.prefix_length
             steps: list[Step[Outcome]] = []
             seconds = options.interval_seconds
             async with aclosing(live.outlet.parcels(interval_seconds=seconds)) as parcels:
                 async for parcel in parcels:
                     steps += parcel
-                    found = [each for step in steps if (each := step.outcome.judgement) is not None]
-                    if not found:
+                    if not any(step.outcome.judgement for step in steps):
                         continue  # so far a part of a long prefix
-                    token_ids = tuple(judgement.next_token for judgement in found)
-                    session.hold(unheld)
-                    session.hold(token_ids)
-                    logprobs = tuple(each for judgement in found for each in judgement.logprobs)
-                    likeliest = tuple(each for it in found for each in it.top_logprobs)
-                    most_rows = length + len(found) - 1
-                    timing = _timing(steps, most_rows=most_rows, reusable=session.take_reused())
-                    yield Decoded(length, token_ids, logprobs, timing, likeliest)
-                    unheld, length, steps = (), length + len(token_ids), []
+                    # The session holds the call's own tokens once the model has computed them.
+                    session.hold(new_tokens)
+                    decoded = _decoded(steps, start_length, reusable=session.take_reused())
+                    session.hold(decoded.token_ids)
+                    yield decoded
+                    new_tokens, steps = (), []
+                    start_length += len(decoded.token_ids)
 
     async def draft(self, call: PrefixCall, options: DraftOptions) -> AsyncGenerator[Drafted]:
         """Draft the tokens that follow a prefix: Draft in drafter_service.proto.
@@ -195,7 +191,9 @@ class HostCalls:
             model = self._serving().description
             validation.check_drafting(call, options, spec=session.spec, model=model)
             max_tokens, is_tree = options.max_tokens, options.width > 1
-            task = Draft(max_tokens, options.width, options.branch_count if is_tree else 0)
+            task = Draft(
+                max_tokens, width=options.width, branch_count=options.branch_count if is_tree else 0
+            )
             length = call.prefix_length + max_tokens * (1 + task.branch_count)
             self._make_room(session, length)
             block_length = max_tokens * task.branch_count
@@ -206,38 +204,36 @@ class HostCalls:
                 patience_ns=self._patience_ns(length, block_length=block_length),
             )
         self._counts.draft_calls += 1
+        stage_count = len(model.stage_names)
         with self._live.until_left(session, live):
-            unheld: Sequence[int] = call.token_ids
-            found: list[int] = []
-            drawn_from: list[Distribution] = []
+            new_tokens: Sequence[int] = call.token_ids
+            chain = _Chain()
             for start in range(0, max_tokens, options.chunk_tokens):
                 count = min(options.chunk_tokens, max_tokens - start)
                 steps: list[Step[Outcome]] = []
-                while len(found) < count:
+                while len(chain) < count:
                     step = await anext(live.outlet)
                     steps.append(step)
-                    found.extend(step.outcome.chain)
-                    drawn_from.extend(step.outcome.drafted.distributions)
+                    chain.add(step.outcome)
                 # A step may have found several tokens, and a newer call have come between them.
                 live.outlet.check()
-                session.hold(unheld)
-                session.hold(found[:count])
-                unheld = ()
-                chunk = Proposal(tuple(found[:count]), (), tuple(drawn_from[:count]))
-                if is_tree:
-                    chunk = _side_by_side(steps)
-                del found[:count], drawn_from[:count]
-                self._counts.draft_tokens += len(chunk)
-                timing = _timing(steps, len(model.stage_names))
-                yield Drafted(live.prefix_length + start, chunk, timing)
+                chunk = chain.take(count)
+                # The session holds the call's own tokens once the model has computed them.
+                session.hold(new_tokens)
+                session.hold(chunk.token_ids)
+                new_tokens = ()
+                proposal = _found_tree(steps) if is_tree else chunk
+                self._counts.draft_tokens += len(proposal)
+                timing = _timing(steps, stage_count)
+                yield Drafted(live.prefix_length + start, proposal, timing)
 
     def _proposes(self, session: Session, options: VerifyOptions) -> bool:
-        """Whether a call gets what the model itself proposes: only EXACT judges such guesses."""
+        """Whether a call gets the model's own guesses: only EXACT judges such guesses."""
         can = self._serving().description.self_draft_depth > 0
         return options.propose and can and session.spec.rule is VerificationRule.EXACT
 
     def _patience_ns(self, length: int, *, block_length: int) -> int | None:
-        """Return how long a forward of a call may take; its text gets no longer than this."""
+        """Return how long a forward of a call may take, given its sequence's final length."""
         rows = most_rows(
             self._meter,
             length=length,
@@ -257,18 +253,55 @@ class HostCalls:
         return session
 
     def _make_room(self, session: Session, length: int) -> None:
-        """Reserve what a call needs, before its fence: refused, it has changed nothing."""
-        # A session whose calls are refused for lack of room is in use all the same.
+        """Reserve a call's tokens, before its fence: a refused call has changed nothing."""
+        # A session is also in use if its calls are refused for lack of memory.
         self._sessions.renew(session)
         self._sessions.grow(session, length)
 
 
-def _side_by_side(steps: Sequence[Step[Outcome]]) -> Proposal:
-    """Return all that steps found of a tree, each of which finds one token of the chain."""
+class _Chain:
+    """The chain of a draft: tokens that steps found and that no answer has had yet."""
+
+    def __init__(self) -> None:
+        self._token_ids: list[int] = []
+        self._distributions: list[Distribution] = []
+
+    def __len__(self) -> int:
+        return len(self._token_ids)
+
+    def add(self, outcome: Outcome) -> None:
+        """Append what a step found."""
+        self._token_ids.extend(outcome.chain)
+        self._distributions.extend(outcome.drafted.distributions)
+
+    def take(self, count: int) -> Proposal:
+        """Return the first tokens, and remove them."""
+        taken = Proposal(
+            tuple(self._token_ids[:count]), distributions=tuple(self._distributions[:count])
+        )
+        del self._token_ids[:count], self._distributions[:count]
+        return taken
+
+
+def _found_tree(steps: Sequence[Step[Outcome]]) -> Proposal:
+    """Return all tokens of a tree that steps found."""
     found = [step.outcome.drafted for step in steps]
     return Proposal(
-        tuple(token for each in found for token in each.token_ids),
-        tuple(parent for each in found for parent in each.parents),
+        tuple(token for drafted in found for token in drafted.token_ids),
+        tuple(parent for drafted in found for parent in drafted.parents),
+    )
+
+
+def _decoded(steps: Sequence[Step[Outcome]], start_length: int, *, reusable: int) -> Decoded:
+    """Return the tokens that steps decoded; see `_timing` for `reusable`."""
+    judgements = [judged for step in steps if (judged := step.outcome.judgement) is not None]
+    most_rows = start_length + len(judgements) - 1
+    return Decoded(
+        start_length,
+        token_ids=tuple(judged.next_token for judged in judgements),
+        logprobs=tuple(value for judged in judgements for value in judged.logprobs),
+        timing=_timing(steps, most_rows=most_rows, reusable=reusable),
+        top_logprobs=tuple(likeliest for judged in judgements for likeliest in judged.top_logprobs),
     )
 
 
@@ -282,8 +315,8 @@ def _timing(
     """Sum up steps.
 
     Args:
-        most_rows: What they would have computed of an empty text.
-        reusable: Of these, what had been computed before, as far as that was still there.
+        most_rows: How many rows they would have computed with nothing reused.
+        reusable: How many of these a kept sequence had when the call came.
     """
     row_count = sum(step.outcome.row_count for step in steps)
     return CallTiming(

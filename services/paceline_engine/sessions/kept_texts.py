@@ -1,10 +1,11 @@
-"""What ended sessions leave behind, for a session whose text begins alike.
+"""Sequences of ended sessions, kept for sessions that begin with the same tokens.
 
-A conversation's next turn, and another question about the same document, begin with a text that a
-session before them has computed. It is kept for a while, and who comes with the same beginning
-copies what was computed of it.
+A conversation's next turn, and another question about the same document, begin with tokens that an
+earlier session has computed. So a sequence is kept for a while after its session, and a session
+with the same first tokens copies their state.
 
-Only texts of the same owner and share are looked at, so timing tells nothing of others' texts.
+A session is compared only with sequences of its own owner and share, so its latency shows nothing
+about other clients' prompts.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ if TYPE_CHECKING:
     from paceline_engine.terms.model_cache import ModelCache
 
 _LEAST_TOKENS = 32
-"""What fewer tokens save is not worth a copy; and texts are found by so many."""
+"""Sequences are found by their first tokens, so many. To reuse fewer would not pay for the copy."""
 _MOST_TEXTS = 256
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class _KeptText:
-    """A text, and for whom it is kept.
+    """A kept sequence, and the owner and share that may use it.
 
     Attributes:
         size: Tokens that it has memory for.
-        until: When it is given up, on the table's clock.
+        until: The time at which it is dropped, on the table's clock.
     """
 
     cache: ModelCache
@@ -45,20 +46,20 @@ class _KeptText:
 
 
 class KeptTexts:
-    """Texts of ended sessions, within what no session reserves. Used on the event loop only.
+    """Sequences of ended sessions, in unreserved memory. Used on the event loop only.
 
-    The least recently used goes first, of the share that has most.
+    The share with most kept tokens loses its least recently used sequence first.
 
     Invariants:
-        A text that is kept is only read: as many sessions as come can begin with it.
-        Of two texts of which one begins with the other, the longer is kept.
+        A kept sequence is only read: any number of sessions can begin with it.
+        If one sequence begins with another one, only the longer is kept.
     """
 
     def __init__(self, *, seconds: float, clock: Callable[[], float]) -> None:
         """Build it.
 
         Args:
-            seconds: How long a text is kept after its last use; 0: none is.
+            seconds: How long a sequence is kept after its last use; 0: no sequence is kept.
             clock: Seconds that never go back.
         """
         self._seconds = seconds
@@ -76,14 +77,14 @@ class KeptTexts:
     def keep(
         self, cache: ModelCache, token_ids: array[int], *, owner: str, share: str, size: int
     ) -> None:
-        """Keep the text of a session that has ended, unless it is too short or cannot be copied.
+        """Keep the sequence of an ended session, unless it is too short or cannot be copied.
 
-        Nor is a text kept of which nothing was computed, or all was lost by a forward that failed.
+        A sequence without computed state is not kept either.
 
         Args:
-            cache: The text in the model; nothing else will be asked of it.
-            token_ids: What the session held.
-            size: Tokens that it has memory for.
+            cache: The model's state; from now on it is only copied.
+            token_ids: The tokens that the session held.
+            size: Tokens that the sequence has memory for.
         """
         if not self._seconds or len(token_ids) < _LEAST_TOKENS:
             return
@@ -96,15 +97,19 @@ class KeptTexts:
             if common == len(text.token_ids):
                 self._texts.remove(text)
         until = self._clock() + self._seconds
-        self._texts.append(_KeptText(cache, token_ids, owner, share, size, until))
+        self._texts.append(
+            _KeptText(
+                cache=cache, token_ids=token_ids, owner=owner, share=share, size=size, until=until
+            )
+        )
         if len(self._texts) > _MOST_TEXTS:
             self._drop_one()
 
     def find(self, token_ids: array[int], *, owner: str, share: str) -> tuple[ModelCache, int]:
-        """Return the text that has most in common with another one's beginning, and how much.
+        """Return the sequence with most first tokens in common, and how many they are.
 
         Raises:
-            LookupError: no text has enough.
+            LookupError: no sequence has enough tokens in common.
         """
         alike = self._alike(token_ids, owner=owner, share=share)
         if not alike:
@@ -116,19 +121,19 @@ class KeptTexts:
         return found.cache, length
 
     def shrink(self, token_count: int) -> None:
-        """Drop texts until the others have memory for no more than so many tokens."""
+        """Drop sequences until the rest has memory for no more than so many tokens."""
         while self.token_count > token_count:
             self._drop_one()
 
     def expire(self) -> None:
-        """Drop what has not been used for long."""
+        """Drop sequences that were not used for `seconds`."""
         now = self._clock()
         self._texts = [text for text in self._texts if text.until > now]
 
     def _alike(
         self, token_ids: array[int], *, owner: str, share: str
     ) -> list[tuple[_KeptText, int]]:
-        """Return the texts with the same first tokens, and how many each has in common."""
+        """Return the sequences with the same first tokens, and how many each has in common."""
         beginning = token_ids[:_LEAST_TOKENS]
         return [
             (text, common_length(text.token_ids, token_ids))

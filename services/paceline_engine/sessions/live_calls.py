@@ -1,7 +1,7 @@
 """The calls that are queued or running, at most one for each session.
 
-A call is admitted by passing its session's fence. There it replaces the session's older call, or
-takes over its work if both ask for the same. It is live until its caller leaves it.
+A call is admitted when it passes its session's fence. It then replaces the session's older call, or
+takes over the older call's work if both ask the same. It is live until its caller leaves.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class LiveCalls:
     """Admits calls to the worker's queue, and ends them. Used on the event loop only.
 
     Invariants:
-        Of a session's calls only the newest is answered; the others end with SupersededError.
-        Each admitted call, and the end of each answered one, starts its session's lease anew.
+        Only a session's newest call is answered; older calls end with SupersededError.
+        Each admitted call, and the end of each answered one, renews the session's lease.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class LiveCalls:
         session.fence(call.sequence)
         older, session.live_call = session.live_call, None
         ahead, session.ahead = session.ahead, None
-        # Now, because a call that fails below leaves nobody else to do it.
+        # Here, because a call that fails below renews the lease nowhere else.
         self._sessions.renew(session)
         try:
             prefix = session.rebase(call)
@@ -83,7 +83,14 @@ class LiveCalls:
             raise
         if is_first:
             self._sessions.begin(session, prefix)
-        item = Item(session.cache, session.spec, prefix, task, depth, patience_ns)
+        item = Item(
+            session.cache,
+            session.spec,
+            prefix=prefix,
+            task=task,
+            depth=depth,
+            patience_ns=patience_ns,
+        )
         item.goes_on = goes_on
         session.live_call = self._begin(item, sequence=call.sequence, older=older, ahead=ahead)
         return session.live_call
@@ -91,27 +98,33 @@ class LiveCalls:
     def _begin(
         self, item: Item, *, sequence: int, older: LiveCall | None, ahead: Job | None
     ) -> LiveCall:
-        """Take over what asks the same already, or else put an item into the queue."""
+        """Take over a job that asks the same, or put the item into the queue."""
         if older is not None and older.will_answer(item):
             return self._take_over(older, sequence=sequence, item=item)
         if ahead is not None and _is_begun(ahead, item):
             self._worker.ask_for(ahead, item)
             self._counts.calls_anticipated += 1
-            return LiveCall(len(item.prefix), ahead.outlet, item, ahead, began_early=True)
+            return LiveCall(
+                prefix_length=len(item.prefix),
+                outlet=ahead.outlet,
+                item=item,
+                job=ahead,
+                began_early=True,
+            )
         self._supersede(older)
         self._drop(ahead)
         outlet: Outlet[Outcome] = Outlet()
         job = self._worker.submit(item, outlet=outlet)
-        return LiveCall(len(item.prefix), outlet, item, job)
+        return LiveCall(prefix_length=len(item.prefix), outlet=outlet, item=item, job=job)
 
     def answered(self, session: Session, live: LiveCall) -> None:
-        """Keep what the model goes on with after a call's answer, for the session's next one."""
+        """Keep the job that the model goes on with, for the session's next call."""
         if session.live_call is live:
             session.ahead, live.job.successor = live.job.successor, None
 
     @contextmanager
     def until_left(self, session: Session, live: LiveCall) -> Iterator[None]:
-        """Account for a call while its caller is here; without its caller its work is dropped."""
+        """Count a call while its caller waits, and drop its work when the caller leaves."""
         self._counts.calls_live += 1
         self._all_left.clear()
         try:
@@ -132,17 +145,17 @@ class LiveCalls:
                 self._all_left.set()
 
     async def all_left(self) -> None:
-        """Wait until no caller is here."""
+        """Wait until no caller waits for a call."""
         await self._all_left.wait()
 
     def end(self, live: LiveCall | None, error: PacelineError) -> None:
-        """Give a session's live call up, if there is one."""
+        """End a session's live call, if there is one."""
         if live is not None:
             live.outlet.end(error)
             self._worker.withdraw(live.job)
 
     def leave(self, session: Session, error: PacelineError) -> None:
-        """Give up all that is under way for a session."""
+        """End a session's live call, and drop its anticipated work."""
         ahead, session.ahead = session.ahead, None
         self._drop(ahead)
         self.end(session.live_call, error)
@@ -169,6 +182,6 @@ class LiveCalls:
 
 
 def _is_begun(ahead: Job, item: Item) -> bool:
-    """Whether what the model went on with is what is asked, and can be had."""
+    """Whether the model has gone on with this item by itself, and has not failed."""
     assert isinstance(ahead.work, Item)
     return ahead.work.asks_the_same(item) and not ahead.outlet.failed

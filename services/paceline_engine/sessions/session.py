@@ -1,8 +1,8 @@
-"""A session: what a model server holds for one request. Used on the event loop only.
+"""A session: the state of one request at a model server. Used on the event loop only.
 
-Its token list and its KV cache are kept apart. The list is what the contract speaks of, and changes
-here, in the order in which calls arrive. The cache belongs to the worker thread, and takes from the
-list's next version whatever it has computed already (`ModelCache`).
+A session's token list and its KV cache are separate. The contract is about the list, which changes
+here, in the order in which calls arrive. The cache belongs to the worker thread. It compares itself
+with the list that comes with each item, and keeps the state that is still right (`ModelCache`).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from paceline_engine.terms.items import Item, Outcome
     from paceline_engine.terms.model_cache import ModelCache
 
-# Seconds of a fast stream, and little memory if it ends at once.
+# This lasts a fast sequence some seconds, and wastes little memory if it ends at once.
 _STEP_TOKENS = 256
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class LiveCall:
     """A call that is queued or running.
 
     Attributes:
-        prefix_length: How many tokens it builds on.
+        prefix_length: How many tokens come before its work.
         outlet: Where its caller waits.
-        item: What it asks.
-        job: The item's place at the worker.
-        began_early: Whether the model had begun it by itself.
+        item: The item that it asks for.
+        job: The item's job at the worker.
+        began_early: Whether the model had begun the item by itself.
     """
 
     prefix_length: int
@@ -46,26 +46,26 @@ class LiveCall:
     began_early: bool = False
 
     def will_answer(self, item: Item) -> bool:
-        """Whether it is still to answer, and asks the same as this item."""
+        """Whether it is not answered yet, and asks the same as this item."""
         return self.item.asks_the_same(item) and not self.outlet.ended
 
 
 class Session:
-    """What a server holds for one request.
+    """The state of one request.
 
     A call goes through `fence`, `rebase`, and if it succeeds `hold`. In between, and for good if it
     fails, the session holds the first min(held, base_length) tokens.
 
     Attributes:
-        spec: What it was opened for.
-        needed_length: The longest text that it was asked to hold.
-        reserved_length: Tokens that memory is reserved for: as many, and if there was room a step
-            more. `SessionTable` sets it, and counts them.
-        cache: The model's side; for the worker thread.
+        spec: The specification from the call that opened it.
+        needed_length: The longest sequence that a call has needed so far.
+        reserved_length: How many tokens memory is reserved for: `needed_length`, and a step more if
+            there was room. `SessionTable` sets it.
+        cache: The model's state; for the worker thread.
         live_call: Its newest call while that is queued or running.
-        ahead: What the model goes on with by itself after its last call.
-        reused_count: Tokens of its first prefix that a kept text has; `SessionTable` sets it.
-        expires_at: When it ends if nothing happens, on the table's clock.
+        ahead: The job that the model goes on with by itself after the last call.
+        reused_count: Tokens of its first prefix that a kept sequence has; `SessionTable` sets it.
+        expires_at: The time at which its lease ends, on the table's clock.
     """
 
     def __init__(self, session_id: str, spec: SessionSpec, cache: ModelCache) -> None:
@@ -92,27 +92,27 @@ class Session:
         return len(self._prefix)
 
     @property
-    def live_sequence(self) -> int:
-        """The sequence of its call that is queued or running; 0 if none is."""
-        return self._sequence if self.live_call is not None else 0
+    def live_sequence(self) -> int | None:
+        """The sequence of its call that is queued or running; None if none is."""
+        return self._sequence if self.live_call is not None else None
 
     @property
     def missing_length(self) -> int:
-        """How many tokens its reservation lacks of being a step ahead."""
+        """How many tokens its reservation lacks to be a step ahead."""
         return wanted_lengths(self.needed_length, self.spec)[0] - self.reserved_length
 
     def fence(self, sequence: int) -> None:
-        """Let only newer calls pass.
+        """Refuse a call that is not newer than all calls before.
 
         Raises:
-            StaleCallError: this one is not newer than the newest.
+            StaleCallError: the call's sequence number is not above the last one.
         """
         if sequence <= self._sequence:
             raise StaleCallError(f"sequence {sequence} is not above {self._sequence}")
         self._sequence = sequence
 
     def rebase(self, call: PrefixCall) -> array[int]:
-        """Forget all but the call's base, and return the whole prefix that it means.
+        """Forget all tokens beyond the call's base, and return the call's whole prefix.
 
         Raises:
             PrefixNotHeldError: fewer tokens are held than the base has.
@@ -140,12 +140,12 @@ class Session:
         return self._prefix.tokens()
 
     def take_reused(self) -> int:
-        """Return how many tokens a kept text has of it: to the first that is answered, else 0."""
+        """Return `reused_count` at the first answer, and 0 at later ones."""
         count, self.reused_count = self.reused_count, 0
         return count
 
 
 def wanted_lengths(length: int, spec: SessionSpec) -> tuple[int, int]:
-    """Return what to reserve for a text of a length: at best a step more, at least the length."""
-    # A tree's branches can need more than the longest text.
+    """Return how many tokens to reserve: at best a step more than a length, at least it."""
+    # A tree's branches can need more tokens than the longest sequence.
     return max(length, min(length + _STEP_TOKENS, spec.longest_length)), length

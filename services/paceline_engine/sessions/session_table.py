@@ -27,17 +27,17 @@ _RETRY_SECONDS = 1.0
 class SessionTable:
     """All sessions of a server process, within its limits.
 
-    Sessions and reserved tokens are shared fairly among the shares that sessions name
-    (`FairShares`). What a session reserves keeps a step ahead of its text while there is room, and
-    a new session has to leave that room to the open ones of its share, and to one of each other
-    share: so new work waits before running work, and a share with many sessions locks nobody out.
-    What ended sessions have computed is kept (`KeptTexts`) in what nobody reserves.
+    Sessions and reserved tokens are divided fairly among the shares that sessions name
+    (`FairShares`). A session's reservation is a step ahead of its sequence while there is room. A
+    new session has to leave this room to the open sessions of its share, and to one session of each
+    other share: so new work waits before running work does, and a share with many sessions cannot
+    lock others out. Sequences of ended sessions are kept (`KeptTexts`) in unreserved memory.
 
     Attributes:
-        kept_budget: Tokens that these may have memory for, even where more is free.
+        kept_budget: Tokens that kept sequences may have memory for, even if more is free.
 
     Invariants:
-        What is reserved and what is kept fit the budget together.
+        Reserved and kept tokens together fit the budget.
         opened_count - released_count sessions are open; a session is released exactly once.
         A session with a live call never expires.
     """
@@ -59,9 +59,9 @@ class SessionTable:
             session_limit: Sessions that can be open at once.
             token_budget: Tokens that all of them together can reserve.
             clock: Seconds that never go back; measures leases.
-            keep_seconds: How long texts of ended sessions are kept; 0: they are not.
-            on_end: Called with each session that ends, however that comes, and with what its live
-                call is to be told.
+            keep_seconds: How long sequences of ended sessions are kept; 0: they are not.
+            on_end: Called with each session that ends for any reason, and with its live call's
+                error.
         """
         self._incarnation = incarnation
         self._places = FairShares(session_limit)
@@ -133,9 +133,9 @@ class SessionTable:
         return SessionGrant(session_id, spec.lease_seconds)
 
     def grow(self, session: Session, length: int) -> None:
-        """Reserve what a session needs for a text, and a step more where there is room for it.
+        """Reserve memory for a session's sequence, and for a step more if there is room.
 
-        A share's only session is refused only what is not there.
+        A share's only session is refused only if the memory is not there at all.
 
         Raises:
             CacheExhaustedError: there is no room, or no more for its share. Nothing has changed.
@@ -153,7 +153,10 @@ class SessionTable:
         self._resize(session, max(reserved, held))
 
     def _leaves_room(self, share: str, length: int) -> bool:
-        """Whether a new session leaves what open ones lack: its own share's all, others' one."""
+        """Whether a new session leaves the room that open sessions lack.
+
+        That is the sum over all sessions of its share, and the most of one session of each other.
+        """
         missing: Counter[str] = Counter()
         for session in self._sessions.values():
             lacks, whose = session.missing_length, session.spec.share
@@ -197,7 +200,7 @@ class SessionTable:
         return session
 
     def begin(self, session: Session, prefix: array[int]) -> None:
-        """Let a session's first prefix begin with what is kept of such a text."""
+        """Let a session begin with a kept sequence that has the same first tokens."""
         spec = session.spec
         try:
             source, length = self._kept.find(prefix, owner=spec.owner, share=spec.share)
@@ -208,7 +211,7 @@ class SessionTable:
         self.reused_tokens += session.reused_count
 
     def renew(self, session: Session) -> None:
-        """Start its lease anew."""
+        """Renew its lease."""
         session.expires_at = self._clock() + session.spec.lease_seconds
 
     def close(self, session_id: str, error: PacelineError | None = None) -> Session | None:
@@ -216,7 +219,7 @@ class SessionTable:
 
         Args:
             session_id: Its handle.
-            error: What its live call is told; by default that the session was closed.
+            error: Its live call's error; by default SupersededError.
         """
         session = self._sessions.pop(session_id, None)
         if session is None:
@@ -240,7 +243,7 @@ class SessionTable:
         await self._empty.wait()
 
     def expire(self) -> int:
-        """Release every session whose lease is over, and say how many."""
+        """Release every session whose lease is over, and return how many."""
         self._kept.expire()
         over = [session for session in self._sessions.values() if self._is_over(session)]
         for session in over:

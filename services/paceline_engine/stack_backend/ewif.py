@@ -1,8 +1,8 @@
-"""What a cascade is expected to be worth: EWIF, the expected walltime improvement factor.
+"""The expected speedup of a cascade: EWIF, the expected walltime improvement factor.
 
 Chen et al. 2023, "Cascade Speculative Drafting" (arXiv 2312.11462), section 4. Acceptances are the
-probability that the reviewer accepts a token if it has accepted all before; costs are parts of the
-reviewer's own forward, unless they are said to be times. Plain decoding has the factor 1.
+probability that the reviewer accepts a token if it has accepted all tokens before; costs are parts
+of the reviewer's own forward, except in arguments named `*_ns`. Plain decoding has the factor 1.
 """
 
 from __future__ import annotations
@@ -23,50 +23,14 @@ def chain_factor(acceptances: Sequence[float], *, costs: Sequence[float]) -> flo
     """Return the EWIF of a chain of draft tokens, each by a drafter of its own (Theorem 4.1).
 
     Args:
-        acceptances: Of each token.
-        costs: Of drafting each.
+        acceptances: The acceptance of each token.
+        costs: The cost to draft each token.
     """
     return _expected_tokens(acceptances) / (1 + sum(costs))
 
 
-def repeated_factor(acceptance: float, *, token_count: int, cost: float) -> float:
-    """Return the EWIF of so many tokens by one drafter, in closed form (Leviathan et al. 2023)."""
-    if acceptance == 1:
-        return (token_count + 1) / (token_count * cost + 1)
-    accepted = (1 - acceptance ** (token_count + 1)) / (1 - acceptance)
-    return accepted / (token_count * cost + 1)
-
-
-def vertical_factor(
-    acceptance: float,
-    *,
-    inner_acceptance: float,
-    inner_count: int,
-    review_count: int,
-    cost: float,
-    inner_cost: float,
-) -> float:
-    """Return the EWIF of a drafter whose own drafts come from another one.
-
-    A review of k inner tokens gives N, of the generating function
-    phi(x) = 1 + (x - 1) (1 - (a' x)^(k + 1)) / (1 - a' x); the target accepts i tokens with a^i.
-
-    Args:
-        acceptance: The target's, of the drafter's tokens; below 1.
-        inner_acceptance: The drafter's, of the inner drafter's tokens; a' above.
-        inner_count: Inner tokens in one of the drafter's reviews; k above.
-        review_count: The drafter's reviews in one of the target's.
-        cost: Of one of the drafter's forwards.
-        inner_cost: Of one inner token.
-    """
-    joint = inner_acceptance * acceptance
-    phi = 1 + (acceptance - 1) * (1 - joint ** (inner_count + 1)) / (1 - joint)
-    spent = 1 + review_count * (cost + inner_count * inner_cost)
-    return (1 - acceptance * phi**review_count) / ((1 - acceptance) * spent)
-
-
 class StackNumbers(Protocol):
-    """What is known of a stack of models; Max-Gram, if there is one, is the last stage."""
+    """The measurements of a stack of models; Max-Gram, if there is one, is the last stage."""
 
     @property
     def model_count(self) -> int:
@@ -77,7 +41,7 @@ class StackNumbers(Protocol):
         """How many stages there are."""
 
     def cost_ns(self, stage: int, row_count: int) -> float:
-        """Return what a forward of a model takes."""
+        """Return the time of a model's forward."""
 
     def acceptance(self, reviewer: int, drafter: int) -> float:
         """Return how often a stage accepts another one's token."""
@@ -86,8 +50,8 @@ class StackNumbers(Protocol):
 def choose_matrix(numbers: StackNumbers) -> Matrix:
     """Choose how many tokens each stage drafts for each, so that the largest drafts fastest.
 
-    Of the target it knows nothing, so for it the largest model drafts, always: what that has to
-    offer comes soonest, and none of it is replaced by something worse.
+    The stack knows nothing about the target. So only the largest model drafts for the target: its
+    tokens come soonest, and no token of a smaller model replaces them.
 
     Cost: ten to the number of stages below the largest model, in evaluations of a formula.
     """
@@ -102,17 +66,17 @@ def best_rate(numbers: StackNumbers) -> float:
 
 
 def _best_rows(numbers: StackNumbers) -> tuple[list[tuple[int, ...]], float]:
-    """Return the matrix, and what the largest model takes for a token with it."""
+    """Return the matrix, and the time of the largest model for a token with it."""
     size = numbers.stage_count
     rows: list[tuple[int, ...]] = [()] * size
     token_ns = [0.0] * size
-    # From the last model up: what it takes to draft a token decides how many are worth it.
+    # From the last model up, because the time to draft a token decides how many are worth it.
     for reviewer in reversed(range(numbers.model_count)):
         stages = range(reviewer + 1, size)
         best, rate = (0,) * len(stages), 0.0
         for counts in product(_COUNTS, repeat=len(stages)):
             expected = _rate(counts, numbers, reviewer=reviewer, token_ns=token_ns)
-            # More tokens have to be worth more than what rounding and chance make of it.
+            # More tokens have to gain more than rounding errors.
             if expected > rate * (1 + 1e-9):
                 best, rate = counts, expected
         token_ns[reviewer] = 1 / rate

@@ -1,8 +1,8 @@
-"""Several models on one device that draft as one: the largest first, at last Max-Gram.
+"""Several models on one device that draft as one: the largest first, Max-Gram last.
 
-A draft is a cascade (deciding/cascade.py); each of its steps is one model's forward, and the
-forwards of drafts that need the same model next are one. Nothing else of a server knows of stages:
-to it this is a model that finds several tokens in a step, or none.
+A draft is a cascade (deciding/cascade.py). Each of its steps is one model's forward, and drafts
+that need the same model next share a forward. The rest of the server does not know about stages: it
+sees a model that finds several tokens in a step, or none.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline_contract.proposal import Proposal
-from paceline_engine.deciding.cascade import MAX_GRAM
-from paceline_engine.deciding.review_tasks import Reviewed, ReviewTask
+from paceline_engine.deciding.cascade import MAX_GRAM, Reviewed, ReviewTask
 from paceline_engine.stack_backend.stack_numbers import MeasuredStack
 from paceline_engine.stack_backend.stack_text import StackText
 from paceline_engine.terms.backend import Backend, ModelLoadError, TokenMemory
@@ -33,12 +32,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _MAX_GRAM_BYTES = 640
-"""What a token takes in Max-Gram's index (bench/LOG.md), and in its list of tokens."""
+"""The memory of a token in Max-Gram's index (bench/LOG.md) and in its list of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What an item needs next, as an item of one of the models."""
+    """An item's next forward, as an item of one of the models."""
 
     stage: int
     inner: Item
@@ -47,10 +46,10 @@ class _Step:
 class StackBackend(Backend):
     """A stack of models.
 
-    Cost: a session has a text in each model: so much memory a token takes in all of them.
+    Cost: a session has its sequence in each model, and a token takes memory in all of them.
 
     Attributes:
-        forward_counts: By stage, forwards that ran to their end.
+        forward_counts: For each stage, the forwards that ran to their end.
     """
 
     def __init__(
@@ -66,13 +65,13 @@ class StackBackend(Backend):
 
         Args:
             models: Largest first.
-            matrix: Who drafts how much for whom; None: what the stack's own numbers say.
-            leniency: Of the stack's reviews, 1 or more.
-            new_max_gram: Makes the last stage for a text; None: the last stage is a model.
+            matrix: See cascade.py; None: chosen by the stack's own measurements.
+            leniency: The leniency of the stack's reviews, 1 or more.
+            new_max_gram: Makes an empty Max-Gram for a session; None: the last stage is a model.
             clock_ns: Measures forwards.
 
         Raises:
-            ModelLoadError: the models do not go together.
+            ModelLoadError: the models do not fit together.
         """
         _check_alike([model.description for model in models])
         self.models = models
@@ -92,7 +91,7 @@ class StackBackend(Backend):
 
     @property
     def description(self) -> ModelDescription:
-        """What it is; whether it can be given up between layers can change as it computes."""
+        """The stack as one model. `cancels_between_layers` can change while it computes."""
         cancels = _cancels_between_layers([model.description for model in self.models])
         if cancels != self._description.cancels_between_layers:
             self._description = replace(self._description, cancels_between_layers=cancels)
@@ -104,12 +103,12 @@ class StackBackend(Backend):
 
     @property
     def matrix(self) -> Matrix:
-        """Who drafts how much for whom from now on."""
+        """The matrix of drafts that begin now."""
         return self._fixed_matrix or self._numbers.matrix()
 
     @property
     def cuts_prompts(self) -> bool:
-        """Not always: a draft that begins may need another model than was foreseen, uncut."""
+        """False: a new draft may need another model than was expected, with an uncut prompt."""
         return False
 
     @property
@@ -124,11 +123,11 @@ class StackBackend(Backend):
 
     @property
     def stage_measures(self) -> tuple[StageMeasures, ...]:
-        """What was measured of each stage while it drafted."""
+        """The measurements of each stage, made while it drafted."""
         return self._numbers.measures((*self.description.stage_names, MAX_GRAM))
 
     def token_memory(self) -> TokenMemory | None:
-        """Measure what there is for tokens, each of which lies in all models."""
+        """Measure the memory for tokens, each of which takes memory in all models."""
         memories = [memory for model in self.models if (memory := model.token_memory())]
         if not memories:
             return None
@@ -142,7 +141,7 @@ class StackBackend(Backend):
         )
 
     def new_cache(self, spec: SessionSpec) -> StackText:
-        """Begin an empty text for a session."""
+        """Begin an empty sequence for a session."""
         texts = [model.new_cache(spec) for model in self.models]
         max_gram = self._new_max_gram() if self._new_max_gram else None
         reaches = [model.description.context_length for model in self.models]
@@ -166,10 +165,10 @@ class StackBackend(Backend):
         answers: dict[int, Outcome | Exception] = {}
         for stage in dict.fromkeys(step.stage for step in steps.values()):
             places = [place for place, step in steps.items() if step.stage == stage]
-            # The limit cuts the last item only, and says what all of them have together.
+            # The limit counts the rows of all items, and cuts only the last item.
             limit = row_limit if places[-1] == len(items) - 1 else None
             if limit is not None:
-                # Drafts that begin here can need more than that: then it is below 0.
+                # A draft that begins here can need more rows than expected: then it is below 0.
                 limit -= sum(
                     step.inner.row_count() for step in steps.values() if step.stage != stage
                 )
@@ -179,7 +178,7 @@ class StackBackend(Backend):
             )
             self._learn(stage, given, self._clock_ns() - started_ns)
             answers.update(zip(places, given, strict=True))
-        # Only now: had a later forward been given up, this step would be done again.
+        # Only now, because after an interrupted later forward this step is done again.
         return [
             self._take(item, steps[place], answers[place])
             if place in steps
@@ -188,11 +187,11 @@ class StackBackend(Backend):
         ]
 
     def _step(self, item: Item) -> _Step | None:
-        """Return what an item needs next; None if Max-Gram alone has found all of a draft."""
+        """Return an item's next forward; None if Max-Gram alone has found the whole draft."""
         text = item.cache
         assert isinstance(text, StackText)
         if not isinstance(item.task, Draft):
-            inner = Item(text.texts[0], item.spec, item.prefix, item.task)
+            inner = Item(text.texts[0], item.spec, prefix=item.prefix, task=item.task)
             return _Step(0, inner)
         text.begin(item)
         if text.is_done:
@@ -206,7 +205,7 @@ class StackBackend(Backend):
             self._numbers.record(stage, rows, forward_ns)
 
     def _take(self, item: Item, step: _Step, answer: Outcome | Exception) -> Outcome | Exception:
-        """Turn a model's answer into the item's, and go on with the draft."""
+        """Turn a model's answer into the item's answer, and go on with the draft."""
         if isinstance(answer, Exception):
             return answer
         if not isinstance(answer.judgement, Reviewed):
@@ -221,7 +220,7 @@ class StackBackend(Backend):
         return replace(self._found(item, row_count=answer.row_count), stage=step.stage)
 
     def _found(self, item: Item, *, row_count: int) -> Outcome:
-        """Return what a draft has found since its last step."""
+        """Return the tokens that a draft has found since its last step."""
         text = item.cache
         assert isinstance(text, StackText)
         assert text.draft is not None
@@ -245,7 +244,7 @@ def _check_alike(models: Sequence[ModelDescription]) -> None:
 
 
 def _describe(models: Sequence[ModelDescription], *, drafting: str) -> ModelDescription:
-    """Describe a stack as one model: its largest, as far as the others allow."""
+    """Describe a stack as its largest model, with only the abilities that all models have."""
     identity = " ".join([*(model.fingerprint for model in models), drafting])
     return replace(
         models[0],
@@ -264,7 +263,7 @@ def _describe(models: Sequence[ModelDescription], *, drafting: str) -> ModelDesc
 
 
 def _tell_reaches(models: Sequence[ModelDescription]) -> None:
-    """Log which of the smaller models hold less of a text than the largest does."""
+    """Log which smaller models have a shorter context than the largest model."""
     for model in models[1:]:
         if model.context_length < models[0].context_length:
             _log.warning(

@@ -1,4 +1,4 @@
-"""What a stack of models costs and how often its stages agree, as measured while it drafts."""
+"""The costs of a stack's models and how often its stages agree, measured while it drafts."""
 
 from __future__ import annotations
 
@@ -12,31 +12,30 @@ from paceline_engine.terms.latencies import StageMeasures
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_engine.deciding.cascade import Matrix
-    from paceline_engine.deciding.review_tasks import ReviewTask
+    from paceline_engine.deciding.cascade import Matrix, ReviewTask
     from paceline_engine.terms.backend import Backend, Interrupt
 
 _log = logging.getLogger(__name__)
 
 _ROUNDS = 2
 _REVIEWS_BETWEEN = 64
-"""The matrix is chosen anew after so many reviews."""
-# Before anything was judged: a usual acceptance of models and of Max-Gram, worth so many tokens.
+"""The matrix is chosen again after so many reviews."""
+# The prior: a usual acceptance of models and of Max-Gram, with the weight of so many tokens.
 _MODEL_ACCEPTANCE, _MAX_GRAM_ACCEPTANCE = 0.6, 0.3
 _PRIOR_TOKENS = 20.0
 _MOST_JUDGED = 2000.0
-"""Beyond, older tokens count half: texts change."""
+"""Beyond so many tokens, older ones count half, because acceptance changes over time."""
 
 
 class MeasuredStack:
     """The numbers of one stack: `ewif.StackNumbers`. Worker thread only."""
 
     def __init__(self, models: Sequence[Backend], *, has_max_gram: bool) -> None:
-        """Build it; nothing is measured yet.
+        """Build it without measurements.
 
         Args:
             models: Largest first.
-            has_max_gram: Whether one more stage follows, which costs nothing.
+            has_max_gram: Whether Max-Gram is one more stage, which costs nothing.
         """
         self._models = models
         self.model_count = len(models)
@@ -53,11 +52,11 @@ class MeasuredStack:
             measure(model, meter, rounds=_ROUNDS, interrupt=interrupt)
 
     def record(self, stage: int, row_count: int, forward_ns: int) -> None:
-        """Take in a forward."""
+        """Record a forward."""
         self._meters[stage].record(row_count, forward_ns)
 
     def judge(self, task: ReviewTask, *, accepted_count: int) -> None:
-        """Take in what became of a chain: tokens after the first rejected one were not judged."""
+        """Record a review of a chain: tokens after the first rejected one were not judged."""
         for index, draw in enumerate(task.draws[: accepted_count + 1]):
             pair = task.stage, draw.stage
             self._judged[pair] = self._judged.get(pair, 0.0) + 1
@@ -70,7 +69,7 @@ class MeasuredStack:
             self._matrix = self._choose()
 
     def cost_ns(self, stage: int, row_count: int) -> float:
-        """Return what a forward of a model takes; of one that was never measured, its size."""
+        """Return the time of a model's forward; 1 before any measurement."""
         return self._meters[stage].cost_ns(row_count) or 1.0
 
     def acceptance(self, reviewer: int, drafter: int) -> float:
@@ -81,7 +80,7 @@ class MeasuredStack:
         return accepted / judged
 
     def measures(self, names: Sequence[str]) -> tuple[StageMeasures, ...]:
-        """Tell what was measured of each stage. May be called on any thread."""
+        """Return the measurements of each stage. May be called on any thread."""
         stages = range(self.stage_count)
         return tuple(
             StageMeasures(
@@ -97,7 +96,7 @@ class MeasuredStack:
         return round(self._judged.get(pair, 0)), round(self._accepted.get(pair, 0))
 
     def matrix(self) -> Matrix:
-        """Return the matrix with which the largest model drafts fastest, as was known of late."""
+        """Return the matrix with which the largest model drafts fastest by recent measurements."""
         if self._matrix is None:
             self._matrix = self._choose()
         return self._matrix

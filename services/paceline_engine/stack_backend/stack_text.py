@@ -1,4 +1,4 @@
-"""A session's text in all models of a stack (`stack.py`), and how far a draft on it is."""
+"""A session's sequence in all models of a stack (`stack.py`), and the draft after it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import Proposal, SparseDistribution
-from paceline_engine.deciding.cascade import CascadeDraft, Draw, without_stages
-from paceline_engine.deciding.review_tasks import ReviewTask
+from paceline_engine.deciding.cascade import CascadeDraft, Draw, ReviewTask, without_stages
 from paceline_engine.terms.items import Draft, Item
 from paceline_engine.terms.model_cache import ModelCache
 
@@ -19,21 +18,21 @@ if TYPE_CHECKING:
     from paceline_engine.deciding.cascade import Matrix, Propose, Review
 
 _MOST_INDEXED = 1024
-"""Tokens of a prefix that a step may take into that index: milliseconds, which others wait for."""
+"""Tokens that a step adds to the index at most: this takes milliseconds, and other calls wait."""
 
 
 class LastStage:
-    """Max-Gram below a stack's models: an index of a session's text, and what follows in it.
+    """Max-Gram below a stack's models: an index of a sequence, and proposals from it.
 
-    It does not know the session's text in the models: so a draft, which knows it, does not either.
+    It has no reference to the `StackText`. So a draft, which refers to this object, has none.
     """
 
     def __init__(self, max_gram: MaxGram, *, stage: int) -> None:
         """Build it.
 
         Args:
-            max_gram: An index of nothing.
-            stage: How many models there are above it.
+            max_gram: An empty index.
+            stage: How many models are above it.
         """
         self._max_gram = max_gram
         self._stage = stage
@@ -42,18 +41,18 @@ class LastStage:
         self._is_indexed = False
 
     def begin(self, base: array[int], *, is_exact: bool, is_asked: bool) -> None:
-        """Begin a draft on a text.
+        """Begin a draft.
 
         Args:
-            base: The text.
+            base: The tokens before the draft.
             is_exact: Whether tokens need no distributions.
-            is_asked: Whether anybody will ask; else the index would be work for nothing.
+            is_asked: Whether the matrix uses this stage; if not, no index is made.
         """
         self._base, self._is_exact, self._is_indexed = base, is_exact, not is_asked
         self.index_some()
 
     def index_some(self) -> None:
-        """Take more of a long text into the index; until all is in, nothing is found."""
+        """Add more tokens of a long sequence to the index; proposals begin when all are in it."""
         if self._is_indexed:
             return
         assert self._base is not None
@@ -63,7 +62,7 @@ class LastStage:
         self._is_indexed = len(self._max_gram) == len(self._base)
 
     def propose(self, text: Sequence[Draw], count: int) -> list[Draw]:
-        """Return what follows the text and these tokens, so many or fewer."""
+        """Return at most `count` tokens that follow the base and these tokens."""
         assert self._base is not None
         if not self._is_indexed:
             return []
@@ -79,11 +78,11 @@ class LastStage:
 
 
 class StackText(ModelCache):
-    """A session's text in all models of a stack, and how far a draft on it is.
+    """A session's sequence in all models of a stack, and the draft after it.
 
     Attributes:
-        texts: In each model.
-        draft: The one that has begun.
+        texts: The sequence in each model.
+        draft: The draft that has begun; None: no draft has.
     """
 
     def __init__(
@@ -99,20 +98,20 @@ class StackText(ModelCache):
         self.texts = texts
         self._matrix = matrix
         self._last = None if max_gram is None else LastStage(max_gram, stage=len(texts))
-        # Of the item that it has begun, which is known by it: an item knows its text, so a text
-        # that knew its item would stay until a collector comes.
+        # The prefix identifies the item whose draft has begun. A reference to the item itself would
+        # be a cycle, because an item refers to its cache.
         self._prefix: array[int] | None = None
         self._base: array[int] | None = None
         self.draft: CascadeDraft | None = None
 
     def reserve(self, length: int) -> None:
-        """Learn how many tokens there is memory for from now on. Called on the event loop."""
+        """Learn for how many tokens memory is reserved from now on. Called on the event loop."""
         for text in self.texts:
             text.reserve(length)
 
     @property
     def can_be_copied(self) -> bool:
-        """Whether another text can begin with what was computed of this one."""
+        """Whether another sequence can begin with what was computed of this one."""
         return all(text.can_be_copied for text in self.texts)
 
     @property
@@ -121,7 +120,7 @@ class StackText(ModelCache):
         return all(text.is_empty for text in self.texts)
 
     def begin_like(self, source: ModelCache) -> None:
-        """Begin with what a text has in common with the first prefix, in each model."""
+        """Begin with what a sequence has in common with the first prefix, in each model."""
         assert isinstance(source, StackText)
         for own, other in zip(self.texts, source.texts, strict=True):
             own.begin_like(other)
@@ -142,8 +141,8 @@ class StackText(ModelCache):
     def stage(self, prefix: array[int], *, draft_count: int) -> int:
         """Return which of the models computes the next forward after a prefix.
 
-        Before a draft has begun: which does if Max-Gram finds nothing. To ask it takes too long
-        here.
+        Before a draft has begun, this is the model that is needed if Max-Gram finds no token. To
+        ask Max-Gram takes too long here.
         """
         if not draft_count:
             return 0
@@ -170,7 +169,7 @@ class StackText(ModelCache):
         self.draft = self._drafting(item.task.max_tokens, propose, length=len(item.prefix))
 
     def _drafting(self, count: int, propose: Propose | None, *, length: int) -> CascadeDraft:
-        """Begin a draft of so many tokens; models that it could be too long for take no part."""
+        """Begin a draft; models whose context it could exceed take no part."""
         ends = length + count
         resting = [stage for stage, reach in enumerate(self._reaches) if stage and ends > reach]
         matrix = without_stages(self._matrix(), resting) if resting else self._matrix()
@@ -178,11 +177,11 @@ class StackText(ModelCache):
 
     @property
     def is_done(self) -> bool:
-        """Whether its draft needs no forward more."""
+        """Whether its draft needs no further forward."""
         return self.draft is not None and self.draft.wanted is None
 
     def next_item(self, item: Item, *, leniency: float) -> Item:
-        """Return the forward that a draft needs next, as an item of its model."""
+        """Return the next forward of the draft, as an item of its model."""
         assert self.draft is not None
         wanted = self.draft.wanted
         assert wanted is not None, "then the draft is done"
@@ -191,7 +190,7 @@ class StackText(ModelCache):
         distributions = tuple(draw.distribution for draw in wanted.tail if draw.distribution)
         tail = Proposal(tuple(draw.token_id for draw in wanted.tail), (), distributions)
         task = ReviewTask(tail, draws=wanted.tail, stage=wanted.stage, leniency=leniency)
-        return Item(self.texts[wanted.stage], item.spec, self._text(wanted), task)
+        return Item(self.texts[wanted.stage], item.spec, prefix=self._text(wanted), task=task)
 
     def _wanted_at(self, prefix: array[int]) -> Review | None:
         return self.draft.wanted if self._prefix is prefix and self.draft else None
@@ -203,4 +202,4 @@ class StackText(ModelCache):
         return text
 
     def _crop(self, length: int) -> None:
-        """Its models' texts look after themselves."""
+        """Do nothing: each model's sequence crops itself."""

@@ -22,34 +22,34 @@ if TYPE_CHECKING:
     from paceline_engine.terms.backend import Backend
 
 AUTO = "auto"
-"""The matrix that the stack's own numbers say."""
+"""The matrix is chosen by the stack's own measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOptions:
-    """What drafts beside a model.
+    """The stages that draft below a model.
 
     Attributes:
-        then: Models, largest first, each a directory or a hub id; at last perhaps MAX_GRAM.
+        then: Models, largest first, each a directory or a hub id; the last may be MAX_GRAM.
         cascade: The matrix as JSON, or AUTO.
-        leniency: Of the stack's reviews, 1 or more.
-        tie: "earliest" or "latest": which place Max-Gram copies from.
-        bigrams: Path of a bigram table for Max-Gram; empty: none.
+        leniency: The leniency of the stack's reviews, 1 or more.
+        tie: "earliest" or "latest": the match that Max-Gram copies from.
+        bigrams: Path of a bigram table for Max-Gram; None: no table.
     """
 
     then: Sequence[str] = ()
     cascade: str = AUTO
     leniency: float = 1.0
     tie: str = Tie.EARLIEST.value
-    bigrams: str = ""
+    bigrams: str | None = None
 
 
 def load_stack(largest: LoadOptions, stack: StackOptions) -> StackBackend:
     """Load all models of a stack, as the largest is loaded.
 
     Raises:
-        ModelLoadError: one cannot be served, or they do not go together; the message is one line
-            for the operator.
+        ModelLoadError: a model cannot be served, or the models do not fit together; the message is
+            one line for the operator.
     """
     if not stack.leniency >= 1:
         raise ModelLoadError(f"--leniency {stack.leniency} is below 1")
@@ -77,7 +77,7 @@ def load_stack(largest: LoadOptions, stack: StackOptions) -> StackBackend:
 
 def _max_gram(stack: StackOptions, model: Backend) -> partial[MaxGram]:
     bigrams: Sequence[int | None] = ()
-    if stack.bigrams:
+    if stack.bigrams is not None:
         try:
             text = read_plain_file(stack.bigrams, most_bytes=MOST_BIGRAM_BYTES).decode()
             bigrams = parse_bigrams(text, vocabulary_size=model.description.vocabulary_size)

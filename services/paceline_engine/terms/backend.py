@@ -1,8 +1,9 @@
 """The one interface between the engine and a model.
 
-A backend is one model on a device (`model_backend.py`), or several (`stack_backend/stack.py`), and
-runs items; a cache is one session's text in it. Loading and computing happen on the worker thread
-only; the event loop reads the description, and makes empty caches.
+A backend is one model on a device (`model_backend.py`) or several models
+(`stack_backend/stack.py`). It runs items. A cache is one session's sequence in the backend. Loading
+and computing happen on the worker thread only; the event loop reads the description and makes empty
+caches.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from paceline_engine.terms.calls import ModelDescription, SessionSpec
     from paceline_engine.terms.items import Item, Outcome
@@ -24,12 +25,27 @@ Interrupt: TypeAlias = threading.Event
 """Set by another thread when a forward has become worthless."""
 
 
+_MOST_NAMES = 3
+_MOST_CHARACTERS = 120  # of a name
+
+
 class ModelLoadError(Exception):
     """A model cannot be served. The message is one line for the operator."""
 
     def __init__(self, message: str) -> None:
-        # Libraries explain themselves in paragraphs.
+        # Libraries' messages have several lines.
         super().__init__(" ".join(message.split()))
+
+
+def few_names(names: Iterable[str]) -> str:
+    """Return the first names in their order, and how many more there are, for a message.
+
+    A file can have a hundred thousand names.
+    """
+    ordered = sorted(names)
+    shown = ", ".join(name[:_MOST_CHARACTERS] for name in ordered[:_MOST_NAMES])
+    more = len(ordered) - _MOST_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 class DeviceLostError(Exception):
@@ -42,13 +58,13 @@ class ForwardInterrupted(Exception):  # noqa: N818 - an order carried out, not a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenMemory:
-    """The memory that sessions' tokens can lie in.
+    """The memory for sessions' tokens.
 
     Attributes:
-        free_bytes: What is free where the model computes.
-        usable_share: The part of it that tokens may fill; forwards need the rest to compute in.
-        bytes_per_token: What a token takes, in all layers together.
-        kept_share: The part of the tokens that fit which texts of ended sessions may have.
+        free_bytes: Free memory where the model computes.
+        usable_share: The part of it that tokens may fill; forwards need the rest to compute.
+        bytes_per_token: The memory of a token, in all layers together.
+        kept_share: The part of the tokens that sequences of ended sessions may have.
     """
 
     free_bytes: int
@@ -97,24 +113,24 @@ class Backend(ABC):
 
     @property
     def model_forwards(self) -> tuple[tuple[str, int], ...]:
-        """Of a stack, how many forwards each model ran so far, by its name."""
+        """For each model of a stack its name, and how many forwards it ran so far."""
         return ()
 
     @property
     def stage_measures(self) -> tuple[StageMeasures, ...]:
-        """Of a stack, what was measured of each stage while it drafted."""
+        """The measurements of each stage of a stack, made while it drafted."""
         return ()
 
     def measure(self, interrupt: Interrupt) -> None:  # noqa: B027 - most have nothing to choose
-        """Measure what it decides by, besides what its callers measure. Worker thread only."""
+        """Measure the numbers that only this backend decides by. Worker thread only."""
 
     def token_memory(self) -> TokenMemory | None:
-        """Measure what there is for tokens; None where they take no memory. Worker thread only."""
+        """Measure the memory for tokens; None if tokens take no memory. Worker thread only."""
         return None
 
     @abstractmethod
     def new_cache(self, spec: SessionSpec) -> ModelCache:
-        """Begin an empty text for a session; at once, because the event loop waits for it."""
+        """Begin an empty sequence for a session. Must be quick: the event loop waits for it."""
 
     @abstractmethod
     def run(
@@ -125,17 +141,17 @@ class Backend(ABC):
         Worker thread only.
 
         Args:
-            items: Of different texts. Their proposals are chains, unless the model knows trees.
-            interrupt: Set when nobody waits for any of them.
-            row_limit: Rows that the forward may have, more than the others need: the last item's
-                prefix is cut to what is left, one row at least.
+            items: Each of another sequence. Proposals are chains, unless the model takes trees.
+            interrupt: Set when no caller waits for any of the items.
+            row_limit: The most rows of the forward; it is above the sum of all items but the last.
+                The last item's prefix is cut to the rows that are left, at least one.
 
         Returns:
-            For each item what it got, or the error that it alone has: InvalidFieldError if what a
-            token is said to be drawn from is no distribution, OverloadedError without memory, any
-            other where there is a bug.
+            For each item its outcome, or the error of this item alone: InvalidFieldError if a
+            proposal's distribution is none, OverloadedError without memory, any other error for a
+            bug.
 
         Raises:
             ForwardInterrupted: the interrupt was set. The caches are as good as before.
-            DeviceLostError: nothing can be computed any more.
+            DeviceLostError: the device can compute nothing more.
         """

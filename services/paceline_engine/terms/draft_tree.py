@@ -1,8 +1,8 @@
-"""A draft that grows as a tree: the chain, its runners-up, and what follows on the likeliest."""
+"""A draft that grows as a tree: a chain, its runners-up, and branches after likely tokens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from paceline_contract.proposal import NOTHING, Proposal
@@ -11,61 +11,68 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Ranked: TypeAlias = "Sequence[tuple[int, float]]"
-"""Tokens that may stand at a place, the likeliest first, each with its probability."""
+"""The likeliest tokens at a position, each with its probability, in descending order."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """What was found so far, and what the next forward follows.
+    """The tokens that were found so far, and the tokens that the next forward extends.
 
-    A forward follows the chain's last token, and beside it the tokens of the largest worth that
-    none has followed yet. What it finds is ordered by worth.
+    A token's *path probability* is the product of the probabilities on its path. A forward extends
+    the chain's last token, and beside it the tokens of the largest path probability that no forward
+    has extended yet. The tokens that it finds are ordered by path probability.
 
     Attributes:
-        branch_count: How many tokens beside the chain's a forward may follow.
-        found: All that was found; its parents are explicit.
-        worths: Of each token: the product of the probabilities on its path.
-        depths: Of each token: how many come before it on its path.
-        followed: Which of them forwards have followed, in this order.
-        due: Which the next one follows, the chain's at first; none before the first forward.
-        rows: What has been followed and is due, as a tree of its own.
+        branch_count: How many tokens beside the chain's a forward may extend.
+        found: All tokens that were found; its parents are explicit.
+        path_probabilities: The path probability of each token.
+        depths: How many tokens come before each token on its path.
+        followed: The tokens that forwards have extended, in this order.
+        due: The tokens that the next forward extends, the chain's first; none before the first
+            forward.
+        rows: The tokens in `followed` and `due`, as a tree of their own.
 
     Cost: a step takes some 0.1 ms for each thousand tokens found.
     """
 
     branch_count: int = 0
+    _: KW_ONLY
     found: Proposal = NOTHING
-    worths: tuple[float, ...] = ()
+    path_probabilities: tuple[float, ...] = ()
     depths: tuple[int, ...] = ()
     followed: tuple[int, ...] = ()
     due: tuple[int, ...] = ()
     rows: Proposal = NOTHING
     _open: Sequence[tuple[float, int]] = ()
-    """What may be followed, with its worth below 0: sorted, so the largest is first."""
+    """(-path probability, index) of each token that may be extended, in ascending order."""
     _row_of: Mapping[int, int] = field(default_factory=lambda: {0: 0})
-    """Of those in `rows`, from what parents call them in `found` to what they do there."""
+    """For each token in `rows`: its number as a parent in `found` -> its number in `rows`."""
 
     def grown(self, ranked: Sequence[Ranked]) -> DraftTree:
-        """Take in what a forward found.
+        """Return the tree with the tokens that a forward found.
 
         Args:
-            ranked: What may follow each due token, or at first the prefix; one token or more.
+            ranked: For each due token (at first for the prefix) one or more tokens that may follow.
         """
         parents = [index + 1 for index in self.due] or [0]
         new = [
-            (self._worth_of(parent) * probability, parent, token)
+            (self._path_probability(parent) * probability, parent, token)
             for parent, own in zip(parents, ranked, strict=True)
             for token, probability in own
         ]
         # Stable, so siblings stay in their order, and the chain's token is its parent's first.
-        new.sort(key=lambda each: -each[0])
-        worths, new_parents, token_ids = zip(*new, strict=True)
+        new.sort(key=lambda found: -found[0])
+        path_probabilities, new_parents, token_ids = zip(*new, strict=True)
         start = len(self.found)
         tip = start + new_parents.index(parents[0])
         followed = (*self.followed, *self.due)
-        opened = [(-worth, start + n) for n, worth in enumerate(worths) if worth > 0]
+        opened = [
+            (-path_probability, start + n)
+            for n, path_probability in enumerate(path_probabilities)
+            if path_probability > 0
+        ]
         openings = sorted([*self._open, *opened])
-        if (own := (-worths[tip - start], tip)) in opened:
+        if (own := (-path_probabilities[tip - start], tip)) in opened:
             openings.remove(own)
         best = openings[: self.branch_count]
         found = Proposal((*self.found.token_ids, *token_ids), (*self.found.parents, *new_parents))
@@ -73,26 +80,26 @@ class DraftTree:
         first_row = len(followed) + 1
         return DraftTree(
             self.branch_count,
-            found,
-            (*self.worths, *worths),
-            (*self.depths, *(self._depth_after(parent) for parent in new_parents)),
-            followed,
-            due,
-            Proposal(
+            found=found,
+            path_probabilities=(*self.path_probabilities, *path_probabilities),
+            depths=(*self.depths, *(self._depth_after(parent) for parent in new_parents)),
+            followed=followed,
+            due=due,
+            rows=Proposal(
                 (*self.rows.token_ids, *found.along(due)),
                 (*self.rows.parents, *(self._row_of[found.parents[index]] for index in due)),
             ),
-            openings[self.branch_count :],
-            {**self._row_of, **{index + 1: first_row + n for n, index in enumerate(due)}},
+            _open=openings[self.branch_count :],
+            _row_of={**self._row_of, **{index + 1: first_row + n for n, index in enumerate(due)}},
         )
 
     def news_since(self, older: DraftTree) -> Proposal:
-        """Return what was found since then; its parents refer to all that was found."""
+        """Return the tokens found since an older tree; their parents refer to all of `found`."""
         start = len(older.found)
         return Proposal(self.found.token_ids[start:], self.found.parents[start:])
 
-    def _worth_of(self, parent: int) -> float:
-        return self.worths[parent - 1] if parent else 1.0
+    def _path_probability(self, parent: int) -> float:
+        return self.path_probabilities[parent - 1] if parent else 1.0
 
     def _depth_after(self, parent: int) -> int:
         return self.depths[parent - 1] + 1 if parent else 0

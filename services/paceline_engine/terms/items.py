@@ -1,12 +1,12 @@
-"""What a model is asked to compute, and what a step of it gives: plain data.
+"""Items: what a model is asked to compute, and the outcome of each step. Plain data.
 
-The event loop makes an item, the worker queues it, and the backend runs it step by step until it is
-done (`Item.take`). A step is an item's part in one forward.
+The event loop makes an item, the worker queues the item, and the backend runs it step by step until
+it is done (`Item.take`). A step is an item's part in one forward.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline_contract.calls import VerificationRule
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from paceline_engine.terms.calls import SessionSpec
     from paceline_engine.terms.model_cache import ModelCache
 
-ANTICIPATED = 1 << 20
-"""The depth of what nobody has asked for yet: less urgent than all that somebody has."""
-
 _SEED = DraftTree()
 
 
@@ -33,12 +30,13 @@ class Judge:
 
     Attributes:
         proposal: Without parents if it is a chain.
-        propose: Whether to guess what follows that token. Only of a model that drafts for itself,
+        propose: Whether to guess the tokens that follow. Only for a model that drafts for itself,
             and under EXACT.
-        top_logprobs: How many of the likeliest tokens to tell at each decided place.
+        top_logprobs: How many of the likeliest tokens to report at each decided position.
     """
 
     proposal: Proposal
+    _: KW_ONLY
     logprobs: bool = False
     propose: bool = False
     top_logprobs: int = 0
@@ -49,6 +47,7 @@ class Decode:
     """Choose the tokens that follow, one in each step, up to one of the end tokens."""
 
     max_tokens: int
+    _: KW_ONLY
     end_token_ids: frozenset[int] = frozenset()
     logprobs: bool = False
     top_logprobs: int = 0
@@ -59,23 +58,24 @@ class Draft:
     """Find tokens that follow.
 
     Attributes:
-        max_tokens: Of the chain.
-        width: How many tokens to find at a place: the chain's, and the runners-up beside it.
-        branch_count: How many tokens beside the chain's a forward may follow.
+        max_tokens: The chain's length, at most.
+        width: How many tokens to find at a position: the chain's token and its runners-up.
+        branch_count: How many tokens beside the chain's a forward may extend.
     """
 
     max_tokens: int = 1
+    _: KW_ONLY
     width: int = 1
     branch_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A target's word on a proposal: see VerifyResponse in target_service.proto.
+    """A target's verdict on a proposal: see VerifyResponse in target_service.proto.
 
     Attributes:
-        proposal: What the target guesses to follow the next token, if it was asked.
-        top_logprobs: If asked for, one for each accepted token and last the next one.
+        proposal: The target's guesses after the next token, if the task asks for them.
+        top_logprobs: If asked for, one entry for each accepted token, and last for the next token.
     """
 
     accepted_path: tuple[int, ...]
@@ -87,17 +87,17 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one step gave one item: with neither judgement nor draft, progress in a long prefix.
+    """The result of one step of an item. Without judgement and draft: progress in a long prefix.
 
     Attributes:
-        row_count: Token positions that were computed for it; 0 if it needed no forward.
+        row_count: Token positions that were computed for the item; 0 if it needed no forward.
         judgement: The answer to a Judge, with its last step; the next token of a Decode.
-        drafted: Tokens that follow: none, one or several. Its parents, if it is a tree, refer to
-            all that its draft has found.
-        draft_tree: Of a tree, how it stands now.
-        is_inner: Whether it was a step within a stack that had to find none.
-        dropped_count: Positions of these that were not computed to the end: pruned guesses.
-        stage: Which of a stack's models computed it.
+        drafted: Tokens that follow: none, one or several. In a tree their parents refer to all
+            tokens that the draft has found.
+        draft_tree: The draft's tree after this step, if the draft is a tree.
+        is_inner: Whether it was a step inside a stack, which need not find a token.
+        dropped_count: How many of these positions were not computed to the end: pruned guesses.
+        stage: The index of the stack's model that computed the step.
     """
 
     row_count: int
@@ -110,40 +110,43 @@ class Outcome:
 
     @property
     def chain(self) -> Sequence[int]:
-        """What was drafted of the chain."""
+        """The tokens of the chain that the step found."""
         if self.draft_tree is None:
             return self.drafted.token_ids
         return (self.draft_tree.found.token_ids[self.draft_tree.due[0]],)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it got past its prefix."""
+        """Whether the step got past the item's prefix."""
         return self.judgement is not None or len(self.drafted) > 0 or self.is_inner
 
 
 @dataclass(eq=False, slots=True)
 class Item:
-    """A task at a text.
+    """A task after a prefix of a sequence.
 
     Attributes:
-        cache: The text's state in the model.
-        spec: How tokens are chosen there, and whose work it is.
-        prefix: What the task builds on, one token or more. What is decoded is appended, and a
-            draft's chain, unless its branches are followed, too: then its rows are a tree beyond
+        cache: The sequence's state in the model.
+        spec: How tokens are chosen, and which tenant the work belongs to.
+        prefix: The tokens before the task, one or more. Decoded tokens are appended, and so is a
+            draft's chain, unless its branches are extended, too: then its rows are a tree beyond
             the prefix.
         task: What to do.
-        depth: How urgent: the smallest first.
-        patience_ns: How long a forward of it may take before it counts as hung; None: for ever.
-        found_count: Tokens decoded, or of the chain drafted, so far.
-        goes_on: Of a Judge: whether the model goes on by itself after a correction.
-        draft_tree: How a draft's tree stands.
+        depth: How urgent among the items that a caller waits for: the smallest first.
+        is_anticipated: Whether no caller has asked for it yet: less urgent than every other item.
+        patience_ns: How long one of its forwards may take before it counts as hung; None: for ever.
+        found_count: How many tokens were decoded, or drafted in the chain, so far.
+        goes_on: For a Judge: whether the model goes on by itself after a correction.
+        draft_tree: A draft's tree so far.
     """
 
     cache: ModelCache
     spec: SessionSpec
+    _: KW_ONLY
     prefix: array[int]
     task: Judge | Decode | Draft
     depth: int = 0
+    is_anticipated: bool = False
     patience_ns: int | None = None
     found_count: int = 0
     goes_on: bool = False
@@ -151,12 +154,12 @@ class Item:
 
     @property
     def share(self) -> str:
-        """Whose work it is."""
+        """The tenant whose work it is."""
         return self.spec.share
 
     @property
     def block(self) -> tuple[int, ...]:
-        """The tokens after the prefix that its next forward computes, too."""
+        """The tokens after the prefix that the item's next forward also computes."""
         if isinstance(self.task, Judge):
             return tuple(self.task.proposal.token_ids)
         if isinstance(self.task, Draft) and self.task.branch_count:
@@ -165,7 +168,7 @@ class Item:
 
     @property
     def parents(self) -> Sequence[int]:
-        """Those of the block's tokens, if it is a proposed tree."""
+        """The parents of the block's tokens, if the block is a proposed tree."""
         return self.task.proposal.parents if isinstance(self.task, Judge) else ()
 
     @property
@@ -175,7 +178,7 @@ class Item:
 
     @property
     def chooses_next(self) -> bool:
-        """Whether its steps only choose the next token, as EXACT does."""
+        """Whether its steps only choose the next token, as the rule EXACT does."""
         if isinstance(self.task, Decode):
             return not (self.task.logprobs or self.task.top_logprobs)
         is_exact = self.spec.rule is VerificationRule.EXACT
@@ -183,7 +186,7 @@ class Item:
 
     @property
     def scored_positions(self) -> list[int]:
-        """Of the tokens after the rows that a draft has scored."""
+        """The positions of the tokens after each row that a draft's forward scores."""
         if not isinstance(self.task, Draft) or not self.block:
             return [len(self.prefix)]
         tree = self.draft_tree
@@ -191,18 +194,18 @@ class Item:
 
     @property
     def tree(self) -> Proposal:
-        """Of a draft that follows branches, the rows that it has and wants beyond its prefix."""
+        """The rows beyond the prefix, computed or due, of a draft that extends branches."""
         is_tree = isinstance(self.task, Draft) and self.task.branch_count
         return self.draft_tree.rows if is_tree else NOTHING
 
     @property
     def stage(self) -> int:
-        """Which of a backend's models computes its next forward. Worker thread only."""
+        """The index of the backend's model for the item's next forward. Worker thread only."""
         draft_count = self.task.max_tokens if isinstance(self.task, Draft) else 0
         return self.cache.stage(self.prefix, draft_count=draft_count)
 
     def row_count(self) -> int:
-        """Count the rows that a forward needs to give it more than progress. Worker thread only."""
+        """Count the rows that the item needs to get past its prefix. Worker thread only."""
         if tree := self.tree:
             if self.cache.has_of(self.prefix, tree):
                 return len(self.block)
@@ -210,9 +213,10 @@ class Item:
         return self.cache.missing_length(self.prefix) + len(self.block)
 
     def ahead(self, judgement: Judgement) -> Item | None:
-        """Return what the caller asks next, if it was corrected; it needs no more room than this.
+        """Return the item that the caller asks for next after a correction.
 
-        None where nothing was rejected: then what was drafted after the proposal is judged next.
+        It needs no more room than this item. None if no token was rejected: then the caller sends
+        the tokens that were drafted after the proposal.
         """
         assert isinstance(self.task, Judge)
         if not self.goes_on:
@@ -223,16 +227,26 @@ class Item:
         prefix.extend(self.task.proposal.along(judgement.accepted_path))
         prefix.append(judgement.next_token)
         task = replace(self.task, proposal=NOTHING)
-        return Item(self.cache, self.spec, prefix, task, ANTICIPATED, self.patience_ns)
+        return Item(
+            self.cache,
+            self.spec,
+            prefix=prefix,
+            task=task,
+            is_anticipated=True,
+            patience_ns=self.patience_ns,
+        )
 
     def asks_the_same(self, other: Item) -> bool:
-        """Whether both have one answer. Of others than a Judge it may have gone out in part."""
+        """Whether both items have the same answer.
+
+        Only for Judge: parts of another task's answer may have been sent already.
+        """
         return (
             isinstance(self.task, Judge) and self.task == other.task and self.prefix == other.prefix
         )
 
     def take(self, outcome: Outcome) -> bool:
-        """Take in what a step gave, and tell whether it was the last."""
+        """Take in a step's outcome, and tell whether the step was the last."""
         if isinstance(self.task, Judge):
             return outcome.judgement is not None
         if isinstance(self.task, Decode):

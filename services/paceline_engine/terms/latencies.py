@@ -18,8 +18,8 @@ class StageMeasures:
     """What was measured of a stage of a stack; see Stage in the protos.
 
     Attributes:
-        forwards: By rows, ascending; none of Max-Gram.
-        verdicts: On each smaller stage's tokens: how many it decided on, and accepted.
+        forwards: By rows, ascending; Max-Gram has none.
+        verdicts: For each smaller stage, how many of its tokens were judged and accepted.
     """
 
     model_name: str
@@ -33,12 +33,12 @@ class ModelLatencies:
 
     Attributes:
         forwards: By rows, ascending.
-        prefill_fixed_ns: A prompt's first forward, before its tokens count. 0: not measured.
-        prefill_ns_per_token: What each token of the prompt adds. 0: not measured.
-        stages: Of a stack what was measured of each stage, largest first.
+        prefill_fixed_ns: A prompt's first forward, before its tokens count. None: not measured.
+        prefill_ns_per_token: What each token of the prompt adds. None: not measured.
+        stages: The measurements of each stage of a stack, largest model first.
     """
 
     forwards: tuple[ForwardLatency, ...]
-    prefill_fixed_ns: int
-    prefill_ns_per_token: int
+    prefill_fixed_ns: int | None
+    prefill_ns_per_token: int | None
     stages: tuple[StageMeasures, ...] = ()

@@ -1,4 +1,4 @@
-"""A session's text in a model, whatever the model is."""
+"""A session's sequence in a model: the interface that all backends share."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NO_TREE = Proposal()
 
 
 class ModelCache(ABC):
-    """A session's text in a model: the tokens computed so far and the model's state for them.
+    """A session's sequence in a model: the tokens computed so far and the model's state for them.
 
-    The caller never says what to roll back. It names the whole prefix that it means, and the cache
-    keeps what it has in common with that. So no sequence of faults and cancels can make it compute
-    on a wrong prefix, and whatever is still right is used again.
+    The caller never says what to roll back. It names the whole prefix, and the cache keeps the
+    tokens that it has in common with this prefix. So no order of faults and cancels can make it
+    compute on a wrong prefix, and all state that is still right is used again.
 
-    Beyond the text there can be a tree: tokens that may follow it, whose state is there, too. The
-    next prefix tells which of them are the text's, and the others are forgotten.
+    Beyond the sequence there can be a tree: tokens that may follow, with their state. The next
+    prefix tells which of them belong to the sequence; the others are forgotten.
 
     Attributes:
         has_ended: Whether its session is over.
@@ -50,53 +50,54 @@ class ModelCache(ABC):
 
     @property
     def tree(self) -> Proposal:
-        """What there is beyond the text: its tokens' rows lie there in this order."""
+        """The tree beyond the sequence: its tokens' rows lie there in this order."""
         return self._tree
 
     @property
     def row_count(self) -> int:
-        """How many tokens there is state for: the text's, and the tree's."""
+        """How many tokens have state here: the sequence's and the tree's."""
         return self.length + len(self._tree)
 
     def reserve(self, length: int) -> None:  # noqa: B027 - most need not know
-        """Learn how many tokens there is memory for from now on. Called on the event loop."""
+        """Learn for how many tokens memory is reserved from now on. Called on the event loop."""
 
     @property
     def can_be_copied(self) -> bool:
-        """Whether another text can begin with what was computed of this one."""
+        """Whether another sequence can begin with a copy of this one's state."""
         return False
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing computed that another text could begin with."""
+        """Whether no state was computed that another sequence could begin with."""
         return not self.length
 
     def begin_like(self, source: ModelCache) -> None:
-        """Begin with what a text that nobody changes any more has in common with the first prefix.
+        """Begin with the state of a finished sequence, as far as the first prefix is the same.
 
-        It is copied when that is computed, if it is still there then. Called on the event loop.
+        The state is copied when the first prefix is computed, if the finished sequence still exists
+        then. Called on the event loop.
         """
         self._source = ref(source)
 
     def end(self) -> None:
-        """Learn that its session is over: at most it is copied from now on. On the event loop."""
+        """Learn that the session is over: from now on the state is only copied. Event loop."""
         self.has_ended = True
 
     def stage(self, prefix: array[int], *, draft_count: int) -> int:  # noqa: ARG002 - a stack asks
         """Return which of several models computes the next forward after a prefix; most have one.
 
         Args:
-            prefix: The text.
-            draft_count: The tokens that are drafted after it; 0: it is judged.
+            prefix: The tokens before the work.
+            draft_count: How many tokens are drafted after the prefix; 0: a proposal is judged.
         """
         return 0
 
     def missing_length(self, prefix: array[int]) -> int:
-        """Count the tokens of a prefix, the last one always included, that are to be computed."""
+        """Count the tokens of a prefix that are still to be computed; the last one always is."""
         return len(prefix) - self._kept_length(prefix)
 
     def has_of(self, prefix: array[int], tree: Proposal) -> bool:
-        """Whether there is just this text, and beyond it the first tokens of a tree, if any."""
+        """Whether this prefix is here, followed only by the first tokens of this tree, if any."""
         own = self._tree
         return (
             self._token_ids == prefix
@@ -105,7 +106,7 @@ class ModelCache(ABC):
         )
 
     def keep(self, prefix: array[int]) -> int:
-        """Forget what is not the prefix's, and its last token; return how many tokens are left."""
+        """Forget all but the prefix without its last token; return how many tokens are left."""
         self._begin(prefix)
         self.adopt(self._path_of(prefix))
         kept = self._kept_length(prefix)
@@ -114,8 +115,8 @@ class ModelCache(ABC):
         return kept
 
     def adopt(self, path: Sequence[int]) -> None:
-        """Make a path of the tree the text's, and forget the rest."""
-        # At first, so that a failure on the way leaves nothing wrong.
+        """Append a path of the tree to the sequence, and forget the rest of the tree."""
+        # The tree goes first, so that a failure below leaves nothing wrong.
         tree, self._tree = self._tree, _NO_TREE
         if path:
             self._gather(path)
@@ -125,11 +126,11 @@ class ModelCache(ABC):
         """Take in tokens whose state a forward has appended.
 
         Args:
-            parents: Of the last tokens, which are the tree's: 0 where one follows the text, i + 1
-                where it follows the tree's i-th token.
+            parents: The parents of the last tokens, which are the tree's: 0 if a token follows the
+                sequence, i + 1 if it follows the tree's i-th token.
         """
         text_count = len(token_ids) - len(parents)
-        assert not (text_count and self._tree), "a tree lies beyond the text's end"
+        assert not (text_count and self._tree), "a tree lies beyond the sequence's end"
         self._token_ids.extend(token_ids[:text_count])
         if parents:
             tree = self._tree
@@ -138,17 +139,17 @@ class ModelCache(ABC):
             )
 
     def settle(self) -> None:
-        """Forget what a forward that failed may have appended."""
+        """Forget the rows that a failed forward may have appended."""
         self._crop(self.row_count)
 
     def clear(self) -> None:
-        """Forget all, because something broke off anywhere and may have left anything."""
+        """Forget all state, because code stopped at an unknown point and may have left anything."""
         self._tree, self._source = _NO_TREE, _nothing
         self._crop(0)
         del self._token_ids[:]
 
     def _begin(self, prefix: array[int]) -> None:
-        """Copy what there is of a prefix, if this text has yet to begin."""
+        """Copy the finished sequence's state for a prefix, if this sequence is still empty."""
         source = self._source()
         if source is not None and not self.length:
             kept = self._kept_length(prefix)
@@ -164,26 +165,26 @@ class ModelCache(ABC):
         return min(common, len(prefix) - 1)
 
     def _path_of(self, prefix: array[int]) -> tuple[int, ...]:
-        """Return which of the tree's tokens go on with the text in a prefix."""
+        """Return the tree's path that a prefix takes after the sequence."""
         if not self._tree or prefix[: self.length] != self._token_ids:
             return ()
         return self._tree.path_of(prefix[self.length :])
 
     def _gather(self, path: Sequence[int]) -> None:
-        """Move the state of these tokens of the tree to the text's end, in this order."""
+        """Move the state of these tokens of the tree to the sequence's end, in this order."""
         raise AssertionError(f"{path}: here no tree was computed")
 
     def _copy(self, source: ModelCache, length: int) -> None:
-        """Take over the state of another text's first tokens; here there is none yet."""
+        """Copy the state of another sequence's first tokens into this empty one."""
         raise AssertionError(f"{source}, {length}: it cannot be copied")
 
     @abstractmethod
     def _crop(self, length: int) -> None:
-        """Forget the state of all rows but the first `length`, wherever a forward stopped."""
+        """Forget the state of all rows but the first `length`, even if a forward stopped midway."""
 
 
 def common_length(left: array[int], right: array[int]) -> int:
-    """Count the tokens with which both begin. Each is read about once."""
+    """Count the tokens that both have in common at the start. Reads each token about once."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2
@@ -195,4 +196,4 @@ def common_length(left: array[int], right: array[int]) -> int:
 
 
 def _nothing() -> None:
-    """Stand for a text that is not there."""
+    """Return None: there is no finished sequence to begin with."""

@@ -1,8 +1,8 @@
-"""Which guesses become a proposal: static trees over ranks, and how a tree is pruned. Pure.
+"""Static trees over ranks, which turn guesses into a proposal; and how a tree is pruned. Pure.
 
 A *rank path* names a node by the ranks of the guesses on its way from the root: (0,) is the best
 first guess, (0, 1) the second-best second guess after it. Guesses at a depth are the same under
-every parent, so a set of rank paths is a whole tree, for any text.
+every parent, so a set of rank paths is a whole tree, for any sequence.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ def cartesian_tree(widths: Sequence[int]) -> tuple[RankPath, ...]:
 
 
 def likeliest_tree(rates: Sequence[Sequence[float]], *, node_count: int) -> tuple[RankPath, ...]:
-    """Return the tree of the nodes that are likeliest accepted, as Medusa's sparse trees are made.
+    """Return the tree of the nodes that are most likely accepted, as Medusa's sparse trees are.
 
-    A node's worth is the product of the hit rates on its path, as if they were independent. No
-    other tree of this size has a larger sum of worths (tests/unit/engine/test_rank_paths.py).
+    A node's probability is the product of the hit rates on its path, as if they were independent.
+    No other tree of this size has a larger sum (tests/unit/engine/test_rank_paths.py).
 
     Args:
         rates: For each depth, how often each rank is right.
-        node_count: How many nodes at most; those that are never right are left out.
+        node_count: How many nodes at most; nodes that are never right are left out.
     """
     chosen: list[RankPath] = []
     waiting: list[tuple[float, RankPath]] = [(-1.0, ())]
     while waiting and len(chosen) <= node_count:
-        worth, path = heapq.heappop(waiting)
+        probability, path = heapq.heappop(waiting)
         chosen.append(path)
         if len(path) < len(rates):
             for rank, rate in enumerate(rates[len(path)]):
                 if rate > 0:
-                    heapq.heappush(waiting, (worth * rate, (*path, rank)))
+                    heapq.heappush(waiting, (probability * rate, (*path, rank)))
     return tuple(sorted(filter(None, chosen), key=lambda path: (len(path), path)))
 
 
@@ -102,14 +102,14 @@ def propose(paths: Sequence[RankPath], guesses: Sequence[Sequence[int]]) -> Prop
 def prune_by_threshold(
     parents: Sequence[int], probabilities: Sequence[float], *, threshold: float
 ) -> tuple[int, ...]:
-    """Return the nodes to keep: those likely enough after their parent, whose parent is kept.
+    """Return the nodes to keep: likely enough after their parent, and the parent is kept, too.
 
     Speculative Streaming, parallel tree pruning. At threshold 0 all are kept; above 1 none.
 
     Args:
-        parents: Of a proposal; one for each node.
-        probabilities: Of each node after its parent, by the early exit.
-        threshold: Below which a node is dropped with all that hangs on it.
+        parents: A proposal's, one for each node.
+        probabilities: The early exit's probability of each node after its parent.
+        threshold: A node of a lower probability is dropped with its whole subtree.
 
     Returns:
         Indices, ascending.

@@ -1,4 +1,4 @@
-"""The limits of every field that reaches the engine; the protos say them, this module holds them.
+"""The limits of every field that reaches the engine, as the protos state them.
 
 Field names are paths as in the protos. The functions are quick enough for the event loop, except
 `check_distributions`, which runs on the worker thread before the forward.
@@ -40,13 +40,13 @@ MOST_TOKENS = MOST_PROPOSAL_TOKENS
 """The most tokens of a proposal, of a draft's window, and of a Decode."""
 
 MOST_TREE_TOKENS = 256
-"""The most tokens of a tree: what a forward of them costs hardly ever pays from here on."""
+"""The most tokens of a tree: the cost of more rows in a forward hardly ever pays."""
 
 MOST_TREE_DEPTH = 64
-"""The most tokens of a path of a tree; no longer block is ever asked for (`MOST_LOOKAHEAD`)."""
+"""The most tokens of a tree's path; no block is longer (`MOST_LOOKAHEAD`)."""
 
 MOST_DRAFTED = 8192
-"""The most tokens that a draft may find, the runners-up included: each step looks at them all."""
+"""The most tokens that a draft may find, runners-up included: each step reads all of them."""
 
 MOST_ENTRIES = MOST_DISTRIBUTION_ENTRIES
 """The most tokens that a distribution may name."""
@@ -60,17 +60,20 @@ _LONGEST_INTERVAL_SECONDS = 1
 
 
 def check_spec(spec: SessionSpec, model: ModelDescription) -> None:
-    """Check what a session is opened for.
+    """Check a session's specification.
 
     Raises:
         InvalidFieldError: a field is out of its limits.
         UnsupportedError: the model does not know the verification rule.
     """
     check_sampling("spec.sampling", spec.sampling, vocabulary_size=model.vocabulary_size)
-    _check("spec.seed", spec.seed, 0, _SEED_LIMIT - 1)
-    _check("spec.reserve_length", spec.reserve_length, 1, model.context_length)
-    _check("spec.limit_length", spec.longest_length, spec.reserve_length, model.context_length)
-    _check("spec.lease", spec.lease_seconds, *LEASE_SECONDS, unit=" seconds")
+    _check("spec.seed", spec.seed, low=0, high=_SEED_LIMIT - 1)
+    _check("spec.reserve_length", spec.reserve_length, low=1, high=model.context_length)
+    _check(
+        "spec.limit_length", spec.longest_length, low=spec.reserve_length, high=model.context_length
+    )
+    shortest, longest = LEASE_SECONDS
+    _check("spec.lease", spec.lease_seconds, low=shortest, high=longest, unit=" seconds")
     _check_name("spec.request_id", spec.request_id)
     _check_name("spec.share", spec.share)
     # At temperature 0 every rule is EXACT.
@@ -80,24 +83,24 @@ def check_spec(spec: SessionSpec, model: ModelDescription) -> None:
 
 def check_sampling(field: str, sampling: SamplingParameters, *, vocabulary_size: int) -> None:
     """Check sampling parameters; `field` is the path of their message."""
-    _check(f"{field}.temperature", sampling.temperature, 0, _MAX_TEMPERATURE)
-    _check(f"{field}.top_k", sampling.top_k, 0, vocabulary_size)
-    _check(f"{field}.min_p", sampling.min_p, 0, 1)
+    _check(f"{field}.temperature", sampling.temperature, low=0, high=_MAX_TEMPERATURE)
+    _check(f"{field}.top_k", sampling.top_k, low=0, high=vocabulary_size)
+    _check(f"{field}.min_p", sampling.min_p, low=0, high=1)
     if not 0 < sampling.top_p <= 1:
         raise InvalidFieldError.of(f"{field}.top_p", f"{sampling.top_p} is not in (0, 1]")
 
 
 def check_call(call: PrefixCall, *, limit_length: int, vocabulary_size: int) -> None:
     """Check the part that Decode, Draft and Verify share."""
-    _check("call.sequence", call.sequence, 1, _SEQUENCE_LIMIT - 1)
-    _check("call.base_length", call.base_length, 0, limit_length)
+    _check("call.sequence", call.sequence, low=1, high=_SEQUENCE_LIMIT - 1)
+    _check("call.base_length", call.base_length, low=0, high=limit_length)
     if len(call.base_digest) != _DIGEST_BYTES and (call.base_digest or call.base_length):
         raise InvalidFieldError.of(
             "call.base_digest", f"has {len(call.base_digest)} bytes, not {_DIGEST_BYTES}"
         )
     if call.prefix_length < 1:
         raise InvalidFieldError.of("call.token_ids", "the prefix is empty")
-    # Lengths come first: looking at every token of a list that is far too long takes a while.
+    # Lengths come first, because to check every token of a far too long list takes long.
     _check_fits("call.token_ids", call.prefix_length, limit_length)
     _check_token_ids("call.token_ids", call.token_ids, vocabulary_size=vocabulary_size)
 
@@ -110,7 +113,7 @@ def check_proposal(
     spec: SessionSpec,
     model: ModelDescription,
 ) -> None:
-    """Check what is special to Verify, the distributions' contents excepted.
+    """Check the fields of Verify, except the contents of distributions.
 
     Raises:
         InvalidFieldError: a field is out of its limits.
@@ -127,8 +130,8 @@ def check_proposal(
     _check_token_ids(
         "proposal.token_ids", proposal.token_ids, vocabulary_size=model.vocabulary_size
     )
-    _check("speculation_depth", options.depth, 0, _MAX_DEPTH)
-    _check("top_logprobs", options.top_logprobs, 0, MOST_TOP_LOGPROBS)
+    _check("speculation_depth", options.depth, low=0, high=_MAX_DEPTH)
+    _check("top_logprobs", options.top_logprobs, low=0, high=MOST_TOP_LOGPROBS)
     needed = token_count if spec.rule is VerificationRule.REJECTION else 0
     if len(proposal.distributions) != needed:
         raise InvalidFieldError.of(
@@ -151,8 +154,8 @@ def _check_parents(proposal: Proposal) -> None:
             f"has {len(proposal.parents)} entries, as many as tokens are needed: {len(proposal)}",
         )
     for place, parent in enumerate(proposal.parents):
-        # The i-th token is called i + 1, so this is the one before, at most.
-        _check(f"proposal.parents[{place}]", parent, 0, place)
+        # The i-th token's number is i + 1, so a parent is at most the token before.
+        _check(f"proposal.parents[{place}]", parent, low=0, high=place)
 
 
 def _check_tree(tree: Proposal) -> None:
@@ -208,8 +211,8 @@ def check_distributions(proposal: Proposal, *, vocabulary_size: int) -> None:
 def check_decoding(
     call: PrefixCall, options: DecodeOptions, *, limit_length: int, vocabulary_size: int
 ) -> None:
-    """Check what is special to Decode."""
-    _check("max_tokens", options.max_tokens, 1, MOST_TOKENS)
+    """Check the fields of Decode."""
+    _check("max_tokens", options.max_tokens, low=1, high=MOST_TOKENS)
     _check_fits("max_tokens", call.prefix_length + options.max_tokens, limit_length)
     if len(options.end_token_ids) > MOST_END_TOKENS:
         raise InvalidFieldError.of(
@@ -217,26 +220,30 @@ def check_decoding(
             f"has {len(options.end_token_ids)} tokens, at most {MOST_END_TOKENS} are allowed",
         )
     _check_token_ids("end_token_ids", [*options.end_token_ids], vocabulary_size=vocabulary_size)
-    _check("top_logprobs", options.top_logprobs, 0, MOST_TOP_LOGPROBS)
+    _check("top_logprobs", options.top_logprobs, low=0, high=MOST_TOP_LOGPROBS)
     _check(
-        "message_interval", options.interval_seconds, 0, _LONGEST_INTERVAL_SECONDS, unit=" seconds"
+        "message_interval",
+        options.interval_seconds,
+        low=0,
+        high=_LONGEST_INTERVAL_SECONDS,
+        unit=" seconds",
     )
 
 
 def check_drafting(
     call: PrefixCall, options: DraftOptions, *, spec: SessionSpec, model: ModelDescription
 ) -> None:
-    """Check what is special to Draft.
+    """Check the fields of Draft.
 
     Raises:
         InvalidFieldError: a field is out of its limits.
         UnsupportedError: it is a tree, and the rule or the model drafts chains only.
     """
-    _check("max_tokens", options.max_tokens, 1, MOST_TOKENS)
-    _check("chunk_tokens", options.chunk_tokens, 1, MOST_CHUNK_TOKENS)
+    _check("max_tokens", options.max_tokens, low=1, high=MOST_TOKENS)
+    _check("chunk_tokens", options.chunk_tokens, low=1, high=MOST_CHUNK_TOKENS)
     _check_fits("max_tokens", call.prefix_length + options.max_tokens, spec.longest_length)
-    _check("width", options.width, 1, MOST_WIDTH)
-    _check("branch_count", options.branch_count, 0, MOST_BRANCHES)
+    _check("width", options.width, low=1, high=MOST_WIDTH)
+    _check("branch_count", options.branch_count, low=0, high=MOST_BRANCHES)
     if options.width == 1:
         return
     token_count = options.max_tokens * options.width * (1 + options.branch_count)
@@ -250,7 +257,7 @@ def check_drafting(
         raise UnsupportedError("width: this model drafts chains only")
 
 
-def _check(field: str, value: float, low: float, high: float, *, unit: str = "") -> None:
+def _check(field: str, value: float, *, low: float, high: float, unit: str = "") -> None:
     # Written so that NaN, which compares false, is refused.
     if not low <= value <= high:
         raise InvalidFieldError.of(field, f"{value} is not in [{low}, {high}]{unit}")

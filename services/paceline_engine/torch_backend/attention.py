@@ -1,42 +1,43 @@
-"""What each row of a text sees: one text's rows, or those of several in one kernel.
+"""Attention: the tokens that each row sees, for one sequence or several in one kernel.
 
 Theory of operation
 -------------------
 
-Letters: H heads, G key and value heads, D their width; t rows of a text in a forward, L its length
-with them.
+Letters: H heads, G key and value heads, D their width; t rows of a sequence in a forward, L its
+length with them.
 
-Keys and values lie in the arena (`kv_arena.py`): each text has a *place* in a *slab*, and one
+Keys and values lie in the arena (`kv_arena.py`): each sequence has a *place* in a *slab*, and one
 tensor holds its keys of all layers. A layer does two things with the t new rows: `keep` writes
-their keys and values behind the text's, `attend` lets their queries look at all that they may see.
+their keys and values behind the sequence's, `attend` lets their queries attend to the tokens they
+see.
 
     keys of a place   | k0 k1 ...      k(L-t-1) | k(L-t) ... k(L-1) | zeros or garbage |
-                      |  before the forward     |  the new rows     |  beyond the text |
+                      |  before the forward     |  the new rows     |  beyond the end  |
     row r of t sees   |<------------------------------------>|         L - t + r + 1 keys
 
 Under a sliding window of w a row sees the last w of these only.
 
-A text can end in a tree. Then a row sees the text, its ancestors in the tree, and itself. Its
-*position* (for rotations and windows) is its depth, not its place: two siblings lie one behind the
-other, and both are at the position after their parent.
+A sequence can end in a tree. Then a row sees the sequence, its ancestors in the tree, and itself.
+Its *position* (for rotations and windows) is its depth, not its place: two siblings lie one behind
+the other, and both are at the position after their parent.
 
     tree      a is followed by b, or by c
-    places     | text | a | b | c |
-    positions  | text | L | L+1 | L+1 |
-    c sees     | text | a |   | c |
+    places     | seq  | a | b | c |
+    positions  | seq  | L | L+1 | L+1 |
+    c sees     | seq  | a |   | c |
 
-Four ways to attend, from few texts to many, and who takes them:
+Four ways to attend, from few sequences to many:
 
-- `TextRows.attend`: one kernel for one text. The first part of a prompt is `is_causal`; one row
+- `TextRows.attend`: one kernel for one sequence. The first part of a prompt is `is_causal`; one row
   needs no mask; everything else gets a mask that is added to the products, (group * t, L). The
   heads of a group lie one below the other as rows, so that keys are read once for all of them.
-- `SideBySide`: texts whose places follow one another in a slab, with the same few rows: one kernel
-  over a span of the slab, without a copy. It reads each place as far as the longest text goes.
-  Therefore what lies beyond a text must be zeros there: a hidden key has a weight of zero, and zero
-  times NaN is NaN (`Place.blank`).
+- `SideBySide`: sequences whose places follow one another in a slab, with the same few rows: one
+  kernel over a span of the slab, without a copy. It reads each place up to the longest sequence's
+  length. Therefore unused slots of a place must be zeros: a hidden key has a weight of zero, and
+  zero times NaN is NaN (`Place.blank`).
 - `TextsTogether` (`padded_texts.py`): on an accelerator, where launching kernels takes the time,
   over copies that are padded to one length.
-- `attend_slowly`: step by step, for what no kernel knows (soft caps, sinks).
+- `attend_slowly`: step by step, for attention that no kernel computes (soft caps, sinks).
 
 All of them give the same numbers apart from rounding; `invariant.py` gives the same bits.
 """
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.kv_arena import Place
 
 FEW_ROWS = 16
-"""Beside more rows of a text a kernel of its own costs nothing."""
+"""With more rows a sequence keeps a kernel busy, and a kernel of its own costs nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +70,10 @@ class Attention:
     """How a layer attends.
 
     Attributes:
-        scale: Of the products of queries and keys.
+        scale: The factor of the products of queries and keys.
         window: How many tokens a row sees, itself included; None: all before it.
-        soft_cap: What the scaled products are squeezed to by a tanh; None: they are not.
-        sinks: (H,) a further product for each head, that takes part of the attention; or None.
+        soft_cap: The limit to which a tanh squeezes the scaled products; None: it does not.
+        sinks: (H,) a further product for each head, which takes a part of the attention; or None.
     """
 
     scale: float
@@ -82,19 +83,19 @@ class Attention:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the kernels know it."""
+        """Whether kernels compute it."""
         return self.soft_cap is None and self.sinks is None
 
 
 @dataclass(frozen=True, slots=True)
 class TreeRows:
-    """What rows that end in a tree see, where it is not what is before them.
+    """The tokens that the rows of a tree see.
 
     Attributes:
-        positions: Of the t rows.
-        first: The column in which the tree begins; all before it is seen as ever.
-        ages: Of the last rows, which are the tree's: how far before each is which of the columns
-            from the first on; below 0 where it is no ancestor. On the CPU.
+        positions: The positions of the t rows.
+        first: The column in which the tree begins; each row sees all columns before it.
+        ages: For each of the tree's rows and each column from the first on: how far the column's
+            token is before the row; below 0 if it is no ancestor. On the CPU.
     """
 
     positions: Sequence[int]
@@ -103,7 +104,7 @@ class TreeRows:
 
 
 def _tree_rows(text: KeyValues, count: int, parents: Sequence[int]) -> TreeRows:
-    """Say what rows see of which the last ones have parents in a tree."""
+    """Return what rows see if the last of them have parents in a tree."""
     first, held = text.length + count - len(parents), len(text.tree)
     tree = Proposal((0,) * (held + len(parents)), (*text.tree.parents, *parents))
     positions = list(range(text.length, first))
@@ -119,13 +120,13 @@ def _tree_rows(text: KeyValues, count: int, parents: Sequence[int]) -> TreeRows:
 
 
 class TextRows:
-    """One text's rows.
+    """One sequence's rows.
 
     Attributes:
-        start: How many rows the text has before them.
+        start: How many rows the sequence has before them.
         count: How many they are: t.
-        tree: What is said of them if they end in a tree.
-        positions: Where they are in the text.
+        tree: The tokens that they see if they end in a tree; else None.
+        positions: Their positions in the sequence.
     """
 
     def __init__(self, text: KeyValues, count: int, parents: Sequence[int] = ()) -> None:
@@ -133,7 +134,7 @@ class TextRows:
 
         Args:
             text: With room for them.
-            parents: Of the last rows, if they are a tree: see `ModelCache.extend`.
+            parents: The parents of the last rows, if they are a tree: see `ModelCache.extend`.
         """
         start = text.row_count
         self._text, self.start, self.count = text, start, count
@@ -144,17 +145,17 @@ class TextRows:
 
     @property
     def length(self) -> int:
-        """How many rows the text has with them: L."""
+        """How many rows the sequence has with them: L."""
         return self.start + self.count
 
     @property
     def place(self) -> Place:
-        """Where the text lies."""
+        """Where the sequence lies."""
         assert self._text.place is not None, "it has room"
         return self._text.place
 
     def goes_with(self, others: TextRows) -> bool:
-        """Whether one kernel can compute them beside other rows, which come right before them."""
+        """Whether one kernel can compute them together with the rows right before them."""
         return others.place.is_before(self.place) and others.count == self.count <= FEW_ROWS
 
     @cached_property
@@ -175,17 +176,23 @@ class TextRows:
         for new, states in zip(self._new, (keys, values), strict=True):
             new[layer].copy_(states)
 
-    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, *, how: Attention) -> Tensor:
         """Attend to what is kept of a layer: (H, t, D) from the same."""
         keys, values = self.states
-        return self.attend_to(queries, keys[layer], values[layer], how)
+        return self.attend_to(queries, keys=keys[layer], values=values[layer], how=how)
 
-    def attend_to(self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
+    def attend_to(self, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
         """Attend to keys and values, (1, G, L, D): (H, t, D) from the same."""
         heads, count, _ = queries.shape
         kv_heads = keys.shape[1]
         if not how.is_plain:
-            return attend_slowly(queries, keys[0], values[0], self.mask(how.window, queries), how)
+            return attend_slowly(
+                queries,
+                keys=keys[0],
+                values=values[0],
+                mask=self.mask(how.window, like=queries),
+                how=how,
+            )
         window_is_over = how.window is not None and self.length > how.window
         sees_all_before = self.tree is None and not window_is_over
         if self.start == 0 and count > 1 and sees_all_before:
@@ -199,10 +206,10 @@ class TextRows:
             )[0]
         mask = None
         if count > 1 or not sees_all_before:
-            mask = self.mask(how.window, queries, heads // kv_heads)
-        return attend_apart(queries[None], keys, values, mask, how)[0]
+            mask = self.mask(how.window, like=queries, group=heads // kv_heads)
+        return attend_apart(queries[None], keys=keys, values=values, mask=mask, how=how)[0]
 
-    def mask(self, window: int | None, like: Tensor, group: int = 1) -> Tensor:
+    def mask(self, window: int | None, *, like: Tensor, group: int = 1) -> Tensor:
         """Return what is added to the products: (group * t, L)."""
         if (window, group) not in self._masks:
             if self.tree is None:
@@ -217,7 +224,7 @@ class TextRows:
         return self._masks[window, group]
 
     def ages(self, device: torch.device) -> Tensor:
-        """Return how far before each row each token is, below 0 if it is not seen: (t, L)."""
+        """Return how far each token is before each row, below 0 if it is not seen: (t, L)."""
         rows = torch.tensor(self.positions, device=device)
         ages = rows[:, None] - torch.arange(self.length, device=device)
         if self.tree is not None:
@@ -227,14 +234,14 @@ class TextRows:
 
 
 class SideBySide:
-    """The rows of n texts that lie side by side, t of each: one kernel for all of them.
+    """The rows of n sequences that lie side by side, t of each: one kernel for all of them.
 
     Attributes:
         count: How many rows they are together.
     """
 
     def __init__(self, texts: Sequence[TextRows]) -> None:
-        """Build it of texts each of which goes with the one before."""
+        """Build it of sequences; each of them `goes_with` the sequence before."""
         first = texts[0]
         self.count = len(texts) * first.count
         self._texts, self._shape = texts, (len(texts), first.count)
@@ -253,15 +260,21 @@ class SideBySide:
         """Keep a layer's new keys and values: (G, n * t, D)."""
         self._slab.keep(self._rows[layer], keys, values)
 
-    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, *, how: Attention) -> Tensor:
         """Attend to what is kept of a layer: (H, n * t, D) from the same."""
         keys, values = self._keys[layer], self._values[layer]
         group = len(queries) // keys.shape[1] if how.is_plain else 1
         apart = queries.view(len(queries), *self._shape, -1).transpose(0, 1)
-        seen = attend_apart(apart, keys, values, self._mask(how.window, queries, group), how)
+        seen = attend_apart(
+            apart,
+            keys=keys,
+            values=values,
+            mask=self._mask(how.window, like=queries, group=group),
+            how=how,
+        )
         return seen.transpose(0, 1).flatten(1, 2)
 
-    def _mask(self, window: int | None, like: Tensor, group: int) -> Tensor | None:
+    def _mask(self, window: int | None, *, like: Tensor, group: int) -> Tensor | None:
         """Return what is added to the products, (n, 1, group * t, L); None: nothing is hidden."""
         if (window, group) not in self._masks:
             mask = mask_of(self._ages, window, like=like, group=group)
@@ -270,7 +283,7 @@ class SideBySide:
 
     @cached_property
     def _ages(self) -> Tensor:
-        """How far before each row each token is, below 0 if it is not seen: (n, t, L)."""
+        """How far each token is before each row; below 0 if the row does not see it: (n, t, L)."""
         device = self._rows.device
         positions = torch.tensor([[*text.positions] for text in self._texts], device=device)
         ages = positions[:, :, None] - torch.arange(self._length, device=device)
@@ -287,12 +300,12 @@ def _hidden(ages: Tensor, window: int | None) -> Tensor:
 
 
 def mask_of(ages: Tensor, window: int | None, *, like: Tensor, group: int) -> Tensor:
-    """Return what is added to the products of several texts' rows: (n, 1, group * t, L).
+    """Return what is added to the products of several sequences' rows: (n, 1, group * t, L).
 
     Args:
-        ages: How far before each row each token is, below 0 if it is not seen: (n, t, L).
+        ages: How far each token is before each row; below 0 if the row does not see it: (n, t, L).
         window: How many tokens a row sees; None: all before it.
-        like: What has the dtype and the device.
+        like: A tensor of the mask's dtype and device.
         group: How many heads lie one below the other, as rows.
     """
     hidden = _hidden(ages, window)
@@ -301,16 +314,16 @@ def mask_of(ages: Tensor, window: int | None, *, like: Tensor, group: int) -> Te
 
 
 def attend_apart(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, how: Attention
+    queries: Tensor, *, keys: Tensor, values: Tensor, mask: Tensor | None, how: Attention
 ) -> Tensor:
-    """Attend to several texts, each to its own: (n, H, t, D) from the same.
+    """Attend to several sequences, each to its own: (n, H, t, D) from the same.
 
     Args:
         keys, values: (n, G, L, D) each.
-        mask: See `mask_of`; of a group of one where the kernels do not know how to attend.
+        mask: See `mask_of`; with a group of one if no kernel computes this attention.
     """
     if not how.is_plain:
-        return attend_slowly(queries, keys, values, mask, how)
+        return attend_slowly(queries, keys=keys, values=values, mask=mask, how=how)
     # The heads of a group lie one below the other, as rows: (n, G, H / G * t, D).
     grouped = queries.reshape(len(queries), keys.shape[1], -1, queries.shape[-1])
     seen = functional.scaled_dot_product_attention(
@@ -320,11 +333,11 @@ def attend_apart(
 
 
 def attend_slowly(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, how: Attention
+    queries: Tensor, *, keys: Tensor, values: Tensor, mask: Tensor | None, how: Attention
 ) -> Tensor:
-    """Attend step by step: what no kernel knows. (H, t, D) from the same, and (G, L, D) twice.
+    """Attend step by step, as no kernel computes this: (H, t, D) from the same, and (G, L, D).
 
-    Of one text, or of several: (n, H, t, D).
+    With several sequences each tensor has a further first dimension n.
     """
     group = queries.shape[-3] // keys.shape[-3]
     keys, values = keys.repeat_interleave(group, -3), values.repeat_interleave(group, -3)

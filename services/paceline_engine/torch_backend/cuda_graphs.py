@@ -1,9 +1,9 @@
 """Forwards of one row on CUDA, recorded once and replayed.
 
-A small model's kernels take less time than launching them. A recording is launched as one, but
-does the same to the same addresses each time: so the token and its position are read from the
-device, keys and values lie in buffers that stay, and attention looks at whole buffers. Where they
-have moved, because more memory was reserved, it is recorded anew.
+A small model's kernels take less time than their launches. A recording is launched as a whole, but
+it does the same to the same addresses each time. Therefore the token and its position are read from
+the device, keys and values lie in buffers that stay, and attention looks at whole buffers. When the
+buffers have moved, because more memory was reserved, the step is recorded anew.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,41 +19,43 @@ from torch.nn import functional
 
 from paceline_engine.torch_backend.decoders import agree
 from paceline_engine.torch_backend.device import lacks_memory
+from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.shared_rows import ForwardRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline_engine.torch_backend.attention import Attention
+    from paceline_engine.torch_backend.decoders import Decoder
     from paceline_engine.torch_backend.key_values import KeyValues
-    from paceline_engine.torch_backend.llama import FusedLlama
 
 _log = logging.getLogger(__name__)
 
 _WARM_UPS = 3
-# Where there was no memory for a recording, each new attempt costs as much as several steps.
+# After a recording for which there was no memory. Each attempt costs as much as several steps.
 _STEPS_WITHOUT_MEMORY = 64
 
 _Result = TypeVar("_Result")
+_Recorder: TypeAlias = "Callable[[Callable[[], Tensor]], Callable[[], Tensor]]"
 
 
 class CapturedStep(ForwardRows):
-    """A forward of one row for one text.
+    """A forward of one row for one sequence.
 
-    Elsewhere than on CUDA it is computed anew each time, over whole buffers all the same.
+    On another device than CUDA it is computed anew each time, also over whole buffers.
 
     Invariants:
-        The logits are those of the decoder itself, apart from rounding
+        The logits are the decoder's own, apart from rounding
         (tests/unit/engine/test_captured.py).
     """
 
-    def __init__(self, decoder: FusedLlama, text: KeyValues, recorder: Recorder) -> None:
+    def __init__(self, decoder: FusedLlama, text: KeyValues, *, record: _Recorder) -> None:
         """Record it.
 
         Args:
-            text: With fixed buffers, and room for a row. What they hold at the length is
-                overwritten.
-            recorder: The decoder's.
+            text: With fixed buffers, and room for a row. Recording overwrites the buffers' row
+                at the sequence's length.
+            record: Makes a recording of a function (`CapturedSteps.recorded`).
 
         Raises:
             RuntimeError: It cannot be recorded here; or there is no memory for it
@@ -69,10 +71,10 @@ class CapturedStep(ForwardRows):
         self.scored = slice(0, 1)
         self._columns = torch.arange(text.capacity, device=device)
         self._mask = torch.empty(())
-        # Computed now, because a recording must not make a table longer; and held, because for a
-        # longer text the decoder replaces it.
+        # Computed now, because a recording must not make a table longer; and held, because the
+        # decoder replaces its table when a sequence gets longer.
         self._rotations = decoder.rotations(text.capacity)
-        self._replay = recorder.record(self._run)
+        self._replay = record(self._run)
 
     def __call__(self, token_id: int, *, position: int) -> Tensor:
         """Compute a row, and return the logits after it: (1, V), valid until the next call."""
@@ -81,7 +83,7 @@ class CapturedStep(ForwardRows):
         return self._replay()
 
     def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
+        self, layer: int, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention
     ) -> Tensor:
         """Write the row in its place, and look at all that is before it in the buffers."""
         keys = self._keys[layer].index_copy_(-2, self.positions, keys[None])
@@ -100,31 +102,37 @@ class CapturedStep(ForwardRows):
 
 
 class CapturedSteps:
-    """The steps of a model's texts: each is recorded beside the first row that is computed.
+    """Records the steps of a model's sequences, and has the memory in which recordings compute.
+
+    A sequence's step is recorded beside the first row that is computed.
+
+    All recordings share the memory for intermediate results: they run one after the other on one
+    thread, and only logits outlive a forward. Each recording has logits of its own.
 
     Attributes:
-        work: Whether they can be captured; no longer once that has failed.
+        work: Whether steps can be captured; False for good once that has failed.
     """
 
     def __init__(self, decoder: FusedLlama, device: torch.device) -> None:
-        """Build it without any."""
+        """Build it without memory: the first recording takes that."""
         self.work = True
         self._decoder = decoder
-        self._recorder = Recorder(device)
+        self._device = device
         self._unrecorded_left = 0
+        self._stream: torch.cuda.Stream | None = None
 
     def record(self, text: KeyValues, token_id: int, *, expected: Tensor, name: str) -> bool:
-        """Record a text's step; return whether its row lies in its place, as computed before.
+        """Record a sequence's step; return whether its row lies in its place, as computed before.
 
         Args:
             expected: The logits after the row, as computed.
-            name: What the model is called, for the log.
+            name: The model's name, for the log.
         """
         if self._unrecorded_left:
             self._unrecorded_left -= 1
             return True
         try:
-            step = CapturedStep(self._decoder, text, self._recorder)
+            step = CapturedStep(self._decoder, text, record=self.recorded)
             if agree(expected, step(token_id, position=text.length)):
                 text.step = step
                 return True
@@ -138,22 +146,8 @@ class CapturedSteps:
         self.work = False
         return False
 
-
-class Recorder:
-    """Records forwards of a model, and has memory that they all compute in.
-
-    They take turns on one thread, and of a forward that is over only the logits are read: so what
-    one computes on the way can lie where another one's lay. Each one's logits have a place of
-    their own.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        """Build it without memory: that comes with the first recording."""
-        self._device = device
-        self._pool: _Pool | None = None
-
-    def record(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Return what does the same on the same memory each time; elsewhere than on CUDA itself.
+    def recorded(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Return a recording of a function; on another device than CUDA the function itself.
 
         Raises:
             RuntimeError: It cannot be recorded here, or there is no memory for it.
@@ -161,9 +155,9 @@ class Recorder:
         if self._device.type != "cuda":
             return run
         with torch.cuda.device(self._device):
-            if self._pool is None:
-                self._pool = _Pool()
-            graph, logits = self._pool.record(run)
+            if self._stream is None:
+                self._stream = self._take_memory()
+            graph, logits = self._record_on(self._stream, run)
 
         def replay() -> Tensor:
             with torch.cuda.device(self._device):
@@ -172,39 +166,55 @@ class Recorder:
 
         return replay
 
-
-class _Pool:
-    """Memory of a CUDA device for recordings, and the stream on which they are made."""
-
-    def __init__(self) -> None:
-        self._handle = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    def _take_memory(self) -> torch.cuda.Stream:
+        """Begin the memory pool, and return the stream on which recordings are made."""
+        self._pool = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         # Once no graph uses a pool, as after the last session, torch may refuse it to the next one.
         # So an empty graph always uses this one; torch warns that it is empty.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self._graph = self._capture(lambda: None)[0]
+            self._empty_graph, _ = self._capture(lambda: None, stream=stream)
+        return stream
 
-    def record(self, run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """Return what to replay, and where its result will lie."""
+    def _record_on(
+        self, stream: torch.cuda.Stream, run: Callable[[], Tensor]
+    ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """Return a graph to replay, and where its result will lie."""
         before = torch.cuda.current_stream()
-        self._stream.wait_stream(before)
+        stream.wait_stream(before)
         try:
-            with torch.cuda.stream(self._stream):
-                # What the first calls do on the side, such as choosing kernels, cannot be recorded.
+            with torch.cuda.stream(stream):
+                # The first calls also do things that cannot be recorded, such as choosing kernels.
                 for _ in range(_WARM_UPS):
                     run()
-            return self._capture(run)
+            return self._capture(run, stream=stream)
         finally:
-            # Also if it was given up half way: what it has begun writes to the text's next row.
-            before.wait_stream(self._stream)
+            # Also after a failure half way: the calls so far write to the sequence's next row.
+            before.wait_stream(stream)
 
-    def _capture(self, run: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result]:
+    def _capture(
+        self, run: Callable[[], _Result], *, stream: torch.cuda.Stream
+    ) -> tuple[torch.cuda.CUDAGraph, _Result]:
         graph = torch.cuda.CUDAGraph()
         capture = torch.cuda.graph(
-            graph, pool=self._handle, stream=self._stream, capture_error_mode="thread_local"
+            graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
         )
         # A capture that fails does not go back to the stream before it by itself.
-        with torch.cuda.stream(self._stream), capture:
+        with torch.cuda.stream(stream), capture:
             result = run()
         return graph, result
+
+
+def capture_steps(
+    name: str, decoder: Decoder | None, *, device: torch.device
+) -> CapturedSteps | None:
+    """Return what records a model's steps; None, with a warning, if they cannot be recorded.
+
+    Args:
+        name: The model's name, for the log.
+    """
+    if device.type == "cuda" and isinstance(decoder, FusedLlama):
+        return CapturedSteps(decoder, device)
+    _log.warning("model %s: its forwards cannot be captured on %s", name, device)
+    return None

@@ -1,4 +1,4 @@
-"""Which way a model is computed: the fastest that gives the library's own logits."""
+"""Chooses how a model is computed: the fastest way that gives the library's own logits."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Two texts, and how many rows each has in some forwards; in two of these as many.
+# Two sequences, and how many rows each has in some forwards; in two of these as many.
 _PIECES = ([8, 4, 1, 2, 1], [5, 1, 1, 2, 7])
 
 
 class Decoder(Protocol):
-    """From rows of texts to logits."""
+    """From rows of sequences to logits."""
 
     @property
     def layers(self) -> Sequence[nn.Module]:
@@ -41,15 +41,15 @@ class Decoder(Protocol):
         """Do a forward, and return the logits of the scored rows: (rows, V)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What the library computes of two texts by itself.
+    """The library's own results for two sequences.
 
     Attributes:
-        token_ids: The texts, of 16 tokens each.
-        logits: (32, V), one text's after the other's.
-        shape: What a token's keys and values are; None if layers differ.
-        bytes_per_token: What a token takes in the library's cache.
+        token_ids: The sequences, of 16 tokens each.
+        logits: (32, V), one sequence's after the other's.
+        shape: The shape of a token's keys and values; None if layers differ.
+        bytes_per_token: The memory of a token in the library's cache.
     """
 
     token_ids: Tensor
@@ -58,14 +58,14 @@ class Sample:
     bytes_per_token: int
 
 
-def choose_decoder(name: str, model: Any, sample: Sample, *, together: bool) -> Decoder | None:
-    """Choose how to compute a model; None if the library has to, one text at a time.
+def choose_decoder(name: str, model: Any, *, sample: Sample, together: bool) -> Decoder | None:
+    """Choose how to compute a model; None if the library has to, one sequence at a time.
 
-    Each way has to prove that rows of two texts in one forward get the library's logits.
+    Each way has to prove that rows of two sequences in one forward get the library's logits.
 
     Args:
-        name: Of the model, for the log.
-        sample: The proof.
+        name: The model's name, for the log.
+        sample: The library's logits, to compare with.
         together: How its forwards attend; see `SharedRows`.
     """
     if sample.shape is None:
@@ -96,7 +96,7 @@ def choose_decoder(name: str, model: Any, sample: Sample, *, together: bool) -> 
 
 @torch.inference_mode()
 def take_sample(model: Any) -> Sample:
-    """Compute two texts as the library does, in forwards of several rows, and of one."""
+    """Let the library compute two sequences, in forwards of several rows and of one."""
     texts = [LibraryText() for _ in _PIECES]
     count = sum(_PIECES[0])
     tokens = torch.arange(2 * count, device=model.device) * 7919 % model.config.vocab_size
@@ -116,7 +116,7 @@ def take_sample(model: Any) -> Sample:
     if len(shapes) == 1:
         shape = KeyValueShape(len(layers), *shapes.pop(), logits.dtype, logits.device)
     byte_count = sum(keys.nbytes + values.nbytes for keys, values in layers)
-    return Sample(tokens, logits, shape, byte_count // count)
+    return Sample(token_ids=tokens, logits=logits, shape=shape, bytes_per_token=byte_count // count)
 
 
 def agree(expected: Tensor, actual: Tensor) -> bool:
@@ -149,7 +149,7 @@ def _agrees(decoder: Decoder, sample: Sample, *, together: bool) -> bool:
 
 
 class _quiet_library:  # noqa: N801 - a context manager
-    """Keep the library from warning of what is found out here anyway."""
+    """Turn the library's warnings off about facts that this module finds out by itself."""
 
     def __enter__(self) -> None:
         self._verbosity = transformers_logging.get_verbosity()

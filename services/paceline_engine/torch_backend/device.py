@@ -1,4 +1,4 @@
-"""The device that a model is on: whether it is there, who shares it, and what it reports."""
+"""The device that a model is on: whether it is there, its hardware, and its errors."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 _KINDS = frozenset({"cpu", "cuda"})
 _KINDS_IN_WORDS = "models are computed on cpu, cuda, cuda:1, ..."
 _MOST_REASON = 200
-# As torch, CUDA and its libraries say it.
+# The words of torch, CUDA and its libraries for a lack of memory.
 _NO_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
-# Linux says the same in all containers of a machine, and another at each boot.
+# Linux has the same id in all containers of a machine, and a new one at each boot.
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -32,8 +32,8 @@ def usable_device(name: str, *, dtype: str = "float32") -> torch.device:
     """Check that a device is there, and leave out its kernels that are made for fixed lengths.
 
     Args:
-        name: As torch has it.
-        dtype: What is computed there.
+        name: The device's name for torch.
+        dtype: The dtype to compute in.
 
     Raises:
         ModelLoadError: it is not there, is none that models are computed on, or does not know the
@@ -42,7 +42,7 @@ def usable_device(name: str, *, dtype: str = "float32") -> torch.device:
     device = _named_device(name)
     try:
         torch.empty(1, device=device)
-        # It plans for each length of a text, and keeps all plans (pytorch pull request 190388).
+        # It plans for each length of a sequence, and keeps all plans (pytorch pull request 190388).
         torch.backends.cuda.enable_cudnn_sdp(False)
     except (AssertionError, RuntimeError) as error:
         reason = str(error).splitlines()[0][:_MOST_REASON]
@@ -56,7 +56,7 @@ def usable_device(name: str, *, dtype: str = "float32") -> torch.device:
 
 
 def _named_device(name: str) -> torch.device:
-    """Find a device of a kind that models are computed on: others lack what is asked of one."""
+    """Find a device of a kind on which models can be computed."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -76,7 +76,7 @@ def _named_device(name: str) -> torch.device:
 
 @contextmanager
 def on_device() -> Iterator[None]:
-    """Compute without gradients, and give what the device reports its type.
+    """Compute without gradients, and turn the device's errors into ours.
 
     A device reports late: at the next wait for it, which may be well after the forward.
     """
@@ -94,25 +94,25 @@ def on_device() -> Iterator[None]:
 
 
 def lacks_memory(error: RuntimeError) -> bool:
-    """Whether something failed for want of memory: the device is well after it."""
+    """Whether an error is a lack of memory, after which the device still works."""
     return any(words in str(error) for words in _NO_MEMORY)
 
 
 def wait_for(device: torch.device) -> None:
-    """Let a forward be over: where nothing is read of it, an accelerator has only begun it."""
+    """Wait for a forward of which nothing is read: an accelerator has only begun it."""
     if device.type != "cpu":
         torch.get_device_module(device).current_stream(device).synchronize()
 
 
 def hardware_of(device: torch.device, *, threads: int) -> Hardware:
-    """Name what a device is part of, and say how much of that a forward keeps busy.
+    """Return the name of a device's hardware, and the part of it that a forward keeps busy.
 
     A CPU is the set of cores that this process may use: processes with sets of their own share
     none. (Sets that overlap in part count as apart.)
 
     Args:
-        device: What torch computes on.
-        threads: Those of a forward on a CPU.
+        device: The device that torch computes on.
+        threads: The threads of a forward on a CPU.
     """
     if device.type == "cpu":
         cores = _usable_cores()
@@ -134,5 +134,5 @@ def _usable_cores() -> AbstractSet[int]:
 
 
 def _hidden(identity: str) -> str:
-    """Tell equal from unequal, and nothing else."""
+    """Return a hash of a name, which shows equality and nothing else."""
     return hashlib.sha256(identity.encode()).hexdigest()[:32]

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM
 
 _FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
-# Rotations that are others in a longer text.
+# Rotations that are others in a longer sequence.
 _CHANGING = frozenset({"dynamic", "longrope"})
 
 
@@ -32,7 +32,7 @@ def can_fuse(model: Any) -> bool:
 
 
 def rotations_change(config: Any) -> bool:
-    """Whether a token's rotation depends on the longest text of the forward."""
+    """Whether a token's rotation depends on the longest sequence of the forward."""
     parameters = getattr(config, "rope_parameters", None) or {}
     # One set, or one for each kind of layer.
     sets = [parameters, *(each for each in parameters.values() if isinstance(each, dict))]

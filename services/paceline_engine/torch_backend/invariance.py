@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Fed:
-    """Two texts of so many rows in each of some forwards; 0: none of the second."""
+    """How many rows of two sequences are in each forward; 0: no rows of the second."""
 
     first: tuple[int, ...]
     second: tuple[int, ...]
@@ -46,21 +46,21 @@ def check_invariance(
     *,
     description: ModelDescription,
 ) -> None:
-    """Check that what a model computes for a text follows from the text alone.
+    """Check that a sequence's logits follow from the sequence alone.
 
     Args:
         decoder: Computes it, if it is not computed in the library's own way.
-        shape: Of its keys and values, if they are alike in all layers.
+        shape: The shape of its keys and values, if it is the same in all layers; else None.
 
     Raises:
-        ModelLoadError: it does not, or that cannot be told.
+        ModelLoadError: they do not, or the check cannot tell.
     """
     most_tokens = min(description.vocabulary_size, description.context_length)
     holds = (
         decoder is not None
         and shape is not None
         and description.shares_forwards
-        # With bfloat16 a small sample would not always show it.
+        # In bfloat16 a small sample would not always show that they do not.
         and not has_experts(model)
         and is_invariant(decoder, shape, most_tokens=most_tokens)
     )
@@ -73,7 +73,7 @@ def check_invariance(
 
 @torch.inference_mode()
 def is_invariant(decoder: Decoder, shape: KeyValueShape, *, most_tokens: int) -> bool:
-    """Tell whether two texts get the same bits whole and alone, and in pieces side by side.
+    """Tell whether two sequences get the same bits whole and alone, and in pieces side by side.
 
     Args:
         most_tokens: The smaller of the vocabulary and the context.
@@ -83,9 +83,9 @@ def is_invariant(decoder: Decoder, shape: KeyValueShape, *, most_tokens: int) ->
         [(7919 * place + 31 * (place // 5) + n) % most_tokens for place in range(length)]
         for n in (1, 2)
     ]
-    alone = [_scored(decoder, shape, [text], [(length,)])[0] for text in texts]
+    alone = [_scored(decoder, shape, texts=[text], pieces=[(length,)])[0] for text in texts]
     for way in _WAYS:
-        together = _scored(decoder, shape, texts, [way.first, way.second])
+        together = _scored(decoder, shape, texts=texts, pieces=[way.first, way.second])
         for expected, actual in zip(alone, together, strict=True):
             if not torch.equal(expected, actual):
                 return False
@@ -95,10 +95,11 @@ def is_invariant(decoder: Decoder, shape: KeyValueShape, *, most_tokens: int) ->
 def _scored(
     decoder: Decoder,
     shape: KeyValueShape,
+    *,
     texts: Sequence[Sequence[int]],
     pieces: Sequence[Sequence[int]],
 ) -> list[Tensor]:
-    """Feed texts in pieces, and return the logits of all their rows: (L, V) each."""
+    """Feed sequences in pieces, and return the logits of all their rows: (L, V) each."""
     slabs = Slabs(shape, tile=TILE)
     caches = [KeyValues(slabs, reserve_length=len(text)) for text in texts]
     logits: list[list[Tensor]] = [[] for _ in texts]

@@ -1,23 +1,23 @@
-"""Forwards whose results for a row follow from its text alone, bit by bit.
+"""Forwards whose results for a row follow from its sequence alone, bit by bit.
 
-A row of a matrix product is computed from that row alone, but by a kernel, and so in an order of
-additions, that follows from the product's shape. On a CPU, with one thread, it is the same for
-every shape that has a multiple of 4 rows, and as many keys to attend to (bench/LOG.md). So here
+A row of a matrix product is computed from that row alone. But the kernel, and so the order of
+additions, depends on the product's shape. On a CPU, with one thread, the order is the same for all
+shapes with a multiple of 4 rows, and with equally many keys to attend to (bench/LOG.md). So here
 
-- a forward has a multiple of 4 rows, and so do those of it that are scored;
-- keys come in tiles. A row sees all of the tile in which it is, with the later ones masked: how
-  many keys there are then follows from its position, neither from where its prefix was cut, nor
-  from the rows after it;
+- a forward has a multiple of 4 rows, and a multiple of 4 rows are scored;
+- keys come in tiles. A row reads the whole tile in which it is, with later keys masked. The number
+  of keys then depends on the row's position only: neither on where its prefix was cut, nor on the
+  rows after it;
 
     keys      | tile 0 | tile 1 | tile 2 |
     rows in tile 1 see |---------------->| of these, each up to itself
 
-- the rows of one text in one tile are attended together, the last of them again until they are a
-  multiple of 4. What the fillings see is thrown away;
-- of a tree each path is attended apart, and lies in its tiles as if it were the text.
+- the rows of one sequence in one tile are attended together, the last of them again until they are
+  a multiple of 4. The results of these fillings are thrown away;
+- each path of a tree is attended to separately, in tiles as if it were the sequence.
 
-All else in a forward is done to each row by itself. A model for which that does not hold is found
-out at load (`invariance.py`).
+All other operations of a forward compute each row by itself. A check at load refuses models for
+which that is not so (`invariance.py`).
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.key_values import KeyValues
 
 TILE = 64
-"""How many keys a tile has. Smaller ones waste fewer masked keys, and cut prompts into more."""
+"""How many keys a tile has. Smaller tiles waste fewer masked keys, but cut prompts into more."""
 
 _MULTIPLE = 4
 
 
 class InvariantRows(SharedRows):
-    """Rows of several texts, filled up to a multiple of 4; see `SharedRows`."""
+    """Rows of several sequences, filled up to a multiple of 4; see `SharedRows`."""
 
     def __init__(
         self,
@@ -61,10 +61,11 @@ class InvariantRows(SharedRows):
 
         Args:
             texts: With buffers of whole tiles, and room for their rows.
-            token_ids: Of each text's rows, one or more.
-            scored_counts: How many of each text's last rows to score. What is scored beyond them
-                comes last.
-            parents: Of each text's last rows, if they are a tree: see `ModelCache.extend`.
+            token_ids: The tokens of each sequence's rows, one or more.
+            scored_counts: How many of each sequence's last rows to score. Logits of fillings come
+                after theirs.
+            parents: The parents of each sequence's last rows, if they are a tree: see
+                `ModelCache.extend`.
         """
         super().__init__(texts, token_ids, scored_counts, parents=parents)
         self._count = len(self.token_ids)
@@ -78,27 +79,27 @@ class InvariantRows(SharedRows):
         ]
 
     def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
+        self, layer: int, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention
     ) -> Tensor:
         """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
         self._keep(layer, keys[:, : self._count], values[:, : self._count])
-        return self._whole([each.attend(layer, queries, how) for each in self._kernels])
+        return self._whole([each.attend(layer, queries, how=how) for each in self._kernels])
 
     def keep(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep a layer's new keys and values; return all texts' tiles side by side."""
+        """Keep a layer's new keys and values; return all sequences' tiles side by side."""
         self._keep(layer, keys[:, : self._count], values[:, : self._count])
         return joined_states([text.states for text in self._tiled], layer)
 
     def attend_to_made(
-        self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
+        self, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention
     ) -> Tensor:
         """Attend to what a layer made of what `keep` returned: (H, T, D)."""
         lengths = [text.length for text in self._tiled]
         parts = (torch.split(each[None], lengths, 2) for each in (keys, values))
         return self._whole(
             [
-                text.attend_to(queries, *made, how)
-                for text, *made in zip(self._tiled, *parts, strict=True)
+                text.attend_to(queries, keys=made_keys, values=made_values, how=how)
+                for text, made_keys, made_values in zip(self._tiled, *parts, strict=True)
             ]
         )
 
@@ -114,11 +115,11 @@ class InvariantRows(SharedRows):
 
 
 class _TiledText:
-    """One text's part: its rows in each tile of keys.
+    """One sequence's part: its rows in each tile of keys.
 
     Attributes:
-        rows: Which of all they are.
-        length: Up to the end of the last tile.
+        rows: Their indices among all rows.
+        length: The end of the last tile.
     """
 
     def __init__(self, text: TextRows, rows: range) -> None:
@@ -140,13 +141,13 @@ class _TiledText:
 
     @cached_property
     def _order(self) -> Tensor | None:
-        """Where each row is among those of the parts; None: in their order."""
+        """The order of the sequence's rows among the parts' rows; None: the same order."""
         if self.text.tree is None:
             return None
         return torch.tensor([row for part in self._parts for row in part.rows]).argsort()
 
     def goes_with(self, others: _TiledText) -> bool:
-        """Whether one kernel can compute it beside another text, which comes right before it."""
+        """Whether one kernel can compute it together with the sequence right before it."""
         return (
             self.length == others.length
             and self._has_one_tile
@@ -158,49 +159,53 @@ class _TiledText:
     def _has_one_tile(self) -> bool:
         return self.text.tree is None and self.length - self.text.start <= TILE
 
-    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, *, how: Attention) -> Tensor:
         """Attend with its rows of all, (H, T, D), to what is kept of a layer: (H, rows, D)."""
         keys, values = self.states
-        return self.attend_to(queries, keys[layer], values[layer], how)
+        return self.attend_to(queries, keys=keys[layer], values=values[layer], how=how)
 
-    def attend_to(self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
+    def attend_to(self, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
         """Attend with its rows of all, (H, T, D), to keys and values: (H, rows, D)."""
-        seen = torch.cat([part.attend(queries, keys, values, how) for part in self._parts], 1)
+        seen = torch.cat(
+            [part.attend(queries, keys=keys, values=values, how=how) for part in self._parts], 1
+        )
         return seen if self._order is None else seen.index_select(1, self._order)
 
 
 class _TilesSideBySide:
-    """The rows of texts that lie side by side, all in the same tile: one kernel for all of them."""
+    """The rows of sequences that lie side by side, all in the same tile: one kernel for all."""
 
     def __init__(self, texts: Sequence[_TiledText]) -> None:
         place, end = texts[0].text.place, texts[0].length
         self._keys, self._values = place.slab.span(place.index, count=len(texts), length=end)
         self._tile = _Tile([each.rows for each in texts], [each.text.start for each in texts])
 
-    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, *, how: Attention) -> Tensor:
         """Attend with their rows of all, (H, T, D), to what is kept of a layer: (H, rows, D)."""
-        return self._tile.attend(queries, self._keys[layer], self._values[layer], how)
+        return self._tile.attend(
+            queries, keys=self._keys[layer], values=self._values[layer], how=how
+        )
 
 
 class _Tile:
-    """A text's rows that are in one tile of keys, and fillings; or those of n texts alike.
+    """The rows of a sequence, or of n alike sequences, in one tile of keys; and fillings.
 
     Attributes:
-        rows: Which of all the first text's are.
+        rows: The indices of the first sequence's rows among all rows.
     """
 
     def __init__(self, rows: Sequence[Sequence[int]], positions: Sequence[int]) -> None:
         """Build it.
 
         Args:
-            rows: Which of all each text's rows are, as many of each.
-            positions: Of each text's first row; the others follow it.
+            rows: The indices of each sequence's rows among all rows, equally many of each.
+            positions: The position of each sequence's first row; the others follow it.
         """
         self.rows = rows[0]
         own_count = len(self.rows)
         self._end = _up_to(TILE, positions[0] + own_count)
         count = _up_to(_MULTIPLE, own_count)
-        # What fills it up is the last row again: without anything to see it had no weights at all.
+        # Fillings are copies of the last row: a row that sees no key would have no weights.
         places = torch.arange(count).clamp(max=own_count - 1)
         taken = torch.tensor([[*each] for each in rows])[:, places]
         self._taken, self._shape = taken.flatten(), taken.shape
@@ -208,16 +213,22 @@ class _Tile:
         self._positions = torch.tensor(positions)[:, None] + places
         self._masks: dict[tuple[int | None, int], Tensor] = {}
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
-        """Attend to the n texts' keys and values, (n, G, L, D): (H, n * rows, D)."""
+    def attend(self, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
+        """Attend to the n sequences' keys and values, (n, G, L, D): (H, n * rows, D)."""
         keys, values = keys[:, :, : self._end], values[:, :, : self._end]
         heads, kv_heads = len(queries), keys.shape[1]
         taken = queries.index_select(1, self._taken).view(heads, *self._shape, -1).transpose(0, 1)
         group = heads // kv_heads if how.is_plain else 1
-        seen = attend_apart(taken, keys, values, self._mask(how.window, taken, group), how)
+        seen = attend_apart(
+            taken,
+            keys=keys,
+            values=values,
+            mask=self._mask(how.window, like=taken, group=group),
+            how=how,
+        )
         return seen.transpose(0, 1).flatten(1, 2).index_select(1, self._own)
 
-    def _mask(self, window: int | None, like: Tensor, group: int) -> Tensor:
+    def _mask(self, window: int | None, *, like: Tensor, group: int) -> Tensor:
         """Return what is added to the products: (n, 1, group * t, end)."""
         if (window, group) not in self._masks:
             ages = self._positions[:, :, None] - torch.arange(self._end)
@@ -226,17 +237,17 @@ class _Tile:
 
 
 class _Path:
-    """Rows of a tree that follow one another, and see what they would if their path were the text.
+    """Rows of a tree that follow one another, attended to as if their path were the sequence.
 
     Attributes:
-        rows: Which of all they are.
+        rows: Their indices among all rows.
     """
 
     def __init__(self, rows: Sequence[int], *, nodes: Tensor, tree: TreeRows) -> None:
         """Build it.
 
         Args:
-            rows: The path's last ones; another path has the others.
+            rows: The path's last rows; another path has the others.
             nodes: The path's tokens, among the tree's.
         """
         self.rows = rows
@@ -244,26 +255,26 @@ class _Path:
         self._first, self._node_count = tree.first, tree.ages.shape[1]
         self._tiles = _tiles(rows, start=tree.first + len(nodes) - len(rows))
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
-        """Attend to the text's keys and values, (1, G, L, D): (H, rows, D).
+    def attend(self, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
+        """Attend to the sequence's keys and values, (1, G, L, D): (H, rows, D).
 
-        For that time the path's tokens lie there where they would be as text.
+        During the call the path's tokens lie in their places as if they were the sequence's.
         """
         all_nodes = [each.narrow(2, self._first, self._node_count) for each in (keys, values)]
         kept = [each.clone() for each in all_nodes]
         try:
             for each, own in zip(all_nodes, kept, strict=True):
                 each[:, :, : len(self._nodes)] = own.index_select(2, self._nodes)
-            seen = [tile.attend(queries, keys, values, how) for tile in self._tiles]
+            seen = [tile.attend(queries, keys=keys, values=values, how=how) for tile in self._tiles]
         finally:
-            # What earlier forwards left of a draft's tree counts, also where this one fails.
+            # A draft's tree from earlier forwards stays valid, also if this forward fails.
             for each, own in zip(all_nodes, kept, strict=True):
                 each.copy_(own)
         return torch.cat(seen, 1)
 
 
 def _tiles(rows: Sequence[int], *, start: int) -> list[_Tile]:
-    """Divide rows, the first of which is at a position, by the tiles in which they are."""
+    """Divide rows, the first of them at position `start`, by the tiles in which they are."""
     end = start + len(rows)
     edges = [start, *range(_up_to(TILE, start + 1), end, TILE), end] if rows else []
     return [
@@ -273,7 +284,7 @@ def _tiles(rows: Sequence[int], *, start: int) -> list[_Tile]:
 
 
 def _paths(tree: TreeRows, rows: Sequence[int]) -> list[_Path]:
-    """Divide a tree's rows by the paths to its leaves: each row is on the first that has it."""
+    """Divide a tree's rows by the paths to its leaves: a row belongs to the first of its paths."""
     sees = tree.ages >= 0
     held_count = sees.shape[1] - len(rows)
     is_leaf = sees[:, held_count:].sum(0) == 1

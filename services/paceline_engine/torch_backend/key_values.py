@@ -1,4 +1,4 @@
-"""Where a text's keys and values lie: buffers with room, and a length."""
+"""A sequence's keys and values: buffers with room, and a length."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Step(Protocol):
 
 
 class KeyValues(ModelCache):
-    """A session's text in a model: (layers, 1, G, capacity, D) each of keys and values.
+    """A session's sequence in a model: (layers, 1, G, capacity, D) each of keys and values.
 
-    A forward writes its rows beyond the last one, and only when it is over they count: so one that
-    was given up, or failed, has changed nothing. A tree's rows lie behind the text's, in its order.
-    All tokens are kept, also for layers with a sliding window, which mask by it: so any suffix can
-    be forgotten.
+    A forward writes its rows beyond the last one, and they count only when the forward has ended.
+    So an interrupted or failed forward has changed nothing. A tree's rows lie behind the
+    sequence's, in the tree's order. All tokens are kept, also for layers with a sliding window,
+    which is a mask. So any suffix can be forgotten.
 
     Attributes:
         keys, values: The buffers.
-        place: Where they lie, once there are any.
-        step: A forward of one row over these buffers, once it is captured.
+        place: Their place in the KV arena; None before the first tokens.
+        step: A captured forward of one row over these buffers; None: not captured.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class KeyValues(ModelCache):
         Args:
             slabs: The model's.
             reserve_length: Buffers double up to this many tokens, and are not outgrown there.
-            is_fixed: Have buffers of that size at once: they move only when more is reserved, and
-                can be read beyond the length.
-            can_be_copied: Whether a token's keys and values are the same in a longer text.
+            is_fixed: Take buffers of that size at once. They move only when more is reserved, and
+                kernels may read them beyond the length.
+            can_be_copied: Whether a token's keys and values are the same in a longer sequence.
         """
         super().__init__()
         self._slabs = slabs
@@ -70,11 +70,11 @@ class KeyValues(ModelCache):
 
     @property
     def can_be_copied(self) -> bool:
-        """Whether another text can begin with what was computed of this one."""
+        """Whether another sequence can begin with a copy of this one's state."""
         return self._can_be_copied
 
     def end(self) -> None:
-        """Learn that its session is over: at most it is copied from now on."""
+        """Learn that the session is over: from now on the state is only copied."""
         super().end()
         self.step = None  # a recording has memory of its own
 
@@ -85,20 +85,20 @@ class KeyValues(ModelCache):
 
     @property
     def room(self) -> int:
-        """How many rows more the buffers have room for."""
+        """How many further rows the buffers have room for."""
         return self.capacity - self.row_count
 
     @property
     def byte_count(self) -> int:
-        """What the buffers take."""
+        """The memory of the buffers."""
         return self.keys.nbytes + self.values.nbytes
 
     def make_room(self, count: int, *, beside: int = 0) -> None:
-        """Have buffers with room for so many tokens more.
+        """Make room in the buffers for further rows.
 
         Args:
-            count: So many.
-            beside: Rows for which there shall be room behind them, too, if so much is reserved.
+            count: How many rows.
+            beside: Further rows behind them; room is made for these only if it is reserved.
 
         Raises:
             RuntimeError: as the allocator says it, if there is no memory. Nothing has changed.
@@ -146,14 +146,14 @@ class KeyValues(ModelCache):
         return keys.unbind(), values.unbind()
 
     def clear(self) -> None:
-        """Forget all, and give the memory back."""
+        """Forget all state, and free the memory."""
         super().clear()
         self.keys, self.values = self._nothing()
         self.place = self.step = None
 
     @torch.inference_mode()
     def close_up(self, kept: Sequence[int], *, start: int, layers: int) -> None:
-        """Move rows, counted from one on, to just that one, in the first layers."""
+        """Move the rows `start` + `kept` together, from `start` on, in the first layers."""
         if tuple(kept) == tuple(range(len(kept))):
             return
         rows = torch.tensor([start + index for index in kept]).to(self.keys.device)

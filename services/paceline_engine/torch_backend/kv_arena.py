@@ -1,16 +1,16 @@
-"""Memory for texts' keys and values: those of short texts lie side by side.
+"""The KV arena: memory for keys and values, in which short sequences lie side by side.
 
-A kernel attends to several texts at once, without a copy, where they lie at equal distances. So a
-text's buffers are a place in a slab, whose places all have room for as many tokens:
+A kernel attends to several sequences at once, without a copy, if they lie at equal distances. So a
+sequence's buffers are a place in a slab, and all places of a slab have room for equally many
+tokens:
 
     slab | place 0            | place 1            | place 2            |
          | text         |00000| free               | text    |0000000000|
 
-All that is kept of a text lies together: memory comes in pages, large ones where there can be, and
-a page that is used is taken whole. What lies beyond a text are zeros: a kernel reads as much of
-each place as the longest of its texts needs, and what is hidden from a row counts nothing only
-where it is a number. A place is free when nobody holds it, and a slab is gone with the last of its
-places.
+The keys and values of all layers of a sequence lie together, because memory is taken in whole
+pages, and pages can be large. Unused slots are zeros: a kernel reads each place up to the longest
+sequence's length, and a masked NaN would still poison the output. A place is free when no object
+refers to it, and a slab is freed with its last place.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _LEAST_LENGTH = 64
-# A longer text's attention takes so long that a kernel of its own costs nothing beside it.
+# A longer sequence's attention takes long, so a kernel of its own costs nothing beside it.
 _MOST_SHARED_LENGTH = 1024
-# So many texts lie side by side: of a small model all, of a large one few, where a kernel of each
-# text's own is little beside the products. Memory that no text has come to is not taken.
+# The size of a slab. It holds all sequences of a small model. It holds few of a large model, where
+# a kernel for each sequence costs little beside the products. Unused pages of it take no memory.
 _SLAB_BYTES = 1 << 27
-# Of a processor's widest loads.
+# The width of a processor's widest loads.
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class KeyValueShape:
-    """What a model keeps of a token: in each of `layers` layers `heads` (G) keys and values."""
+    """The state of one token: in each of `layers` layers `heads` (G) keys and values."""
 
     layers: int
     heads: int
@@ -51,7 +51,7 @@ class KeyValueShape:
 
     @property
     def bytes_per_token(self) -> int:
-        """What a token takes, in all layers together."""
+        """The memory of a token, in all layers together."""
         width = self.key_width + self.value_width
         return self.layers * self.heads * width * self.dtype.itemsize
 
@@ -64,7 +64,7 @@ class Slabs:
 
         Args:
             shape: The model's.
-            tile: Texts have room for a multiple of so many tokens, and can be read beyond their
+            tile: Sequences have room for a multiple of so many tokens, and can be read beyond their
                 length.
         """
         self.shape, self.tile = shape, tile
@@ -72,16 +72,16 @@ class Slabs:
         self._known: dict[int, list[weakref.ref[Slab]]] = {}
 
     def place(self, capacity: int, *, is_fixed: bool = False) -> Place:
-        """Find room for a text of so many tokens.
+        """Find room for a sequence of so many tokens.
 
         Args:
-            is_fixed: It is the text's alone, and can be read beyond its length.
+            is_fixed: It is the sequence's alone, and can be read beyond its length.
 
         Raises:
             RuntimeError: as the allocator says it, if there is no memory.
         """
         length = max(_LEAST_LENGTH, 1 << (capacity - 1).bit_length())
-        # On an accelerator memory is taken before a text comes to it.
+        # On an accelerator memory is taken before a sequence comes to it.
         if is_fixed or length > _MOST_SHARED_LENGTH or self.shape.device.type != "cpu":
             return self._slab(capacity, has_zeros=is_fixed or self.tile > 1).take()
         return self._shared(length).take()
@@ -106,11 +106,11 @@ class Slab:
     """Places side by side.
 
     Attributes:
-        number: Its own.
+        number: The slab's number.
         length: The tokens for which each place has room.
-        has_zeros: Whether what lies beyond texts can be read.
+        has_zeros: Whether unused slots are zeros, so that kernels may read them.
         keys, values: (places, layers, G, length, D).
-        used: How many rows of each place may be something else than zeros.
+        used: How many rows of each place may not be zeros.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Slab:
         return any(holder is None or holder() is None for holder in self._holders)
 
     def take(self) -> Place:
-        """Give the first free place away: there is one."""
+        """Return the first free place. The caller knows that there is one."""
         index = next(
             index
             for index, holder in enumerate(self._holders)
@@ -147,11 +147,11 @@ class Slab:
         return place
 
     def rows(self, places: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Return where tokens are among all rows, in each layer: (layers, G * tokens).
+        """Return the indices of tokens among all rows, in each layer: (layers, G * tokens).
 
         Args:
-            places: In which place each of them is.
-            positions: Where each is in its text.
+            places: The place of each token.
+            positions: The row of each token in its sequence.
         """
         _, layers, heads, length, _ = self.keys.shape
         device = self.keys.device
@@ -167,7 +167,7 @@ class Slab:
             kept.view(-1, width).index_copy_(0, rows, new.reshape(-1, width))
 
     def span(self, first: int, *, count: int, length: int) -> tuple[Sequence[Tensor], ...]:
-        """Return of so many places each layer's first keys, and values: (count, G, length, D)."""
+        """Return each layer's first keys, and values, of `count` places: (count, G, length, D)."""
         keys, values = (
             each[first : first + count, ..., :length, :].unbind(1)
             for each in (self.keys, self.values)
@@ -176,7 +176,7 @@ class Slab:
 
 
 def _zeros(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make zeros that, on a CPU, take no memory until something is written in their place.
+    """Make zeros that, on a CPU, take no memory until they are written to.
 
     Raises:
         RuntimeError: there is no memory.
@@ -194,10 +194,10 @@ def _zeros(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) ->
 
 
 class Place:
-    """A text's part of a slab, for as long as it is held.
+    """A sequence's part of a slab, for as long as it is held.
 
     Attributes:
-        address: By it texts are in the order in which they lie.
+        address: Sorts sequences in the order in which they lie.
     """
 
     __slots__ = ("__weakref__", "address", "index", "slab")
@@ -214,11 +214,11 @@ class Place:
         return keys, values
 
     def will_hold(self, length: int) -> None:
-        """Learn that so many rows may be something else than zeros from now on."""
+        """Learn that the first `length` rows may not be zeros from now on."""
         self.slab.used[self.index] = max(length, self.slab.used[self.index])
 
     def blank(self, length: int) -> None:
-        """Have zeros beyond so many rows, where they can be read."""
+        """Write zeros beyond the first `length` rows, if kernels may read them."""
         if self.slab.has_zeros and self.slab.used[self.index] > length:
             self._fill(length, self.slab.used[self.index] - length)
             self.slab.used[self.index] = length
@@ -229,5 +229,5 @@ class Place:
             each[self.index, :, :, start : start + count].zero_()
 
     def is_before(self, other: Place) -> bool:
-        """Whether another one is the next in the same slab."""
+        """Whether another place is the next one in the same slab."""
         return other.slab is self.slab and other.index == self.index + 1

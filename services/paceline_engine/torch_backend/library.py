@@ -1,14 +1,14 @@
-"""Models as the transformers library computes them: rows of many texts, or one text at a time.
+"""Models computed by the transformers library: rows of many sequences, or one at a time.
 
-Most models attend through the library's attention interface. There a function of ours keeps each
-text's keys and values, and attends text by text, so that one forward has rows of many. What does
-not go through that interface, or gives other logits there, is computed one text at a time, with
-the library's own cache.
+Most models attend through the library's attention interface. There our function keeps each
+sequence's keys and values, and attends sequence by sequence, so one forward has rows of many.
+Models that do not use this interface, or give other logits with it, are computed one sequence at a
+time, with the library's own cache.
 
-Some layers keep less than what they attend to, and make keys and values of that in each forward
-(multi-head latent attention, DeepSeek-AI 2024, arXiv 2405.04434). To them what we keep is the
-library's cache, which they update before they attend; what they make of all texts of a forward is
-there at once, for one layer at a time.
+Some layers keep less state than keys and values, and make keys and values from it in each forward
+(multi-head latent attention, DeepSeek-AI 2024, arXiv 2405.04434). To these layers our state looks
+like the library's cache, which they update before they attend. The keys and values of all sequences
+of a forward are in memory at once, for one layer at a time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NAME = "paceline"
 _NAME_FOR_MADE = "paceline-made"
 
 _rows: ContextVar[SharedRows] = ContextVar("rows")
-"""Those of the running forward: the library passes nothing of ours down to its layers."""
+"""The rows of the running forward: the library cannot pass them down to its layers."""
 
 
 class LibraryDecoder:
@@ -49,7 +49,7 @@ class LibraryDecoder:
     """
 
     def __init__(self, model: Any, *, makes_keys: bool = False) -> None:
-        """Have a loaded model attend by us from now on.
+        """Let a loaded model attend with our function from now on.
 
         Args:
             makes_keys: Its layers make keys and values of what they keep.
@@ -93,13 +93,13 @@ class LibraryDecoder:
 
     @contextmanager
     def _reading(self, rows: SharedRows) -> Iterator[None]:
-        """Keep what is to be read of a forward's scored rows."""
+        """Keep the adapter's input of a forward's scored rows."""
         if rows.read_at is None:
             yield
             return
         is_last = rows.read_at == len(self.layers)
         module = self._model.lm_head if is_last else self.layers[rows.read_at]
-        # The head is given the scored rows alone, where the model can be told them.
+        # If the model takes an argument for it, its head computes the scored rows alone.
         has_all = not (is_last and self._scores_some_rows)
 
         def read(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -113,7 +113,7 @@ class LibraryDecoder:
 
 
 class _KeptRows(DynamicCache):
-    """What we keep, as the cache of a library's forward."""
+    """Our keys and values, as the cache of a library's forward."""
 
     def __init__(self, rows: SharedRows) -> None:
         super().__init__()
@@ -122,13 +122,13 @@ class _KeptRows(DynamicCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Keep a layer's new rows, (1, G, T, D) each, and return all texts' side by side."""
+        """Keep a layer's new rows, (1, G, T, D) each, and return all sequences' side by side."""
         keys, values = self._rows.keep(layer_idx, key_states[0], value_states[0])
         return keys[None], values[None]
 
 
 class LibraryText(ModelCache):
-    """A session's text in a model that the library computes with a cache of its own."""
+    """A session's sequence in a model that the library computes with a cache of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,18 +137,18 @@ class LibraryText(ModelCache):
 
     def _crop(self, length: int) -> None:
         if not length:
-            # What failed may have left anything, and cropped layers keep their memory.
+            # A failed forward may have left anything, and cropped layers keep their memory.
             self.state = DynamicCache()
         layers: list[Any] = self.state.layers
         for layer in layers:
-            # A forward that was given up leaves its first layers longer than the others.
+            # An interrupted forward leaves its first layers longer than the others.
             if (surplus := layer.get_seq_length() - length) > 0:
                 layer.crop(-surplus)
 
 
 def score_alone(model: Any, text: LibraryText, token_ids: Tensor, *, rows: int) -> Tensor:
-    """Append tokens, (T,), to a text, and return the logits of the last rows: (rows, V)."""
-    # None cannot be asked for: 0 stands for all of them.
+    """Append tokens, (T,), to a sequence, and return the logits of the last rows: (rows, V)."""
+    # The library cannot score no row: 0 means all rows.
     options = {"logits_to_keep": max(1, rows)} if _scores_some_rows(type(model).forward) else {}
     output = model(token_ids[None], past_key_values=text.state, use_cache=True, **options)
     logits: Tensor = output.logits[0, len(output.logits[0]) - rows :]
@@ -166,7 +166,7 @@ def decoder_layers(model: Any) -> Sequence[nn.Module]:
 
 @cache
 def _scores_some_rows(forward: Callable[..., Any]) -> bool:
-    """Whether a class's forward can be told which rows to score; asked with each of them."""
+    """Whether a class's forward takes an argument for the rows to score."""
     return "logits_to_keep" in inspect.signature(forward).parameters
 
 
@@ -181,7 +181,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """Attend for a layer, (1, heads, T, D) each, in the shape that the library wants."""
     how = _how(query, scaling, options)
-    seen = _rows.get().attend(module.layer_idx, query[0], key[0], value[0], how)
+    seen = _rows.get().attend(module.layer_idx, query[0], keys=key[0], values=value[0], how=how)
     return seen.transpose(0, 1)[None].contiguous(), None
 
 
@@ -194,8 +194,10 @@ def _attend_to_made(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend to keys and values of all texts, (1, heads, sum of L, D) each."""
-    seen = _rows.get().attend_to_made(query[0], key[0], value[0], _how(query, scaling, options))
+    """Attend to keys and values of all sequences, (1, heads, sum of L, D) each."""
+    seen = _rows.get().attend_to_made(
+        query[0], keys=key[0], values=value[0], how=_how(query, scaling, options)
+    )
     return seen.transpose(0, 1)[None].contiguous(), None
 
 
@@ -210,5 +212,5 @@ def _how(query: Tensor, scaling: float | None, options: dict[str, Any]) -> Atten
 
 for _name, _function in ((_NAME, _attend), (_NAME_FOR_MADE, _attend_to_made)):
     AttentionInterface.register(_name, _function)
-    # What each row sees is said by `SharedRows`, so the library need make no mask.
+    # `SharedRows` makes the masks, so the library need not.
     AttentionMaskInterface.register(_name, lambda *_, **__: None)

@@ -1,4 +1,4 @@
-"""Llama and what is built like it, in fewer and larger steps than the library takes.
+"""Llama and models built like it, in fewer and larger steps than the library takes.
 
 A forward over a few rows computes little, so what lies around the matrix products counts: the
 library spends more than half of a small forward there (bench/LOG.md). Same weights, same
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.shared_rows import ForwardRows
 
 _FIRST_ROTATIONS = 1024
-# A layer's products, as `StreamWeights` has what is added to them.
+# A layer's products; `StreamWeights` uses the same numbers.
 _INTO_HEADS, _OUT_OF_HEADS, _GATE_AND_UP, _DOWN = range(4)
 
 Rotation: TypeAlias = tuple[Tensor, Tensor]
@@ -86,7 +86,7 @@ class FusedLlama:
         return self._head(last)
 
     def lend_head(self, model: Any) -> None:
-        """Let the model given score with the head here, as adapters do, where it is packed."""
+        """Let the given model use this head, which may be packed, for the adapters."""
         model.lm_head.forward = self._head.of_any_rows
 
     def _rotation(self, rows: ForwardRows) -> Rotation:
@@ -100,7 +100,7 @@ class FusedLlama:
         """
         cosines, sines = self._rotations
         if length > len(cosines):
-            # Whole tables: what is computed of the last few numbers differs in the last bit.
+            # In whole tables, because the last few numbers of a kernel differ in the last bit.
             wanted = -(-2 * length // _FIRST_ROTATIONS) * _FIRST_ROTATIONS
             weight = self._embedding.weight
             positions = torch.arange(wanted, device=weight.device)[None]
@@ -147,7 +147,7 @@ class _Layer(nn.Module):
     def _product(self, which: int, hidden: Tensor, rows: ForwardRows) -> Tensor:
         product = self.products[which](hidden)
         if rows.streams is not None:
-            rows.streams.add(self._index, which, hidden, product)
+            rows.streams.add(self._index, which, inputs=hidden, product=product)
         return product
 
     def _attend(self, hidden: Tensor, rotation: Rotation, rows: ForwardRows) -> Tensor:
@@ -159,9 +159,9 @@ class _Layer(nn.Module):
         seen = rows.attend(
             self._index,
             rotated[:heads],
-            rotated[heads:],
-            states[heads + kv_heads :],
-            self._attention,
+            keys=rotated[heads:],
+            values=states[heads + kv_heads :],
+            how=self._attention,
         )
         return self._product(_OUT_OF_HEADS, seen.transpose(0, 1).reshape(count, -1), rows)
 

@@ -12,10 +12,10 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# An accelerator is the model's alone, a machine's memory is everybody's.
+# An accelerator belongs to the model alone; a machine's memory is shared with other programs.
 _ACCELERATOR_SHARE = 0.8
 _MACHINE_SHARE = 0.5
-# Of the tokens for which there is memory: several servers may have counted the same of a machine's.
+# Kept tokens have a part of the memory, because other servers may count on the same memory.
 _KEPT_SHARE = 0.25
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -24,12 +24,12 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """What is free on a device, and what part of it, in [0, 1], to count on.
+    """The free memory of a device, and the parts of it, in [0, 1], to count on.
 
     Attributes:
-        byte_count: What is free.
-        usable_share: For sessions, of that.
-        kept_share: For texts of ended sessions, of what sessions can have.
+        byte_count: The free bytes.
+        usable_share: The part of them for sessions.
+        kept_share: The part of the sessions' memory for sequences of ended sessions.
     """
 
     byte_count: int
@@ -38,18 +38,18 @@ class FreeMemory:
 
 
 def free_memory(device: torch.device) -> FreeMemory:
-    """Measure what is free on a device; one without memory of its own uses the machine's."""
+    """Measure the free memory of a device; without memory of its own it uses the machine's."""
     accelerator = torch.get_device_module(device)
     if not hasattr(accelerator, "mem_get_info"):
         return FreeMemory(free_machine_bytes(), _MACHINE_SHARE, _KEPT_SHARE)
     free_bytes, _ = accelerator.mem_get_info(device)
-    # What torch keeps of the device for its next allocations is free, too.
+    # Memory that torch keeps for its next allocations is free, too.
     kept = accelerator.memory_reserved(device) - accelerator.memory_allocated(device)
     return FreeMemory(free_bytes + kept, _ACCELERATOR_SHARE)
 
 
 def free_machine_bytes(*, cgroups: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int:
-    """Measure what this process can still get of the machine's memory.
+    """Measure how much of the machine's memory this process can still get.
 
     Args:
         cgroups: Where cgroups (version 2) are mounted; a container's limit is there.
@@ -59,7 +59,7 @@ def free_machine_bytes(*, cgroups: Path = _CGROUPS, membership: Path = _MEMBERSH
 
 
 def _cgroup_bytes(cgroups: Path, membership: Path) -> Iterator[int]:
-    """Yield what is left of the limit of each cgroup that this process is in."""
+    """Yield the memory that is left in each cgroup that this process is in."""
     own = _read(membership).partition("0::/")[2].partition("\n")[0]
     for group in (cgroups / own, *(cgroups / own).parents):
         limit, used = _read(group / "memory.max"), _read(group / "memory.current")
@@ -70,7 +70,7 @@ def _cgroup_bytes(cgroups: Path, membership: Path) -> Iterator[int]:
 
 
 def _reclaimable_bytes(group: Path) -> int:
-    """Return how much of a cgroup's use is files that were only read, as weights are."""
+    """Return how much of a cgroup's use are files that were only read, such as weights."""
     counts = dict(line.split() for line in _read(group / "memory.stat").splitlines())
     return int(counts.get("inactive_file", 0))
 

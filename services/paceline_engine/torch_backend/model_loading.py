@@ -1,4 +1,4 @@
-"""From files to a model of the transformers library: what is refused, and what it is."""
+"""Loads a model of the transformers library from files, refuses unusable ones, and describes it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from transformers.utils import logging as transformers_logging
 from paceline.panics import taking_panics
 from paceline_contract.calls import VerificationRule
 from paceline_engine.model_files.report import known_ends, report
-from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.terms.backend import ModelLoadError, few_names
 from paceline_engine.terms.calls import ModelDescription
-from paceline_engine.terms.few_names import few_names
 from paceline_engine.torch_backend.device import hardware_of
 from paceline_engine.torch_backend.library import decoder_layers
 
@@ -41,10 +40,10 @@ _DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
-# Several times what the largest models have: beyond, a number is a slip or an attack.
+# Several times the numbers of the largest models: a larger number is a mistake or an attack.
 _MOST_TOKENS = 1 << 26
 _MOST_LAYERS = 4096
-# What families of models call the most tokens of a text, the usual name first.
+# The names that families of models have for their context length, the usual name first.
 _CONTEXT_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 
 
@@ -109,7 +108,7 @@ def _load(name: str, directory: Path, *, dtype: torch.dtype) -> Any:
 
 @contextmanager
 def _quiet_library() -> Iterator[None]:
-    """Keep the library from a line for each weight that is not the model's: ours has a count."""
+    """Turn off the library's line for each foreign weight: our own line has a count."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
@@ -119,7 +118,7 @@ def _quiet_library() -> Iterator[None]:
 
 
 def _refuse_nonsense(name: str, config: Any) -> None:
-    """Refuse what would take all memory, or all day, before a weight is read."""
+    """Refuse sizes that would take all memory, or hours, before a weight is read."""
     text = config.get_text_config(decoder=True)
     layer_count = getattr(text, "num_hidden_layers", 1)
     if not (isinstance(layer_count, int) and 0 < layer_count <= _MOST_LAYERS):
@@ -137,7 +136,7 @@ def _refuse_nonsense(name: str, config: Any) -> None:
 
 
 def _refuse_other_kinds(name: str, config: Any) -> None:
-    """Refuse in few words what the library would refuse with a list of all that it knows."""
+    """Refuse an unknown model type in few words: the library would list all known types."""
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelLoadError(
             f"model {name!r}: config.json says model_type {config.model_type!r}, which is not a"
@@ -146,7 +145,7 @@ def _refuse_other_kinds(name: str, config: Any) -> None:
 
 
 def _refuse_missing_weights(name: str, found: Any) -> None:
-    """Refuse a model of which weights are missing: the library would make up random ones.
+    """Refuse a model that lacks weights: the library would fill in random ones.
 
     Args:
         found: What the library says of the files that it has read.
@@ -167,7 +166,7 @@ def _refuse_missing_weights(name: str, found: Any) -> None:
 
 
 def _refuse_broken_weights(name: str, model: Any) -> None:
-    """Refuse NaN and infinity, which would end every call: a damaged file, or training gone wrong.
+    """Refuse weights that are NaN or infinite, with which every call would fail.
 
     Cost: reads every weight once.
     """
@@ -200,7 +199,7 @@ def describe(
     shares_forwards: bool,
     is_invariant: bool,
 ) -> ModelDescription:
-    """Say what a loaded model is.
+    """Describe a loaded model.
 
     Args:
         token_count: What its tokenizer knows.
@@ -230,7 +229,7 @@ def describe(
         layer_count=len(decoder_layers(model)),
         cancels_between_layers=cancels_between_layers,
         shares_forwards=shares_forwards,
-        # Elsewhere a tree would take a forward for each of its chains.
+        # Without a decoder of ours a tree would take a forward for each of its chains.
         takes_trees=shares_forwards,
         is_invariant=is_invariant,
         verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),

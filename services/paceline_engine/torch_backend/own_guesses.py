@@ -1,4 +1,4 @@
-"""What a target with an adapter keeps of its guesses, from a forward to the next."""
+"""The guesses of a target with an adapter, and its state for them between forwards."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 class OwnGuesses:
     """A model's guesses beside the rows that decide. Worker thread only.
 
-    A forward keeps what the adapter reads of its scored rows (`compute`). When these have decided,
-    what is guessed goes with the verdicts (`add_to`), and a text's next tree is compared with it
+    A forward keeps the adapter's inputs of its scored rows (`compute`). After the decisions the
+    guesses are added to the verdicts (`add_to`), and a sequence's next tree is compared with them
     (`mark_tree`).
 
     Attributes:
-        drafter: What guesses.
+        drafter: Makes the guesses.
     """
 
     def __init__(self, drafter: SelfDrafter, *, vocabulary_size: int) -> None:
         """Build it.
 
         Args:
-            vocabulary_size: The tokens that can be chosen: the head may have more rows.
+            vocabulary_size: How many tokens can be chosen; the head may have more rows.
         """
         self.drafter = drafter
         self._vocabulary_size = vocabulary_size
@@ -50,15 +50,15 @@ class OwnGuesses:
         self._proposed: WeakKeyDictionary[ModelCache, Proposal] = WeakKeyDictionary()
 
     def mark_tree(self, feed: Feed, item: Item) -> None:
-        """Mark a tree that the model itself proposed, or a part of it: only that is pruned."""
+        """Mark a tree that the model itself proposed, or a part of such a tree, to be pruned."""
         if feed.proposes is None or not self.drafter.prunes or not item.block:
             return
         feed.is_own = _proposal_of(item).is_part_of(self._proposed.get(item.cache, NOTHING))
         if feed.is_own:
-            feed.parents = feed.parents or range(len(item.block))  # a chain is a tree, too
+            feed.parents = feed.parents or range(len(item.block))  # a chain is also a tree
 
     def most_streams(self, feed: Feed) -> int:
-        """Return how many streams may go along with an item's rows."""
+        """Return how many streams may be computed beside an item's rows."""
         if feed.proposes is None:
             return 0
         return self.drafter.most_streams(scored_count=feed.scored_count)
@@ -66,7 +66,7 @@ class OwnGuesses:
     def compute(
         self, decoder: Decoder, feeds: Sequence[Feed], rows: SharedRows, *, together: bool
     ) -> Tensor:
-        """Compute rows as the adapter changes them, and keep what it reads of those scored."""
+        """Compute rows with the adapter's changes, and keep its inputs of the scored rows."""
         size = self._vocabulary_size
         upper = UpperRows(self.drafter, feeds, rows, vocabulary_size=size, together=together)
         rows.read_at = self.drafter.read_at
@@ -76,10 +76,10 @@ class OwnGuesses:
             self._read.update(zip([feed.cache for feed in feeds], upper.read(), strict=True))
             return logits
         finally:
-            rows.change = None  # they know each other, and with them all keys and values
+            rows.change = None  # a cycle of references would keep all keys and values
 
     def add_to(self, answers: list[Outcome | Exception], items: Sequence[Item]) -> None:
-        """Add what is guessed to the judgements that were asked for it."""
+        """Add guesses to the judgements of tasks that ask for them."""
         asked = {
             place: answer.judgement
             for place, (item, answer) in enumerate(zip(items, answers, strict=True))
@@ -90,7 +90,7 @@ class OwnGuesses:
         try:
             proposals = self._propose([(items[place], each) for place, each in asked.items()])
         except PacelineError:
-            # The verdicts are there, and a guess is worth no failed call.
+            # The verdicts are right without guesses, so the calls must not fail.
             return
         for (place, judgement), proposal in zip(asked.items(), proposals, strict=True):
             self._proposed[items[place].cache] = proposal
@@ -98,7 +98,7 @@ class OwnGuesses:
             answers[place] = replace(cast("Outcome", answers[place]), judgement=with_proposal)
 
     def end_forward(self) -> None:
-        """Forget what was read of the last forward."""
+        """Forget the adapter's inputs of the last forward."""
         self._read.clear()
 
     @on_device()
@@ -107,12 +107,16 @@ class OwnGuesses:
         for item, judgement in decided:
             path, text = judgement.accepted_path, cast("KeyValues", item.cache)
             if text.tree:
-                # By its places among the tokens that were not pruned.
+                # The path's indices among the tokens that were not pruned.
                 path = text.tree.path_of(_proposal_of(item).along(path))
-                # So that what the row sees lies in one piece; the next call would do it anyway.
+                # Then the row's tokens lie in one piece; the next call would do this anyway.
                 text.adopt(path)
             read = self._read[text][path[-1] + 1 if path else 0]
-            rows.append(DecidedRow(text, len(item.prefix) + len(path), read, item.spec))
+            rows.append(
+                DecidedRow(
+                    text=text, length=len(item.prefix) + len(path), read=read, spec=item.spec
+                )
+            )
         return self.drafter.propose(rows, vocabulary_size=self._vocabulary_size)
 
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 # What compiled models use. The public way, `Tensor.to_mkldnn`, would copy each product, too.
 _ONEDNN = torch.ops.mkldnn
-# Where it was measured.
+# The processors on which it was measured.
 _MACHINES = frozenset({"x86_64", "AMD64"})
-# Of the free memory, for the copy that packing makes.
+# The part of the free memory that the packed copy may take.
 _COPY_SHARE = 0.25
 # What oneDNN does around a product takes 10 us: a tiny weight is never worth that, a small one not
 # for 2 or 3 rows (bench/LOG.md).
@@ -47,8 +47,8 @@ class Product:
     Attributes:
         weight: (outputs, inputs).
         bias: (outputs,), or None.
-        packed: A copy of the weight as oneDNN wants it, or None.
-        packed_from: From how many rows on it is faster.
+        packed: A copy of the weight in oneDNN's layout, or None.
+        packed_from: The fewest rows for which the packed copy is faster.
     """
 
     weight: Tensor
@@ -80,7 +80,7 @@ class Product:
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None, *, packs: bool) -> Self:
-        """Build it, with a packed copy if wanted, and if that is of use."""
+        """Build it, with a packed copy if `packs` and if that is faster."""
         if not packs or weight.nbytes < _TINY_BYTES:
             return cls(weight, bias)
         packed = _ONEDNN._reorder_linear_weight(weight.contiguous(), _ROWS_OF_LAYOUT)
@@ -97,7 +97,7 @@ def can_pack(weights: Iterable[Tensor]) -> bool:
 
 
 def warm_up(products: Iterable[Product]) -> None:
-    """Have oneDNN make all code that these products will ever need.
+    """Let oneDNN compile all code that these products will need.
 
     So it takes neither time nor memory from requests. Products of one shape share it.
     """

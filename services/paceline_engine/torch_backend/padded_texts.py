@@ -1,17 +1,17 @@
-"""Attention to several texts on an accelerator, in few kernels.
+"""Attention to several sequences on an accelerator, in few kernels.
 
-Launching a kernel takes longer than a short text's attention, so one computes several texts, over
-copies that are padded to the longest of them. What padding costs is bounded:
+Launching a kernel takes longer than a short sequence's attention. So one kernel computes several
+sequences, over copies that are padded to the longest of them. The cost of padding is bounded:
 
-- a text with many rows keeps a kernel busy by itself, and is read where it lies;
-- of the others those go together whose lengths are between the same two powers of two.
+- a sequence with many rows keeps a kernel busy by itself, and is read where it lies;
+- other sequences go together if their lengths are between the same two powers of two.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import accumulate
-from typing import TYPE_CHECKING, TypeAlias
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,77 +20,66 @@ from torch.nn import functional
 from paceline_engine.torch_backend.attention import FEW_ROWS, mask_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from paceline_engine.torch_backend.attention import Attention, TextRows
 
-# Texts up to this length go together: copying so few tokens takes about as long as a launch.
+# Sequences up to this length go together: copying so few tokens takes about as long as a launch.
 _SHORT_LENGTH = 256
 
 
 class TextsTogether:
-    """The rows of a forward's texts, (T,) in all, in as few kernels as pays.
+    """The rows of a forward's sequences, (T,) in all, in as few kernels as pays.
 
-    Cost: the padded copies have at most twice the tokens of their texts, apart from short ones;
-    and at most FEW_ROWS rows for each text.
+    Cost: the padded copies have at most twice the tokens of their sequences, short ones excepted;
+    and at most FEW_ROWS rows for each sequence.
     """
 
     def __init__(self, texts: Sequence[TextRows]) -> None:
-        """Build it of texts in the order of their rows."""
-        ends = accumulate(text.count for text in texts)
-        places = [_Placed(text, end - text.count) for text, end in zip(texts, ends, strict=True)]
-        groups: defaultdict[tuple[int, int], list[_Placed]] = defaultdict(list)
-        for place in places:
-            groups[place.group].append(place)
-        self._parts: list[_Part] = [
-            PaddedTexts([(each.text, each.start) for each in group]) if len(group) > 1 else group[0]
-            for group in groups.values()
-        ]
-        rows = torch.tensor([row for group in groups.values() for each in group for row in each])
-        # Where each row is among the parts' rows, one part behind the other.
-        self._order = rows.argsort().to(texts[0].states[0][0].device, non_blocking=True)
+        """Build it of sequences in the order of their rows."""
+        groups: defaultdict[int, list[tuple[TextRows, int]]] = defaultdict(list)
+        self._alone: list[tuple[TextRows, int]] = []
+        end = 0
+        for text in texts:
+            start, end = end, end + text.count
+            if text.count > FEW_ROWS:
+                self._alone.append((text, start))
+            else:
+                length = max(text.length, _SHORT_LENGTH)
+                groups[(length - 1).bit_length()].append((text, start))
+        self._alone += [group[0] for group in groups.values() if len(group) == 1]
+        padded = [group for group in groups.values() if len(group) > 1]
+        self._padded = [PaddedTexts(group) for group in padded]
+        in_order = [*chain.from_iterable(padded), *self._alone]
+        rows = [row for text, start in in_order for row in range(start, start + text.count)]
+        # Where each row is among the kernels' rows, which follow one another.
+        self._order = (
+            torch.tensor(rows).argsort().to(texts[0].states[0][0].device, non_blocking=True)
+        )
 
-    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, *, how: Attention) -> Tensor:
         """Attend to what is kept of a layer: (H, T, D) from the same."""
-        seen = [part.attend(layer, queries, how) for part in self._parts]
+        seen = [padded.attend(layer, queries, how=how) for padded in self._padded]
+        for text, start in self._alone:
+            own = queries.narrow(1, start, text.count)
+            seen.append(text.attend(layer, own, how=how))
         if len(seen) == 1:
             return seen[0]
         return torch.cat(seen, 1).index_select(1, self._order)
 
 
-class _Placed:
-    """One text's rows, and where they begin among all."""
-
-    def __init__(self, text: TextRows, start: int) -> None:
-        self.text, self.start = text, start
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.start, self.start + self.text.count))
-
-    @property
-    def group(self) -> tuple[int, int]:
-        """By what it goes with others: its length, up to a power of two; or it is alone."""
-        if self.text.count > FEW_ROWS:
-            return (1, self.start)
-        return (0, (max(self.text.length, _SHORT_LENGTH) - 1).bit_length())
-
-    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
-        """Attend in a kernel of its own."""
-        return self.text.attend(layer, queries.narrow(1, self.start, self.text.count), how)
-
-
 class PaddedTexts:
-    """The rows and tokens of B texts, padded to the most that one of them has: copies of them."""
+    """Copies of the rows and tokens of B sequences, padded to the most that one of them has."""
 
     def __init__(self, texts: Sequence[tuple[TextRows, int]]) -> None:
-        """Build it of texts, each with the first of its rows among all."""
+        """Build it of sequences, each with the index of its first row among all rows."""
         self._texts = [text for text, _ in texts]
         counts = [text.count for text in self._texts]
         lengths = [text.length for text in self._texts]
         self._shape = (len(texts), max(counts))
         self._device = self._texts[0].states[0][0].device
         starts = [start for _, start in texts]
-        # What grows with the texts is made on the device: the host would have to send it.
+        # Large tensors are made on the device, so that the host need not send them.
         told = torch.tensor([starts, counts, lengths]).to(self._device, non_blocking=True)
         self._place(*told[..., None], most_tokens=max(lengths))
         real = [self._shape[1] * n + row for n, count in enumerate(counts) for row in range(count)]
@@ -98,10 +87,10 @@ class PaddedTexts:
         self._masks: dict[tuple[int | None, int], Tensor] = {}
 
     def _place(self, starts: Tensor, counts: Tensor, lengths: Tensor, *, most_tokens: int) -> None:
-        """Say which row and which token is where, and what each sees: (B, 1) from each."""
+        """Compute the indices of rows and tokens, and their distances. The tensors are (B, 1)."""
         row = torch.arange(self._shape[1], device=self._device)
         column = torch.arange(most_tokens, device=self._device)
-        # Where padding is, any place serves; these are there.
+        # Padding may read any row; these rows exist.
         self._rows = (starts + torch.minimum(row, counts - 1)).flatten()
         ends = lengths.cumsum(0)
         self._columns = (ends - lengths + torch.minimum(column, lengths - 1)).flatten()
@@ -111,8 +100,8 @@ class PaddedTexts:
             if text.tree is not None:
                 ages[: text.count, : text.length] = text.ages(self._device)
 
-    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
-        """Attend to all these texts in one kernel: (H, their rows, D) from (H, T, D)."""
+    def attend(self, layer: int, queries: Tensor, *, how: Attention) -> Tensor:
+        """Attend to all these sequences in one kernel: (H, their rows, D) from (H, T, D)."""
         heads, width = queries.shape[0], queries.shape[-1]
         keys, values = (
             torch.cat([each[layer][0] for each in states], 1)
@@ -129,17 +118,14 @@ class PaddedTexts:
             padded.reshape(batch, kv_heads, -1, width),
             keys,
             values,
-            attn_mask=self._mask(how.window, queries, heads // kv_heads),
+            attn_mask=self._mask(how.window, like=queries, group=heads // kv_heads),
             scale=how.scale,
         )
         rows = seen.reshape(batch, heads, count, -1).transpose(0, 1).flatten(1, 2)
         return rows.index_select(1, self._real)
 
-    def _mask(self, window: int | None, like: Tensor, group: int) -> Tensor:
+    def _mask(self, window: int | None, *, like: Tensor, group: int) -> Tensor:
         """Return what is added to the products: (B, 1, group * t, L)."""
         if (window, group) not in self._masks:
             self._masks[window, group] = mask_of(self._ages, window, like=like, group=group)
         return self._masks[window, group]
-
-
-_Part: TypeAlias = PaddedTexts | _Placed

@@ -1,11 +1,12 @@
-"""What a target guesses by itself, with an adapter, beside the rows that decided.
+"""A target's own guesses, made with an adapter beside the rows that decide.
 
-Which row decides is known with the verdict. So heads guess then, beside that row alone, for all
-texts of a forward at once. Streams go along in the forward, beside each row that may decide
-(`upper_rows.py`). Where these are too many, or layers are the library's, they wait, too, and go
-through the upper layers by themselves: that reads those layers' weights a second time.
+The deciding row is known only with the verdict. So Medusa heads guess after the verdict, from that
+row alone, for all sequences of a forward at once. Streams are computed in the forward, beside each
+row that may decide (`upper_rows.py`). If there are too many such rows, or if the library computes
+the layers, streams also wait for the verdict. They then go through the upper layers by themselves,
+which reads these layers' weights a second time.
 
-Letters: R texts, J guesses of each (the reach, gamma), E the model's width, V the vocabulary.
+Letters: R sequences, J guesses of each (the reach, gamma), E the model's width, V the vocabulary.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline_engine.deciding.decisions import rank_from
-from paceline_engine.deciding.sampling import perturbed_rows
+from paceline_engine.deciding.sampling import noisy_scores
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.rank_paths import (
     check_tree,
@@ -31,7 +32,7 @@ from paceline_engine.torch_backend.adapters.card import model_fingerprint
 from paceline_engine.torch_backend.adapters.files import load_adapter
 from paceline_engine.torch_backend.adapters.medusa import MedusaHeads
 from paceline_engine.torch_backend.adapters.streams import SeenTokens, Streams
-from paceline_engine.torch_backend.stream_rows import StreamWeights
+from paceline_engine.torch_backend.stream_rows import fuse_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,26 +43,29 @@ if TYPE_CHECKING:
     from paceline_engine.terms.calls import SessionSpec
     from paceline_engine.torch_backend.adapters.files import LoadedAdapter
     from paceline_engine.torch_backend.key_values import KeyValues
+    from paceline_engine.torch_backend.stream_rows import StreamWeights
 
 MOST_BESIDE = 16
-"""Guesses of a forward up to which streams beside all of them cost less than a way of their own."""
+"""With more guesses in a forward, streams cost less after the verdict than beside all rows."""
 
 
-def load_for(files: ModelFiles, model: Any, directory: Path, *, guesses: int = 0) -> LoadedAdapter:
+def load_for(
+    files: ModelFiles, model: Any, directory: Path, *, guesses: int | None = None
+) -> LoadedAdapter:
     """Load an adapter for a model that was loaded from files.
 
     Cost: reads the model's weights, about a second per gigabyte; its fingerprint needs that, too.
 
     Args:
-        guesses: How many to make after a verdict: the likeliest, by the hit rates on the card; 0:
-            the card's tree.
+        guesses: How many to make after a verdict: the likeliest, by the hit rates on the card;
+            None: the card's tree.
 
     Raises:
-        ModelLoadError: it is damaged, for another model, or of another version; or its card has no
-            hit rates, where they are needed.
+        ModelLoadError: it is damaged, for another model, or of another version; or its card lacks
+            hit rates that are needed.
     """
     loaded = load_adapter(directory, model=model, fingerprint=model_fingerprint(files))
-    if not guesses:
+    if guesses is None:
         return loaded
     try:
         tree = likeliest_tree(loaded.card.training["hit_rates"], node_count=guesses)
@@ -76,15 +80,15 @@ def load_for(files: ModelFiles, model: Any, directory: Path, *, guesses: int = 0
     return replace(loaded, card=replace(loaded.card, tree=tree))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecidedRow:
-    """The row that decided a text's next token.
+    """The row that decided a sequence's next token.
 
     Attributes:
-        text: What it sees is its first tokens.
-        length: So many, itself included.
-        read: (E,) what the adapter reads of it; or (J, E) what became of the streams beside it.
-        spec: How tokens are chosen there.
+        text: The row sees the first tokens of this sequence.
+        length: How many tokens it sees, itself included.
+        read: (E,) the adapter's input of the row; or (J, E) the last layer's output of its streams.
+        spec: How the sequence's tokens are chosen.
     """
 
     text: KeyValues
@@ -93,15 +97,15 @@ class DecidedRow:
     spec: SessionSpec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FedTree:
     """A tree in a forward whose upper layers are still to be computed.
 
     Attributes:
-        tree: Its tokens.
-        position: Of the token after the text.
-        entering: (T + 1, E) what enters the upper layers, in the text's last row and the tree's.
-        spec: How tokens are chosen there.
+        tree: The tree's tokens.
+        position: The position of the token after the sequence.
+        entering: (T + 1, E) the upper layers' input in the sequence's last row and the tree's rows.
+        spec: How the sequence's tokens are chosen.
     """
 
     tree: Proposal
@@ -115,11 +119,11 @@ class SelfDrafter:
 
     Attributes:
         depth: The most tokens of a path that it proposes.
-        kind: What guesses.
-        read_at: Which layer's input it reads; the number of layers: what the head gets.
+        kind: The adapter's kind.
+        read_at: The layer whose input it reads; the number of layers: the head's input.
         prunes: Whether it prunes trees.
-        stream_weights: Of streams that go along in the model's own forward; None: there are none.
-        most_beside: For so many guesses of a forward, not for more.
+        stream_weights: The weights of streams in the model's own forward; None: no streams there.
+        most_beside: The most guesses of a forward that has streams.
     """
 
     def __init__(
@@ -135,14 +139,14 @@ class SelfDrafter:
 
         Args:
             model: The one that the adapter was loaded for.
-            takes_trees: Whether the model judges trees. Else only the best guesses are proposed.
-            prune_below: How likely a guess has to be after its parent, by the early exit if there
-                is one; 0: however unlikely.
+            takes_trees: Whether the model judges trees. If not, only the best guesses are proposed.
+            prune_below: A guess is dropped if its probability after its parent, by the early exit,
+                is below this; 0: no guess is dropped.
             goes_along: Whether the model is computed by `FusedLlama`, in any shapes: then streams
                 can be rows of its forwards.
 
         Raises:
-            ModelLoadError: its tree is none that can be judged.
+            ModelLoadError: its tree has no guesses that can be judged, or too many.
         """
         self.kind = adapter.card.kind
         self._adapter = adapter.module
@@ -162,7 +166,7 @@ class SelfDrafter:
         self.most_beside = MOST_BESIDE
         self.stream_weights: StreamWeights | None = None
         if goes_along and isinstance(adapter.module, Streams):
-            self.stream_weights = StreamWeights(adapter.module, first_layer=self.read_at)
+            self.stream_weights = fuse_weights(adapter.module, first_layer=self.read_at)
 
     @property
     def changes_rows(self) -> bool:
@@ -170,14 +174,14 @@ class SelfDrafter:
         return self.prunes or self.stream_weights is not None
 
     def most_streams(self, *, scored_count: int) -> int:
-        """Return how many streams may go along beside a text's scored rows."""
+        """Return how many streams may be computed beside a sequence's scored rows."""
         if self.stream_weights is None:
             return 0
         return self.depth * min(scored_count, 1 + self.most_beside)
 
     def begin_streams(self, entering: Tensor) -> Tensor:
         """Return the streams beside some rows before the upper layers: (S * J, E) from (S, E)."""
-        assert isinstance(self._adapter, Streams), "others have none"
+        assert isinstance(self._adapter, Streams), "only streams adapters have streams"
         return self._adapter.begin(entering)[:, : self.depth].flatten(0, 1)
 
     def propose(self, rows: Sequence[DecidedRow], *, vocabulary_size: int) -> list[Proposal]:
@@ -196,14 +200,14 @@ class SelfDrafter:
         ]
 
     def prune(self, trees: Sequence[FedTree], *, vocabulary_size: int) -> list[tuple[int, ...]]:
-        """Say which tokens of trees to go on with; only if it prunes.
+        """Return the tokens of each tree to go on with; only if it prunes.
 
-        How likely one is, is what the early exit thinks, with the target's own noise at its
-        position, as guesses are ordered by.
+        A token's probability is the early exit's, with the target's own noise at its position, as
+        in the order of guesses.
         """
         if not trees:
             return []
-        assert isinstance(self._adapter, Streams), "others have no early exit"
+        assert isinstance(self._adapter, Streams), "only streams adapters have an early exit"
         parents = [sorted({*each.tree.parents}) for each in trees]
         entering = torch.cat(
             [each.entering[rows] for each, rows in zip(trees, parents, strict=True)]
@@ -218,7 +222,7 @@ class SelfDrafter:
         ]
 
     def _into_tree(self, logits: Tensor, *, spec: SessionSpec, position: int) -> Proposal:
-        """Choose guesses by (J, V); the row's next token is at the position."""
+        """Choose guesses by logits (J, V); `position` is that of the row's next token."""
         ranked = rank_from(
             logits[: self.depth],
             spec=spec,
@@ -228,7 +232,7 @@ class SelfDrafter:
         return propose(self._paths, [[token for token, _ in own] for own in ranked])
 
     def _guess(self, rows: Sequence[DecidedRow]) -> Iterator[Tensor]:
-        """Yield for each guess its logits: (R, V)."""
+        """Yield the logits of each guess: (R, V)."""
         read = torch.stack([row.read for row in rows])
         if read.ndim == 3:  # streams that went along: (R, J, E)
             logits: Tensor = self._model.lm_head(self._model.model.norm(read))
@@ -248,11 +252,11 @@ def _likelihoods(fed: FedTree, rows: Sequence[int], logits: Tensor) -> list[floa
     """Return how likely each of a tree's tokens is after its parent.
 
     Args:
-        rows: Which have tokens after them: 0 the text's last, i + 1 the i-th token's.
-        logits: Of these.
+        rows: The rows that have tokens after them: 0 the sequence's last, i + 1 the i-th token's.
+        logits: The logits of these rows.
     """
     depths = [-1, *fed.tree.depths()]
-    scores = perturbed_rows(
+    scores = noisy_scores(
         logits,
         positions=[fed.position + depths[row] + 1 for row in rows],
         parameters=fed.spec.sampling,

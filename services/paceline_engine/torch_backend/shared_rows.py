@@ -1,7 +1,7 @@
-"""The rows of several texts in one forward: where they go.
+"""The rows of several sequences in one forward: where they go.
 
-Letters: T rows in all, H heads, G key and value heads, D their width. All texts' rows lie side by
-side; what each of them sees is said in `attention.py`.
+Letters: T rows in all, H heads, G key and value heads, D their width. The rows of all sequences lie
+side by side; `attention.py` defines which tokens each row sees.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _Part = TypeVar("_Part", bound="_Neighbour")
 
 class _Neighbour(Protocol):
     def goes_with(self, others: Self, /) -> bool:
-        """Whether one kernel can compute it beside another one, which comes right before it."""
+        """Whether one kernel can compute it together with the part right before it."""
 
 
 class ForwardRows(ABC):
-    """What a decoder computes in one forward.
+    """The rows that a decoder computes in one forward.
 
     Attributes:
         token_ids, positions: (T,) int64.
         longest: More than the largest position.
-        scored: Which rows to score.
-        read_at: Which layer's input to keep of them, for an adapter; the number of layers: what the
-            head gets; None: nothing.
-        read: That: (scored, E).
-        change: Told what enters that layer, (T, E), it says with which rows to go on; None: with
-            the same. The rest of the forward, what is read included, is then theirs.
-        streams: Which rows are streams beside others, and what is added to their products; or None.
+        scored: The rows to score.
+        read_at: The layer whose input is kept for an adapter, in the scored rows; the number of
+            layers: the head's input; None: no input is kept.
+        read: The input that was kept: (scored, E).
+        change: Called with the input of layer `read_at`, (T, E); it returns other rows for the rest
+            of the forward, or None. `read` is then about these other rows.
+        streams: The rows that are streams beside others, with their low-rank weights; or None.
     """
 
     token_ids: Tensor
@@ -59,18 +59,18 @@ class ForwardRows(ABC):
 
     @abstractmethod
     def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
+        self, layer: int, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention
     ) -> Tensor:
         """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherRows:
-    """What a forward goes on with.
+    """The rows with which a forward goes on.
 
     Attributes:
-        rows: As if there had never been others.
-        hidden: What enters the next layer in these: (T, E).
+        rows: Rows as if the forward had begun with them.
+        hidden: The next layer's input in these rows: (T, E).
     """
 
     rows: ForwardRows
@@ -78,7 +78,7 @@ class OtherRows:
 
 
 class SharedRows(ForwardRows):
-    """Rows of several texts, (T,) in all, that see nothing of each other's.
+    """Rows of several sequences, (T,) in all. No row sees another sequence's tokens.
 
     Attributes: see `ForwardRows`.
     """
@@ -97,12 +97,15 @@ class SharedRows(ForwardRows):
 
         Args:
             texts: With room for their rows.
-            token_ids: Of each text's rows, one or more.
-            scored_counts: How many of each text's last rows to score, before those of streams.
-            parents: Of each text's last rows, if they are a tree: see `ModelCache.extend`.
-            stream_counts: How many of each text's last rows are streams; none of them is scored.
-            together: Attend to texts of about a length in one kernel, over padded copies, rather
-                than text by text. Pays where launching kernels is what takes the time.
+            token_ids: The tokens of each sequence's rows, one or more.
+            scored_counts: How many of each sequence's last rows to score, not counting streams.
+            parents: The parents of each sequence's last rows, if they are a tree: see
+                `ModelCache.extend`.
+            stream_counts: How many of each sequence's last rows are streams; none of them is
+                scored.
+            together: Attend to sequences of similar length in one kernel, over padded copies,
+                instead of sequence by sequence. Pays where launching kernels takes most of the
+                time.
         """
         device = texts[0].keys.device
         self._counts = [len(each) for each in token_ids]
@@ -127,7 +130,7 @@ class SharedRows(ForwardRows):
         self.scored = self._last(scored_counts, ends)
 
     def _last(self, counts: Sequence[int], ends: Sequence[int]) -> Tensor | slice:
-        """Return so many rows before each of these ends."""
+        """Return the last rows before each end, `counts` of them."""
         spans = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
         if len(spans) == 1:
             return slice(spans[0].start, spans[0].stop)
@@ -137,33 +140,38 @@ class SharedRows(ForwardRows):
         return torch.tensor(rows, dtype=torch.int64).to(self.token_ids.device, non_blocking=True)
 
     def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
+        self, layer: int, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention
     ) -> Tensor:
         """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
         self._keep(layer, keys, values)
         if self._together and how.is_plain:
-            return self._all_together.attend(layer, queries, how)
+            return self._all_together.attend(layer, queries, how=how)
         own_rows = self._own_rows(queries)
         return _joined(
-            [part.attend(layer, own, how) for part, own in zip(self._parts, own_rows, strict=True)]
+            [
+                part.attend(layer, own, how=how)
+                for part, own in zip(self._parts, own_rows, strict=True)
+            ]
         )
 
     def keep(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep a layer's new keys and values; return all texts' side by side, (G, sum of L, D)."""
+        """Keep a layer's new keys and values; return those of all sequences, (G, sum of L, D)."""
         self._keep(layer, keys, values)
         return joined_states([text.states for text in self._texts], layer)
 
     def attend_to_made(
-        self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
+        self, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention
     ) -> Tensor:
-        """Attend to what a layer made of what `keep` returned, (H, sum of L, D): (H, T, D)."""
+        """Attend to keys and values made from `keep`'s result, (H, sum of L, D): (H, T, D)."""
         lengths = [text.length for text in self._texts]
         parts = (torch.split(each[None], lengths, 2) for each in (keys, values))
         own_rows = torch.split(queries, self._counts, 1)
         return _joined(
             [
-                text.attend_to(own, *made, how)
-                for text, own, *made in zip(self._texts, own_rows, *parts, strict=True)
+                text.attend_to(own, keys=made_keys, values=made_values, how=how)
+                for text, own, made_keys, made_values in zip(
+                    self._texts, own_rows, *parts, strict=True
+                )
             ]
         )
 
@@ -188,7 +196,7 @@ class SharedRows(ForwardRows):
 
 
 def runs(texts: Sequence[_Part]) -> list[list[_Part]]:
-    """Part texts, in the order of their rows, into those that go with one another."""
+    """Divide sequences, in the order of their rows, into runs that one kernel can compute."""
     found: list[list[_Part]] = []
     for text in texts:
         if found and text.goes_with(found[-1][-1]):
@@ -201,7 +209,7 @@ def runs(texts: Sequence[_Part]) -> list[list[_Part]]:
 def joined_states(
     states: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]], layer: int
 ) -> tuple[Tensor, Tensor]:
-    """Put a layer's keys, and values, of texts that have (1, G, L, D) behind one another."""
+    """Put a layer's keys, and values, of sequences that have (1, G, L, D) behind one another."""
     keys, values = (
         torch.cat([own[layer][0] for own in each], 1) for each in zip(*states, strict=True)
     )

@@ -1,44 +1,51 @@
 """Streams as rows of a forward: their weights, fused as the decoder's products are.
 
-A stream row goes through the model's own products beside all other rows, so these weights are read
-once for all; only what its low-rank weights add is computed for it alone.
+A stream's row goes through the model's own products together with all other rows, so these weights
+are read once. Only the product with its low-rank weights is computed for the stream alone.
 
 Letters: T rows of the forward, S of them streams, E the model's width.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from paceline_engine.torch_backend.adapters.streams import StreamLayer, Streams
 
 _FUSED = (slice(0, 3), slice(3, 4), slice(4, 6), slice(6, 7))
-"""Which of `LOW_RANK_PARTS` lie side by side in each product of a layer of `FusedLlama`."""
+"""The `LOW_RANK_PARTS` that lie side by side in each product of a layer of `FusedLlama`."""
 
 
-class StreamWeights:
-    """Low-rank weights of streams, as (down, up) for each product of each upper layer."""
+StreamWeights: TypeAlias = "Mapping[tuple[int, int], tuple[Tensor, Tensor]]"
+"""For each layer and product what is added: (r, inputs) and (r, outputs)."""
 
-    def __init__(self, streams: Streams, *, first_layer: int) -> None:
-        self._first_layer = first_layer
-        layers = [cast("StreamLayer", layer) for layer in streams.layers]
-        self._layers = [[_fuse(layer.parts[own]) for own in _FUSED] for layer in layers]
 
-    def of(self, layer: int, which: int) -> tuple[Tensor, Tensor]:
-        """Return what is added to a product: (r, inputs) and (r, outputs)."""
-        return self._layers[layer - self._first_layer][which]
+def fuse_weights(streams: Streams, *, first_layer: int) -> StreamWeights:
+    """Put the low-rank weights of streams together, as `FusedLlama` does with the model's own.
+
+    Args:
+        first_layer: The first layer that has streams.
+    """
+    layers = [cast("StreamLayer", layer) for layer in streams.layers]
+    return {
+        (index, which): _fuse(layer.parts[parts])
+        for index, layer in enumerate(layers, start=first_layer)
+        for which, parts in enumerate(_FUSED)
+    }
 
 
 class StreamRows:
     """The rows of one forward that are streams.
 
     Attributes:
-        read: What left the last layer in them: (S, E).
+        read: The last layer's output in these rows: (S, E).
     """
 
     read: Tensor
@@ -47,16 +54,16 @@ class StreamRows:
         """Build it.
 
         Args:
-            weights: Theirs.
-            places: Which rows they are.
+            weights: The streams' weights.
+            places: The indices of the rows.
         """
         self._weights = weights
         self._places = places
 
-    def add(self, layer: int, which: int, inputs: Tensor, product: Tensor) -> None:
-        """Add to a layer's product, in place, what the low-rank weights make of its inputs."""
-        down, up = self._weights.of(layer, which)
-        if not len(down):  # they share the model's own weights
+    def add(self, layer: int, which: int, *, inputs: Tensor, product: Tensor) -> None:
+        """Add the low-rank weights' product with the inputs to a layer's product, in place."""
+        down, up = self._weights[layer, which]
+        if not len(down):  # these streams share the model's own weights
             return
         inner = functional.linear(inputs[self._places], down)
         if isinstance(self._places, slice):
@@ -65,7 +72,7 @@ class StreamRows:
             product.index_add_(0, self._places, inner @ up)
 
     def take(self, hidden: Tensor) -> None:
-        """Keep what left the last layer, (T, E)."""
+        """Keep the last layer's output, (T, E)."""
         self.read = hidden[self._places]
 
 

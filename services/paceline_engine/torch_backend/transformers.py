@@ -1,4 +1,4 @@
-"""Any decoder-only Hugging Face model, with rows of many texts in one forward.
+"""Any decoder-only Hugging Face model, with rows of many sequences in one forward.
 
 Theory of operation
 -------------------
@@ -7,43 +7,42 @@ The worker calls `run(items)`; `ModelBackend.run` does the same for every model 
 
     run(items)
       _feed(item)       which rows a text needs: the prefix's missing tokens, and the proposal
-      _make_room(feed)  buffers for these rows; it raises OverloadedError and harms no other text
+      _make_room(feed)  buffers for these rows; OverloadedError harms no other sequence
       _forward(feeds)   one forward for all rows of all feeds --> logits of the scored rows
-      _decide_all       tokens, verdicts or drafts from these logits (deciding/decisions.py)
+      _decide           tokens, verdicts or drafts from these logits (deciding/decisions.py)
 
-A *row* is one token position that is computed. A text with n missing tokens and a proposal of k has
-n + k rows, of which the last k + 1 are *scored*: they decide what follows the prefix and each
+A *row* is one token position that is computed. A sequence with n missing tokens and a proposal of k
+has n + k rows, of which the last k + 1 are *scored*: they decide what follows the prefix and each
 proposed token. A forward computes the rows of all feeds side by side,
 
-    rows     | text A: a7 a8 p1 p2 | text B: b3 | text C: c5 p1 |
+    rows     | seq. A: a7 a8 p1 p2 | seq. B: b3 | seq. C: c5 p1 |
     scored   |            ^  ^  ^  |        ^   |          ^ ^  |
 
-and only attention looks at whose they are (`shared_rows.py`, `attention.py`).
+and only attention depends on the sequence of a row (`shared_rows.py`, `attention.py`).
 
-Who computes a forward is chosen once, at load (`decoders.choose_decoder`), by comparing each
-candidate's logits with the library's:
+The decoder, which computes forwards, is chosen at load (`decoders.choose_decoder`): each
+candidate's logits are compared with the library's.
 
 1. `FusedLlama`: Llama, Mistral and Qwen 2 in few, large steps.
 2. `LibraryDecoder`: the library's own layers, with our rows and attention put into its interface.
-3. None: the library computes one text at a time, with its own cache (`score_alone`). So it is for
-   models whose attention cannot be replaced.
+3. None: the library computes one sequence at a time, with its own cache (`score_alone`), because
+   the model's attention cannot be replaced.
 
-On CUDA with `capture` a forward of one row of one text is recorded at its first run and replayed
-(`cuda_graphs.py`); every other forward is computed anew.
+On CUDA with `capture` a forward of one row of one sequence is recorded at its first run and
+replayed (`cuda_graphs.py`); every other forward is computed anew.
 
 What must hold, and is easy to break:
 
-- A text's cache stands for exactly the tokens that it names, also after a forward that raised or
-  was interrupted: `ModelCache.extend` comes after the forward, and `settle` cuts what one left.
+- A sequence's cache stands for exactly its `token_ids`, also after a forward that raised or was
+  interrupted: `ModelCache.extend` comes after the forward, and `settle` cuts the rows it left.
 - Logits are valid until the next forward only, because a replayed forward writes over them.
-- An interrupt is looked at before each layer. Rows that a broken-off forward wrote are never read:
-  they lie beyond the text's length, and the next forward writes over them.
-- Nothing on a CUDA device is waited for before the logits are read, so the host runs ahead.
+- The interrupt is checked before each layer. Rows of an interrupted forward are never read: they
+  lie beyond the sequence's length, and the next forward writes over them.
+- The host does not wait for a CUDA device before it reads the logits, so it can run ahead.
 """
 
 from __future__ import annotations
 
-import logging
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import itemgetter
@@ -59,7 +58,7 @@ from paceline_engine.model_backend import Feed, ModelBackend
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.terms.backend import ForwardInterrupted, Interrupt, ModelLoadError, TokenMemory
 from paceline_engine.terms.items import Draft, Judgement, Outcome
-from paceline_engine.torch_backend.cuda_graphs import CapturedSteps
+from paceline_engine.torch_backend.cuda_graphs import CapturedSteps, capture_steps
 from paceline_engine.torch_backend.decoders import choose_decoder, take_sample
 from paceline_engine.torch_backend.device import on_device, usable_device, wait_for
 from paceline_engine.torch_backend.families import rotations_change
@@ -76,131 +75,60 @@ from paceline_engine.torch_backend.self_drafting import SelfDrafter, load_for
 from paceline_engine.torch_backend.shared_rows import SharedRows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from paceline_contract.proposal import Proposal
     from paceline_engine.terms.calls import SessionSpec
     from paceline_engine.terms.draft_tree import Ranked
     from paceline_engine.terms.items import Item, Judge
     from paceline_engine.torch_backend.adapters.files import LoadedAdapter
-
-_log = logging.getLogger(__name__)
+    from paceline_engine.torch_backend.cuda_graphs import CapturedSteps
 
 _Text: TypeAlias = KeyValues | LibraryText
 
 
-class TransformersBackend(ModelBackend):
-    """A model of the transformers library; its scores are logits, (rows, V).
+class LoadedModel(ModelBackend):
+    """A model of the transformers library, as loaded; its scores are logits, (rows, V).
 
     Attributes:
         model: The library's.
-        decoder: What computes rows of texts; None: the library does, one text at a time.
+        decoder: What computes rows of sequences; None: the library does, one sequence at a time.
+        together: Whether one kernel attends to several sequences; see `SharedRows`.
         steps: Records forwards of one row, to be replayed; None: they are computed.
-        own_guesses: What it guesses beside the rows that decide; None: nothing.
+        own_guesses: What the model guesses beside the rows that decide; None: nothing.
 
     Cancellation:
         A hook before each decoder layer looks at the running forward's interrupt. On CUDA that is
-        the moment of launching: what has been launched already still runs. A captured forward
+        the moment of the launch: kernels that are launched already still run. A captured forward
         always runs to its end.
     """
 
-    own_guesses: OwnGuesses | None
-
     def __init__(
         self,
-        model: str,
+        name: str,
+        model: Any,
         *,
-        revision: str | None = None,
-        dtype: str = "float32",
-        device: str = "cpu",
-        threads: int = 1,
+        device: torch.device,
         capture: bool = False,
         invariant: bool = False,
-        adapter: str = "",
-        guesses: int = 0,
-        prune_below: float = 0.0,
     ) -> None:
-        """Load a model.
+        """Choose how to compute a model. The subclass sets its description.
 
         Args:
-            model: A directory, or a hub id where there is a network.
-            revision: For a hub id, its branch, tag or commit.
-            dtype: What to compute in; one of bfloat16, float16, float32, float64.
-            device: As torch names it: "cpu", "cuda", "cuda:1".
-            threads: CPU threads of one forward. More than one only helps on a quiet machine.
-            capture: On CUDA, record forwards of one row and replay them. They cannot be given up
-                half way.
-            invariant: Let a row's logits follow from its text alone, bit by bit: see
-                `invariant.py`.
-            adapter: Directory with an adapter for it; empty: it does not draft for itself.
-            guesses: How many it makes after a verdict; 0: as the adapter's card says.
-            prune_below: See `SelfDrafter`.
-
-        Raises:
-            ModelLoadError: it is not there, not plain data, its cache cannot be rolled back, it
-                cannot be invariant, or the adapter is not one for it.
+            name: The model's name, for the log.
+            model: The library's, on its device.
+            device: That device.
+            capture: On CUDA, record forwards of one row and replay them.
+            invariant: See `TransformersBackend`.
         """
-        self.device = usable_device(device, dtype=dtype)
-        if invariant and (self.device.type != "cpu" or threads != 1):
-            raise ModelLoadError(
-                "with --invariant forwards are computed by one thread of a CPU: leave --device and"
-                " --threads alone"
-            )
-        torch.set_num_threads(threads)
-        files = find_model_files(model, revision=revision)
-        token_count = count_tokens(files)
-        self.tokenizer = files.tokenizer
-        self.chat_template = files.chat_template
-        loaded = load_model(files, dtype=dtype).to(self.device)
-        loaded_adapter = (
-            load_for(files, loaded, Path(adapter), guesses=guesses) if adapter else None
-        )
-        self._adopt(files.name, loaded, capture=capture, invariant=invariant)
-        self.description = describe(
-            files,
-            self.model,
-            token_count=token_count,
-            dtype=dtype,
-            device=self.device,
-            threads=threads,
-            cancels_between_layers=bool(self._layers) and not self.captures,
-            shares_forwards=self.decoder is not None and not rotations_change(self.model.config),
-            is_invariant=invariant,
-        )
-        if invariant:
-            shape = None if self._slabs is None else self._slabs.shape
-            with on_device():
-                check_invariance(self.model, self.decoder, shape, description=self.description)
-        if loaded_adapter is not None:
-            self._draft_for_itself(loaded_adapter, prune_below=prune_below)
-
-    def _draft_for_itself(self, adapter: LoadedAdapter, *, prune_below: float) -> None:
-        if self.decoder is None:
-            raise ModelLoadError(
-                f"model {self.description.name!r} is computed in the library's own way, where no"
-                " adapter can read what it needs"
-            )
-        drafter = SelfDrafter(
-            adapter,
-            self.model,
-            takes_trees=self.description.takes_trees,
-            # What a forward goes on with after pruning is no longer invariant.
-            prune_below=0 if self._invariant else prune_below,
-            goes_along=isinstance(self.decoder, FusedLlama) and not self._invariant,
-        )
-        size = self.description.vocabulary_size
-        self.own_guesses = OwnGuesses(drafter, vocabulary_size=size)
-        self.description = replace(
-            self.description, self_draft_depth=drafter.depth, self_draft_kind=drafter.kind
-        )
-
-    def _adopt(self, name: str, model: Any, *, capture: bool, invariant: bool = False) -> None:
         self.model = model
+        self.device = device
         self._invariant = invariant
-        # Where launching kernels is what takes the time, there is one for all texts.
-        self._together = self.device.type != "cpu"
+        # On an accelerator launching kernels takes most of the time: one kernel for all sequences.
+        self.together = device.type != "cpu"
         with on_device():
             sample = take_sample(model)
-            self.decoder = choose_decoder(name, model, sample, together=self._together)
+            self.decoder = choose_decoder(name, model, sample=sample, together=self.together)
         self._bytes_per_token = sample.bytes_per_token
         tile = TILE if invariant else 1
         self._slabs = None if sample.shape is None else Slabs(sample.shape, tile=tile)
@@ -209,13 +137,8 @@ class TransformersBackend(ModelBackend):
             layer.register_forward_pre_hook(self._before_layer)
         self.interrupt = Interrupt()
         self._layers_run = 0
-        self.own_guesses = None
-        self._chosen: dict[Item, int] = {}
-        self.steps: CapturedSteps | None = None
-        if capture and self.device.type == "cuda" and isinstance(self.decoder, FusedLlama):
-            self.steps = CapturedSteps(self.decoder, self.device)
-        elif capture:
-            _log.warning("model %s: its forwards cannot be captured on %s", name, self.device)
+        self.own_guesses: OwnGuesses | None = None
+        self.steps = capture_steps(name, self.decoder, device=device) if capture else None
 
     @property
     def captures(self) -> bool:
@@ -243,13 +166,12 @@ class TransformersBackend(ModelBackend):
                 self.own_guesses.add_to(answers, items)
             return answers
         finally:
-            self._chosen.clear()
             if self.own_guesses is not None:
                 self.own_guesses.end_forward()
 
     @on_device()
     def token_memory(self) -> TokenMemory:
-        """Measure what there is for tokens: free memory, and what one token takes."""
+        """Measure the memory for tokens: the free memory, and the memory of one token."""
         free = free_memory(self.device)
         return TokenMemory(
             free_bytes=free.byte_count,
@@ -259,7 +181,7 @@ class TransformersBackend(ModelBackend):
         )
 
     def new_cache(self, spec: SessionSpec) -> _Text:
-        """Begin an empty text for a session."""
+        """Begin an empty sequence for a session."""
         if self.decoder is None or self._slabs is None:
             return LibraryText()
         return KeyValues(
@@ -271,32 +193,27 @@ class TransformersBackend(ModelBackend):
 
     @on_device()
     def _feed(self, item: Item, row_limit: int | None) -> Feed:
-        # Here a tree's accepted path is moved to the text's end.
+        # This moves a tree's accepted path to the sequence's end.
         feed = super()._feed(item, row_limit)
         if self.own_guesses is not None:
             self.own_guesses.mark_tree(feed, item)
         return feed
 
-    def _decide_all(self, asked: Sequence[tuple[Item, Feed, Any]]) -> Sequence[Outcome | Exception]:
+    @on_device()
+    def _choose_together(self, asked: Sequence[tuple[Item, Feed, Any]]) -> Mapping[Item, int]:
         rows = [
             (item, scores)
             for item, feed, scores in asked
             if item.chooses_next and feed.scored_count and isinstance(scores, Tensor)
         ]
-        with on_device():
-            self._chosen = choose_next(rows) if len(rows) > 1 else {}
-        return super()._decide_all(asked)
+        return choose_next(rows) if len(rows) > 1 else {}
 
     @on_device()
-    def _judge(self, scores: Tensor, task: Judge, item: Item) -> Judgement:
-        if item in self._chosen:
-            return Judgement((), self._chosen[item])
+    def _judge(self, scores: Tensor, task: Judge, *, item: Item) -> Judgement:
         return judge_by(scores, task, spec=item.spec, position=len(item.prefix))
 
     @on_device()
     def _draft(self, scores: Tensor, item: Item) -> Proposal:
-        if item in self._chosen:
-            return Proposal((self._chosen[item],))
         return draft_from(scores, spec=item.spec, position=len(item.prefix))
 
     @on_device()
@@ -333,7 +250,7 @@ class TransformersBackend(ModelBackend):
         sizes = [(len(feed.token_ids), len(feed.parents)) for feed in feeds]
         if self.steps and self.steps.work and sizes == [(1, 0)] and not feeds[0].proposes:
             return [self._step(feeds[0], self.steps)]
-        # As their texts lie, so that those side by side are together.
+        # In the order in which the sequences lie, so that neighbours go into one kernel.
         order = sorted(range(len(feeds)), key=lambda index: _address(feeds[index]))
         logits = self._compute_rows([feeds[index] for index in order])
         return [each for _, each in sorted(zip(order, logits, strict=True), key=itemgetter(0))]
@@ -347,35 +264,35 @@ class TransformersBackend(ModelBackend):
         if self._invariant:
             rows: SharedRows = InvariantRows(texts, token_ids, counts, parents=parents)
         else:
-            rows = SharedRows(texts, token_ids, counts, parents=parents, together=self._together)
+            rows = SharedRows(texts, token_ids, counts, parents=parents, together=self.together)
         if self.own_guesses is not None and any(feed.proposes for feed in feeds):
-            logits = self.own_guesses.compute(self.decoder, feeds, rows, together=self._together)
+            logits = self.own_guesses.compute(self.decoder, feeds, rows, together=self.together)
             counts = [feed.scored_count for feed in feeds]  # trees may have been pruned
         else:
             logits = self.decoder(rows)
         return torch.split(logits[: sum(counts)], counts)
 
     def _step(self, feed: Feed, steps: CapturedSteps) -> Tensor:
-        """Replay a forward of one row; the first of a text is computed, and recorded."""
+        """Replay a forward of one row; a sequence's first one is computed, and recorded."""
         text, token_id = _text_of(feed), feed.token_ids[0]
-        recorded = text.step  # once, because a session's end takes it away
+        recorded = text.step  # read once, because a session's end removes it
         if recorded is not None:
             assert text.place is not None, "it has room"
             text.place.will_hold(text.length + 1)
             with self._counting(len(self._layers)):
                 return recorded(token_id, position=text.length)
         (expected,) = self._compute_rows([feed])
-        with self._counting(0):  # what is computed once more, to be recorded
+        with self._counting(0):  # the same row is computed again, to be recorded
             name = self.description.name
             is_there = steps.record(text, token_id, expected=expected, name=name)
         if not steps.work:  # from now on every forward goes from layer to layer
             self.description = replace(self.description, cancels_between_layers=True)
-        # What is written in vain is written over.
+        # The second computation writes over the rows of the first.
         return expected if is_there else self._compute_rows([feed])[0]
 
     @contextmanager
     def _counting(self, layer_count: int) -> Iterator[None]:
-        """Count so many layers, whatever goes through them meanwhile."""
+        """Count so many layers for the code in the context, not the layers that it runs."""
         before = self._layers_run
         try:
             yield
@@ -386,6 +303,100 @@ class TransformersBackend(ModelBackend):
         if self.interrupt.is_set():
             raise ForwardInterrupted
         self._layers_run += 1
+
+
+class TransformersBackend(LoadedModel):
+    """A model of the transformers library that is loaded from its files."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        revision: str | None = None,
+        dtype: str = "float32",
+        device: str = "cpu",
+        threads: int = 1,
+        capture: bool = False,
+        invariant: bool = False,
+        adapter: str | None = None,
+        guesses: int | None = None,
+        prune_below: float = 0.0,
+    ) -> None:
+        """Load a model.
+
+        Args:
+            model: A directory, or a hub id where there is a network.
+            revision: For a hub id, its branch, tag or commit.
+            dtype: What to compute in; one of bfloat16, float16, float32, float64.
+            device: As torch names it: "cpu", "cuda", "cuda:1".
+            threads: CPU threads of one forward. More than one only helps on a quiet machine.
+            capture: On CUDA, record forwards of one row and replay them. They cannot be given up
+                half way.
+            invariant: Let a row's logits follow from its sequence alone, bit by bit: see
+                `invariant.py`.
+            adapter: Directory with an adapter for it; None: it does not draft for itself.
+            guesses: How many it makes after a verdict; None: as the adapter's card says.
+            prune_below: See `SelfDrafter`.
+
+        Raises:
+            ModelLoadError: it is not there, not plain data, its cache cannot be rolled back, it
+                cannot be invariant, or the adapter is not one for it.
+        """
+        computed_on = usable_device(device, dtype=dtype)
+        if invariant and (computed_on.type != "cpu" or threads != 1):
+            raise ModelLoadError(
+                "with --invariant forwards are computed by one thread of a CPU: leave --device and"
+                " --threads alone"
+            )
+        torch.set_num_threads(threads)
+        files = find_model_files(model, revision=revision)
+        token_count = count_tokens(files)
+        self.tokenizer = files.tokenizer
+        self.chat_template = files.chat_template
+        loaded = load_model(files, dtype=dtype).to(computed_on)
+        loaded_adapter = (
+            None if adapter is None else load_for(files, loaded, Path(adapter), guesses=guesses)
+        )
+        super().__init__(
+            files.name, loaded, device=computed_on, capture=capture, invariant=invariant
+        )
+        self.description = describe(
+            files,
+            loaded,
+            token_count=token_count,
+            dtype=dtype,
+            device=computed_on,
+            threads=threads,
+            cancels_between_layers=bool(self._layers) and not self.captures,
+            shares_forwards=self.decoder is not None and not rotations_change(self.model.config),
+            is_invariant=invariant,
+        )
+        if invariant:
+            shape = None if self._slabs is None else self._slabs.shape
+            with on_device():
+                check_invariance(self.model, self.decoder, shape, description=self.description)
+        if loaded_adapter is not None:
+            self._draft_for_itself(loaded_adapter, prune_below=prune_below)
+
+    def _draft_for_itself(self, adapter: LoadedAdapter, *, prune_below: float) -> None:
+        if self.decoder is None:
+            raise ModelLoadError(
+                f"model {self.description.name!r} is computed in the library's own way, where no"
+                " adapter can read what it needs"
+            )
+        drafter = SelfDrafter(
+            adapter,
+            self.model,
+            takes_trees=self.description.takes_trees,
+            # What a forward goes on with after pruning is no longer invariant.
+            prune_below=0 if self._invariant else prune_below,
+            goes_along=isinstance(self.decoder, FusedLlama) and not self._invariant,
+        )
+        size = self.description.vocabulary_size
+        self.own_guesses = OwnGuesses(drafter, vocabulary_size=size)
+        self.description = replace(
+            self.description, self_draft_depth=drafter.depth, self_draft_kind=drafter.kind
+        )
 
 
 def _text_of(feed: Feed) -> KeyValues:

@@ -1,18 +1,18 @@
-"""What a forward goes on with in its upper layers: fewer guesses, and streams beside the rows.
+"""The rows of a forward in its upper layers: fewer guesses, and streams beside the rows.
 
-Speculative Streaming, parallel tree pruning and multi-stream attention. Lower layers compute all of
-a tree. What they make of a row says, by the adapter's early exit, how likely each guess after it
-is; upper layers and the head compute the likely ones. Afterwards the text is as if only these had
-been proposed.
+Speculative Streaming, parallel tree pruning and multi-stream attention. Lower layers compute all
+tokens of a tree. From their output the adapter's early exit computes the probability of each guess;
+the upper layers and the head compute only the likely guesses. Afterwards the sequence is as if only
+these had been proposed.
 
-Each row that may decide has its streams beside it: a chain behind its node. So what they see, and
-where they stand, follows from a tree, as for guesses. Their keys and values lie behind the tree's
-rows, and do not count when the forward is over.
+Each row that may decide has its streams beside it, as a chain behind its node in the tree. So the
+tokens that streams see, and their positions, follow from a tree, as for guesses. Their keys and
+values lie behind the tree's rows, and do not count after the forward.
 
-    rows               | text |            tree             |
-    lower layers       | text | 0 | 1 | 2 | 3 | 4 | 5 |
-    pruned to 0, 1, 4  | text | 0 | 1 | 4 |                  (their keys and values are moved up)
-    upper layers       | text | 0 | 1 | 4 | the text's last row's streams | 0's | 1's | 4's |
+    rows               | seq  |            tree             |
+    lower layers       | seq  | 0 | 1 | 2 | 3 | 4 | 5 |
+    pruned to 0, 1, 4  | seq  | 0 | 1 | 4 |                  (their keys and values are moved up)
+    upper layers       | seq  | 0 | 1 | 4 | the last row's streams | 0's | 1's | 4's |
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class UpperRows:
-    """What a forward asks before its upper layers: with which rows to go on.
+    """Chooses the rows of a forward before its upper layers (`ForwardRows.change`).
 
     Cost: if it prunes, the head over the rows that have guesses after them; on CUDA the host then
     waits for the lower layers.
@@ -54,9 +54,9 @@ class UpperRows:
 
         Args:
             drafter: Prunes, and has streams.
-            feeds: Of the forward. Trees that the model proposed itself are pruned.
-            rows: Theirs.
-            vocabulary_size: The tokens that can be chosen: the head may have more rows.
+            feeds: The forward's feeds. Trees that the model proposed itself are pruned.
+            rows: The rows of these feeds.
+            vocabulary_size: How many tokens can be chosen; the head may have more rows.
             together: See `SharedRows`.
         """
         self._drafter = drafter
@@ -67,7 +67,7 @@ class UpperRows:
         self._stream_counts = [0] * len(feeds)
 
     def __call__(self, hidden: Tensor) -> OtherRows | None:
-        """Say with which rows to go on, given what enters the upper layers: (T, E)."""
+        """Return the rows to go on with, given the input of the upper layers: (T, E)."""
         kept = self._prune(hidden) if self._drafter.prunes else None
         self._stream_counts = self._count_streams()
         if kept is None and not any(self._stream_counts):
@@ -77,14 +77,13 @@ class UpperRows:
         return OtherRows(self._rows, self._with_streams(hidden))
 
     def read(self) -> Sequence[Tensor]:
-        """Return for each feed what the adapter reads of its scored rows.
+        """Return for each feed the adapter's inputs of its S scored rows. After the forward.
 
-        After the forward: of S rows (S, E), or with streams beside them what became of these,
-        (S, J, E).
+        These are (S, E), or with streams beside them the streams' outputs, (S, J, E).
         """
         if self._rows.streams is None:
             counts = [feed.scored_count for feed in self._feeds]
-            assert self._rows.read is not None, "a decoder reads what it is told to"
+            assert self._rows.read is not None, "a decoder keeps the input of `read_at`"
             return torch.split(self._rows.read[: sum(counts)], counts)
         read = self._rows.streams.read
         beside = read.view(-1, self._drafter.depth, read.shape[-1])
@@ -94,7 +93,7 @@ class UpperRows:
     # --- fewer guesses ------------------------------------------------------------------------
 
     def _prune(self, hidden: Tensor) -> Tensor | None:
-        """Drop unlikely guesses, and return which rows are left; None: all."""
+        """Drop unlikely guesses, and return the rows that are left; None: all rows."""
         kept = self._kept(hidden[self._rows.scored])
         if all(len(own) == len(self._feeds[place].parents) for place, own in kept.items()):
             return None
@@ -118,11 +117,14 @@ class UpperRows:
         return torch.tensor(places).to(hidden.device)
 
     def _kept(self, entering: Tensor) -> dict[int, tuple[int, ...]]:
-        """Say by a feed's place which of its tree's tokens to keep, given the scored rows."""
+        """Return the tree's tokens to keep, by the feed's index, given the scored rows."""
         own = torch.split(entering, [feed.scored_count for feed in self._feeds])
         trees = {
             place: FedTree(
-                feed.tree, feed.cache.length + feed.text_count, own[place], feed.proposes
+                tree=feed.tree,
+                position=feed.cache.length + feed.text_count,
+                entering=own[place],
+                spec=feed.proposes,
             )
             for place, feed in enumerate(self._feeds)
             if feed.proposes is not None and feed.is_own and feed.parents
@@ -133,10 +135,10 @@ class UpperRows:
     # --- streams ------------------------------------------------------------------------------
 
     def _count_streams(self) -> list[int]:
-        """Return how many each feed has beside its rows: all that ask, or none where it costs more.
+        """Return how many streams each feed has beside its rows: all that it asks for, or none.
 
-        They wait until the verdict (`SelfDrafter.propose`) if there are too many guesses, or a text
-        has no room for them.
+        Streams wait for the verdict (`SelfDrafter.propose`) if there are too many guesses, or if a
+        sequence has no room for them.
         """
         none = [0] * len(self._feeds)
         if self._drafter.stream_weights is None:
@@ -154,7 +156,7 @@ class UpperRows:
         return counts if fits and guess_count <= self._drafter.most_beside else none
 
     def _with_streams(self, hidden: Tensor) -> Tensor:
-        """Put each text's streams behind its rows: (T, E) from (fewer, E)."""
+        """Put each sequence's streams behind its rows: (T, E) from fewer rows."""
         if not any(self._stream_counts):
             return hidden
         parts: list[Tensor] = []
@@ -191,9 +193,9 @@ class UpperRows:
 
 
 def _with_chains(feed: Feed, length: int) -> list[int]:
-    """Return parents of a feed's tree, and behind it of a chain after each scored row."""
+    """Return the parents of a feed's tree, and of a chain of streams after each scored row."""
     parents = [*(feed.parents or range(feed.scored_count - 1))]
-    for row in range(feed.scored_count):  # 0: the text's last one, i + 1: the i-th token's
+    for row in range(feed.scored_count):  # 0: the sequence's last one, i + 1: the i-th token's
         parents.append(row)
         parents.extend(range(len(parents), len(parents) + length - 1))
     return parents

@@ -195,7 +195,7 @@ async def test_a_model_that_hangs_for_long_ends_the_process(looks, hung):
 async def test_without_a_limit_a_model_may_hang_for_ever():
     host = FakeHost()
     overdue = chain([12.0, 1e9], repeat(0.0))
-    async with serving(TARGET, host, hang_limit_seconds=0) as process:
+    async with serving(TARGET, host, hang_limit_seconds=None) as process:
         async with grpc.aio.insecure_channel(process.addresses["address"]) as channel:
             watch = health_pb2_grpc.HealthStub(channel).Watch(
                 health_pb2.HealthCheckRequest(), timeout=60

@@ -5,7 +5,9 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from paceline.errors import PacelineError
+import pytest
+
+from paceline.errors import PacelineError, PrefixNotHeldError
 from paceline_contract.calls import DraftOptions, PrefixCall, VerifyOptions
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.calls import SessionSpec
@@ -32,6 +34,14 @@ def asked(session_id: str, sequence: int = 1, append: list[int] | None = None) -
 async def drafted(host: ModelHost, call: PrefixCall, **window: int) -> list[int]:
     async with aclosing(host.draft(call, DraftOptions(**window))) as stream:
         return [token async for chunk in stream for token in chunk.proposal.token_ids]
+
+
+async def held_length(host: ModelHost, session_id: str, *, sequence: int) -> int:
+    """Return how many tokens a session holds, as the refusal of a base that is too long says."""
+    call = PrefixCall(session_id, sequence, base_length=100, base_digest=bytes(16), token_ids=[1])
+    with pytest.raises(PrefixNotHeldError) as refused:
+        await host.verify(call)
+    return int(refused.value.metadata["held_length"])
 
 
 async def entered(gate: Gate, count: int = 1) -> None:

@@ -121,7 +121,7 @@ def scores_after(
     """The scores of a forward: what follows the prefix, and each token of the block."""
     fed = prefix[cache.keep(prefix) :]
     fed.extend(block)
-    feed = Feed(cache, fed, len(block) + 1)
+    feed = Feed(cache, fed, scored_count=len(block) + 1)
     backend._make_room(feed)
     (scores,) = backend._forward([feed], NEVER)
     cache.extend(fed)

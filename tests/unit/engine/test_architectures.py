@@ -125,15 +125,15 @@ class Decoding:
         done, text = self.done[n], self.reference.texts[n]
         prefix = array("I", self.reference.prompts[n] + text[:done])
         if self.chance.random() < 0.4:
-            return Item(self.caches[n], SPEC, prefix, Draft())
+            return Item(self.caches[n], SPEC, prefix=prefix, task=Draft())
         right = text[done : done + self.chance.randint(0, 5)]
         if self.backend.description.takes_trees and self.chance.random() < 0.5:
             right = right[: NEW_TOKENS - 1 - done]
             tree = random_tree(self.chance, right, size=9, vocabulary_size=VOCABULARY_SIZE)
-            return Item(self.caches[n], SPEC, prefix, Judge(tree))
+            return Item(self.caches[n], SPEC, prefix=prefix, task=Judge(tree))
         wrong = [(text[0] + 1) % VOCABULARY_SIZE] * self.chance.randint(0, 3)
         block = (right + wrong)[: NEW_TOKENS - 1 - done]
-        return Item(self.caches[n], SPEC, prefix, Judge(chain(block)))
+        return Item(self.caches[n], SPEC, prefix=prefix, task=Judge(chain(block)))
 
     def interrupt(self, items, limit) -> None:
         with pytest.raises(ForwardInterrupted):
@@ -197,7 +197,7 @@ def test_where_rotations_change_neither_other_texts_nor_parts_have_a_say(name, d
     # Beyond that length what is right depends on how many rows a forward has: here on one.
     reference = generated(directory, (3, ORIGINAL_LENGTH + 12, 12))
     items = [
-        Item(backend.new_cache(SPEC), SPEC, array("I", prompt), Draft(NEW_TOKENS))
+        Item(backend.new_cache(SPEC), SPEC, prefix=array("I", prompt), task=Draft(NEW_TOKENS))
         for prompt in reference.prompts
     ]
     for _ in range(NEW_TOKENS):
@@ -212,7 +212,7 @@ def test_where_rotations_change_neither_other_texts_nor_parts_have_a_say(name, d
 def test_texts_share_a_forward_where_the_model_can(name, directories):
     backend = TransformersBackend(str(directories(name)))
     items = [
-        Item(backend.new_cache(SPEC), SPEC, array("I", prompt), Draft())
+        Item(backend.new_cache(SPEC), SPEC, prefix=array("I", prompt), task=Draft())
         for prompt in prompts(PROMPT_LENGTHS)
     ]
     before = backend.layers_run

@@ -67,7 +67,7 @@ def test_each_row_sees_what_is_before_it_in_its_text(how, together):
         shared_count += any(isinstance(part, SideBySide) for part in rows._parts)
         for layer in range(LAYERS):
             queries, keys, values = (states(n, sum(counts)) for n in (HEADS, KV_HEADS, KV_HEADS))
-            actual = rows.attend(layer, queries, keys, values, how)
+            actual = rows.attend(layer, queries, keys=keys, values=values, how=how)
             assert actual.shape == queries.shape
             row = 0
             for index, count in zip(chosen, counts, strict=True):
@@ -113,7 +113,7 @@ def test_a_trees_row_sees_the_text_and_its_ancestors(how, together):
             rows = SharedRows(texts, parts, counts, parents=parents, together=together)
             assert len(rows._parts) == (1 if step == 3 else 3)
             queries, keys, values = (states(n, sum(counts)) for n in (HEADS, KV_HEADS, KV_HEADS))
-            actual = rows.attend(1, queries, keys, values, how)
+            actual = rows.attend(1, queries, keys=keys, values=values, how=how)
             row = 0
             for text, part, own, seen in zip(texts, parts, parents, columns, strict=True):
                 seen.extend((keys[:, row + n], values[:, row + n]) for n in range(len(part)))
@@ -151,7 +151,7 @@ def test_a_forward_that_is_not_over_has_changed_nothing():
     for part in ([1, 2, 3], [4, 5, 6]):
         text.make_room(3)
         rows = SharedRows([text], [part], [3])
-        rows.attend(0, torch.ones(HEADS, 3, WIDTH), new * part[0], new, PLAIN)
+        rows.attend(0, torch.ones(HEADS, 3, WIDTH), keys=new * part[0], values=new, how=PLAIN)
         text.extend(array("I", part[:2]))
     assert text.token_ids.tolist() == [1, 2, 4, 5]
     assert text.until(4)[0][0][0, 0, :, 0].tolist() == [1, 1, 4, 4]

@@ -49,7 +49,13 @@ def job(
     stage: int = 0,
 ) -> Job:
     task = Judge(chain([0] * block)) if block else Draft()
-    item = Item(Missing(rows, stage), SessionSpec(1, share=share), array("I", [0]), task, depth)
+    item = Item(
+        Missing(rows, stage),
+        SessionSpec(1, share=share),
+        prefix=array("I", [0]),
+        task=task,
+        depth=depth,
+    )
     return Job(item, Outlet(), share, arrival=arrival)
 
 
@@ -154,7 +160,7 @@ def test_parts_get_shorter_where_a_longer_text_makes_rows_slower():
     batches, prompt, stream = batching(), job(5000), job(arrival=1)
     first = chosen([prompt, stream], of=batches)
     rows = first.row_limit - 1
-    batches.learn(first, [1, rows], forward_ns(1) + rows * MILLISECOND)
+    batches.learn(first, [1, rows], forward_ns=forward_ns(1) + rows * MILLISECOND)
     second = chosen([prompt, stream], of=batches)
     assert (second.row_limit - 1) * MILLISECOND <= 0.81 * forward_ns(1) or second.row_limit == 9
 
@@ -167,7 +173,7 @@ def test_where_any_part_costs_much_parts_are_not_the_shortest():
     for _ in range(5):
         part = chosen([prompt, stream], of=batches)
         rows = part.row_limit - 1
-        batches.learn(part, [1, rows], forward_ns(1) + 20 * MILLISECOND + rows * 10_000)
+        batches.learn(part, [1, rows], forward_ns=forward_ns(1) + 20 * MILLISECOND + rows * 10_000)
     assert rows == 20, "an eighth of 1.6 ms"
 
 
@@ -264,7 +270,7 @@ class World:
         took_ns = forward_ns(sum(counts))
         self.rows = sum(rows for rows in counts if rows <= 64)
         self.now_ns += took_ns
-        self.batches.learn(batch, counts, took_ns)
+        self.batches.learn(batch, counts, forward_ns=took_ns)
         for each, rows in zip(batch.jobs, counts, strict=True):
             each.work.cache.rows -= rows
             if not each.work.cache.rows:

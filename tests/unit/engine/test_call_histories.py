@@ -53,9 +53,9 @@ class CopiedText(SimulatedCache):
 
     def _copy(self, source, length):
         anew = SimulatedCache(*source._made_of)
-        anew.append(Feed(anew, source.token_ids, 0))
+        anew.append(Feed(anew, source.token_ids, scored_count=0))
         assert anew._hashes == source._hashes[: len(anew._hashes)], "it stands for what it says"
-        self.append(Feed(self, source.token_ids[:length], 0))
+        self.append(Feed(self, source.token_ids[:length], scored_count=0))
 
 
 class Gated(SimulatedBackend):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from array import array
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -16,7 +18,7 @@ from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.stack_backend.stack import StackBackend
 from paceline_engine.terms.backend import ForwardInterrupted
 from paceline_engine.terms.calls import SessionSpec
-from paceline_engine.torch_backend.cuda_graphs import CapturedStep, CapturedSteps, Recorder
+from paceline_engine.torch_backend.cuda_graphs import CapturedStep, CapturedSteps
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 from paceline_engine.torch_backend.llama import FusedLlama
@@ -48,6 +50,10 @@ def decoder(target):
     return target.decoder
 
 
+def as_it_is(run):
+    return run
+
+
 def fixed_text(decoder, capacity: int) -> KeyValues:
     layer = decoder.layers[0]
     shape = KeyValueShape(
@@ -68,7 +74,7 @@ def test_a_step_in_fixed_buffers_gives_the_decoders_logits(decoder):
     fixed, plain = (fixed_text(decoder, 40) for _ in range(2))
     for text in (fixed, plain):
         forward(decoder, text, PROMPT)
-    step = CapturedStep(decoder, fixed, Recorder(CPU))
+    step = CapturedStep(decoder, fixed, record=as_it_is)
     for token_id in (3, 99, 250, 7):
         expected = forward(decoder, plain, [token_id])
         assert torch.allclose(step(token_id, position=fixed.length), expected, atol=1e-4)
@@ -79,7 +85,7 @@ def test_a_step_in_fixed_buffers_gives_the_decoders_logits(decoder):
 def test_a_step_works_in_the_same_memory_every_time(decoder):
     text = fixed_text(decoder, 40)
     forward(decoder, text, PROMPT)
-    step, place = CapturedStep(decoder, text, Recorder(CPU)), text.keys.data_ptr()
+    step, place = CapturedStep(decoder, text, record=as_it_is), text.keys.data_ptr()
     for position in range(len(PROMPT), 40):
         step(position, position=position)
         assert text.keys[0, 0, 0, position].any()
@@ -91,7 +97,7 @@ def test_what_a_step_reads_stays_when_a_longer_text_has_longer_tables(capturing)
     decoder = capturing.decoder
     text = fixed_text(decoder, 40)
     text.make_room(1)
-    step = CapturedStep(decoder, text, Recorder(CPU))
+    step = CapturedStep(decoder, text, record=as_it_is)
     read = [StorageWeakRef(each.untyped_storage()) for each in decoder.rotations(40)]
     decoder.rotations(100_000)
     assert step.longest == 40
@@ -174,7 +180,7 @@ def test_what_cannot_be_captured_is_computed(tiny_pair, target, monkeypatch, cap
 def test_a_model_whose_capturing_was_given_up_says_that_it_stops_between_layers(
     tiny_pair, monkeypatch
 ):
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError("not permitted while capturing")
 
     monkeypatch.setattr("paceline_engine.torch_backend.cuda_graphs.CapturedStep", fail)
@@ -217,11 +223,11 @@ def test_for_want_of_memory_a_step_is_computed_and_later_ones_are_captured(
     attempts = []
 
     class Hungry(CapturedStep):
-        def __init__(self, *given):
+        def __init__(self, *given, **options):
             attempts.append(backend.layers_run)
             if len(attempts) == 1:
                 raise shortage
-            super().__init__(*given)
+            super().__init__(*given, **options)
 
     monkeypatch.setattr("paceline_engine.torch_backend.cuda_graphs.CapturedStep", Hungry)
     monkeypatch.setattr("paceline_engine.torch_backend.cuda_graphs._STEPS_WITHOUT_MEMORY", 5)
@@ -244,6 +250,11 @@ def test_what_is_computed_only_to_be_recorded_does_not_count(capturing):
     assert counts == [4] * 4
 
 
+class FakeGraph:
+    def replay(self):
+        pass
+
+
 class FakeCuda:
     """What a recording needs of torch.cuda: it notes the pool, the stream and the graph of each."""
 
@@ -252,7 +263,7 @@ class FakeCuda:
         self.joined = []
         self.pool_count = self.run_count = 0
         self.captures = []
-        self.CUDAGraph = lambda: SimpleNamespace(replay=lambda: None)
+        self.CUDAGraph = FakeGraph
         self.device = lambda _: nullcontext()
         self.current_stream = lambda: self.current
         self.Stream = lambda: SimpleNamespace(wait_stream=lambda _: None)
@@ -276,7 +287,7 @@ class FakeCuda:
     def graph(self, graph, *, pool, stream, capture_error_mode):
         assert capture_error_mode == "thread_local"
         self.current = stream
-        self.captures.append((pool, stream, graph))
+        self.captures.append((pool, stream, weakref.ref(graph)))
         yield  # as in torch, what fails leaves this stream
 
 
@@ -288,7 +299,7 @@ def cuda(monkeypatch):
 
 
 def test_all_recordings_of_a_model_compute_in_the_same_memory(cuda):
-    recorder = Recorder(torch.device("cuda"))
+    recorder = CapturedSteps(None, torch.device("cuda"))
     assert not cuda.captures, "nothing is taken before the first"
     runs = []
 
@@ -296,18 +307,21 @@ def test_all_recordings_of_a_model_compute_in_the_same_memory(cuda):
         runs.append((n, cuda.current is not cuda.before))
         return torch.tensor([float(n)])
 
-    replays = [recorder.record(lambda n=n: run(n)) for n in range(3)]
+    replays = [recorder.recorded(lambda n=n: run(n)) for n in range(3)]
     assert [float(replay()) for replay in replays] == [0, 1, 2]
     assert runs == [(n, True) for n in range(3) for _ in range(4)]
     assert {(pool, id(stream)) for pool, stream, _ in cuda.captures} == {
         (1, id(cuda.captures[0][1]))
     }
-    assert recorder._pool._graph is cuda.captures[0][2], "it keeps the pool where no other does"
     assert len(cuda.captures) == 4
+    del replays
+    gc.collect()
+    alive = [graph() is not None for _, _, graph in cuda.captures]
+    assert alive == [True, False, False, False], "one graph keeps the pool when no text does"
 
 
 def test_a_recording_that_fails_leaves_the_stream_as_it_was(cuda):
-    recorder, calls = Recorder(torch.device("cuda")), []
+    recorder, calls = CapturedSteps(None, torch.device("cuda")), []
 
     def run():
         calls.append(cuda.current)
@@ -316,7 +330,7 @@ def test_a_recording_that_fails_leaves_the_stream_as_it_was(cuda):
         return torch.zeros(1)
 
     with pytest.raises(torch.OutOfMemoryError):
-        recorder.record(run)
+        recorder.recorded(run)
     assert cuda.current is cuda.before
     assert len(calls) == 4
 
@@ -325,7 +339,7 @@ def test_a_recording_that_fails_leaves_the_stream_as_it_was(cuda):
 @pytest.mark.parametrize("error", [ForwardInterrupted, torch.OutOfMemoryError])
 def test_what_a_recording_began_is_over_before_the_next_forward_begins(cuda, error, fails_at):
     """What it writes to the text's next row would else come after what is decided there."""
-    recorder, calls = Recorder(torch.device("cuda")), []
+    recorder, calls = CapturedSteps(None, torch.device("cuda")), []
 
     def run():
         calls.append(cuda.current)
@@ -334,9 +348,9 @@ def test_what_a_recording_began_is_over_before_the_next_forward_begins(cuda, err
         return torch.zeros(1)
 
     with pytest.raises(error):
-        recorder.record(run)
+        recorder.recorded(run)
     assert cuda.joined == [calls[0]]
-    recorder.record(lambda: torch.zeros(1))
+    recorder.recorded(lambda: torch.zeros(1))
     assert cuda.joined == [calls[0]] * 2
 
 

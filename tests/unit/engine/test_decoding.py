@@ -137,7 +137,7 @@ async def test_an_error_in_mid_text_ends_it_and_what_was_found_is_held():
 
 
 def step(number: int) -> Step[int]:
-    return Step(number, 0, 0)
+    return Step(number, queue_ns=0, forward_ns=0)
 
 
 async def test_what_is_there_travels_together_and_the_first_at_once():

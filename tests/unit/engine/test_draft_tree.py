@@ -15,7 +15,7 @@ def test_runners_up_are_leaves_where_no_branch_is_followed():
     second = first.grown([[(9, 0.5), (7, 0.4)]])
     assert second.news_since(first).token_ids == (9, 7)
     assert second.news_since(first).parents == (1, 1)
-    assert (second.due, second.worths) == ((2,), pytest.approx((0.6, 0.3, 0.3, 0.24)))
+    assert (second.due, second.path_probabilities) == ((2,), pytest.approx((0.6, 0.3, 0.3, 0.24)))
 
 
 def test_what_is_found_comes_in_the_order_of_worth_and_the_best_is_followed():
@@ -50,13 +50,15 @@ def test_each_forward_follows_the_chain_and_the_worthiest_that_none_has_followed
         chain.append(ranked[0][0][0])
         found = draft_tree.found
         assert all(parent <= place for place, parent in enumerate(found.parents))
-        news = draft_tree.worths[len(older.worths) :]
+        news = draft_tree.path_probabilities[len(older.path_probabilities) :]
         assert list(news) == sorted(news, reverse=True)
         tip, *others = draft_tree.due
         assert found.along(tuple(found.ancestors(tip))[::-1]) == tuple(chain)
         assert found.parents.index(found.parents[tip]) == tip
         open_ones = set(range(len(found))) - {*draft_tree.followed, tip}
-        best = sorted(open_ones, key=lambda each: -draft_tree.worths[each])[:branch_count]
+        best = sorted(open_ones, key=lambda each: -draft_tree.path_probabilities[each])[
+            :branch_count
+        ]
         assert others == best
         assert len({*draft_tree.followed, *draft_tree.due}) == len(draft_tree.followed) + len(
             draft_tree.due

@@ -36,12 +36,12 @@ def backend(request, tiny_pair):
             patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
         is_invariant = request.param == "invariant"
         model = TransformersBackend(str(tiny_pair.drafter), invariant=is_invariant)
-    model._together = request.param == "together"
+    model.together = request.param == "together"
     return model
 
 
 def drafting(backend, task, spec=GREEDY, prefix=PROMPT, cache=None) -> Item:
-    return Item(cache or backend.new_cache(spec), spec, array("I", prefix), task)
+    return Item(cache or backend.new_cache(spec), spec, prefix=array("I", prefix), task=task)
 
 
 def step(backend, item):
@@ -65,14 +65,16 @@ def drafted(backend, item) -> tuple[Proposal, list[int]]:
 @pytest.mark.parametrize(("width", "branch_count"), [(2, 0), (3, 4), (4, 1)])
 def test_a_tree_is_what_forwards_of_each_place_would_say(backend, spec, width, branch_count):
     length = 8
-    tree, tokens = drafted(backend, drafting(backend, Draft(length, width, branch_count), spec))
+    tree, tokens = drafted(
+        backend, drafting(backend, Draft(length, width=width, branch_count=branch_count), spec)
+    )
     assert tokens == continuation(ModelText(backend, spec), PROMPT, length)
     places: dict[int, list[int]] = {}
     for token, parent in zip(tree.token_ids, tree.parents, strict=True):
         places.setdefault(parent, []).append(token)
     for parent, children in places.items():
         path = tuple(tree.ancestors(parent - 1))[::-1] if parent else ()
-        alone = drafting(backend, Draft(1, width), spec, [*PROMPT, *tree.along(path)])
+        alone = drafting(backend, Draft(1, width=width), spec, [*PROMPT, *tree.along(path)])
         outcome, _ = step(backend, alone)
         assert children == list(outcome.drafted.token_ids)
     assert length <= len(places) <= length + (length - 1) * branch_count
@@ -83,7 +85,7 @@ def test_a_tree_is_what_forwards_of_each_place_would_say(backend, spec, width, b
 
 
 def test_a_forward_follows_several_tips_and_the_chain_is_at_no_other_place(backend):
-    item = drafting(backend, Draft(6, 3, 4))
+    item = drafting(backend, Draft(6, width=3, branch_count=4))
     rows = []
     is_last = False
     while not is_last:
@@ -96,22 +98,22 @@ def test_a_forward_follows_several_tips_and_the_chain_is_at_no_other_place(backe
 
 
 def test_a_restart_on_a_branch_costs_no_row_for_what_is_there(backend):
-    item = drafting(backend, Draft(6, 3, 4))
+    item = drafting(backend, Draft(6, width=3, branch_count=4))
     tree, tokens = drafted(backend, item)
     paths = [tuple(tree.ancestors(index))[::-1] for index in item.draft_tree.followed]
     branches = [tree.along(path) for path in paths if tree.token_ids[path[0]] != tokens[0]]
     branch = max(branches, key=len)
     text = [*PROMPT, *branch, 3]
-    restart = drafting(backend, Draft(4, 2, 1), prefix=text, cache=item.cache)
+    restart = drafting(backend, Draft(4, width=2, branch_count=1), prefix=text, cache=item.cache)
     first, _ = step(backend, restart)
     assert first.row_count == 1
-    fresh, _ = step(backend, drafting(backend, Draft(4, 2, 1), prefix=text))
+    fresh, _ = step(backend, drafting(backend, Draft(4, width=2, branch_count=1), prefix=text))
     assert (first.drafted, len(item.cache.tree)) == (fresh.drafted, 0)
     assert item.cache.token_ids.tolist() == text
 
 
 def test_the_chain_of_a_tree_costs_no_row_again_either(backend):
-    item = drafting(backend, Draft(5, 2, 3))
+    item = drafting(backend, Draft(5, width=2, branch_count=3))
     _, tokens = drafted(backend, item)
     text = [*PROMPT, *tokens]
     outcome, _ = step(backend, drafting(backend, Draft(1), prefix=text, cache=item.cache))
@@ -120,9 +122,9 @@ def test_the_chain_of_a_tree_costs_no_row_again_either(backend):
 
 
 def test_a_tree_whose_rows_are_lost_on_the_way_is_computed_again(backend):
-    expected = drafted(backend, drafting(backend, Draft(6, 3, 2)))
+    expected = drafted(backend, drafting(backend, Draft(6, width=3, branch_count=2)))
     for lost_at in range(1, 6):
-        item = drafting(backend, Draft(6, 3, 2))
+        item = drafting(backend, Draft(6, width=3, branch_count=2))
         for _ in range(lost_at):
             step(backend, item)
         item.cache.clear()
@@ -138,8 +140,8 @@ def test_a_tree_whose_rows_are_lost_on_the_way_is_computed_again(backend):
 
 def test_a_draft_that_is_given_up_on_the_way_goes_on_as_if_it_had_not_been(tiny_pair):
     model = TransformersBackend(str(tiny_pair.drafter))
-    expected, _ = drafted(model, drafting(model, Draft(6, 3, 2)))
-    item, is_last = drafting(model, Draft(6, 3, 2)), False
+    expected, _ = drafted(model, drafting(model, Draft(6, width=3, branch_count=2)))
+    item, is_last = drafting(model, Draft(6, width=3, branch_count=2)), False
     while not is_last:
         for layer in range(2):
             with pytest.raises(ForwardInterrupted):
@@ -151,7 +153,13 @@ def test_a_draft_that_is_given_up_on_the_way_goes_on_as_if_it_had_not_been(tiny_
 @pytest.mark.parametrize("seed", range(2))
 def test_drafts_of_trees_share_forwards_with_all_else(backend, seed):
     chance = random.Random(seed)
-    kinds = [Draft(5, 3, 2), Draft(5, 2, 0), Draft(5), Draft(7, 4, 5), Draft(3, 2, 8)]
+    kinds = [
+        Draft(5, width=3, branch_count=2),
+        Draft(5, width=2, branch_count=0),
+        Draft(5),
+        Draft(7, width=4, branch_count=5),
+        Draft(3, width=2, branch_count=8),
+    ]
     prompts = [[chance.randrange(300) for _ in range(chance.randint(1, 70))] for _ in kinds]
     alone = [
         drafted(backend, drafting(backend, kind, SPECS[n % 3], prompt))
@@ -187,7 +195,7 @@ def test_a_simulated_drafters_ranks_are_as_they_are_said_to_be():
     right = instant(vocabulary_size=VOCABULARY_SIZE)
     ranks: Counter[int] = Counter()
     for n in range(count):
-        outcome, _ = step(model, drafting(model, Draft(1, width), prefix=[n % 300, n // 300]))
+        outcome, _ = step(model, drafting(model, Draft(1, width=width), prefix=[n % 300, n // 300]))
         tokens = outcome.drafted.token_ids
         assert len(set(tokens)) == width
         (token,) = continuation(ModelText(right, GREEDY), [n % 300, n // 300], 1)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 
 import pytest
@@ -11,8 +10,6 @@ from paceline_engine.stack_backend.ewif import (
     best_rate,
     chain_factor,
     choose_matrix,
-    repeated_factor,
-    vertical_factor,
 )
 
 SMALL, BASE = 0.0069, 0.022
@@ -48,14 +45,10 @@ def test_the_better_drafter_comes_first():
 
 
 @given(shares, costs, st.integers(0, 20))
-def test_one_drafter_has_a_closed_form(acceptance, cost, count):
-    closed = repeated_factor(acceptance, token_count=count, cost=cost)
-    assert closed == pytest.approx(factor([(acceptance, cost, count)]))
-
-
-def test_the_closed_form_gives_leviathans_number():
-    assert repeated_factor(0.73, token_count=5, cost=0.04) == pytest.approx(2.619, abs=5e-4)
-    assert repeated_factor(1, token_count=4, cost=0.25) == 2.5
+def test_one_drafter_has_leviathans_closed_form(acceptance, cost, count):
+    accepted = (1 - acceptance ** (count + 1)) / (1 - acceptance)
+    expected = pytest.approx(accepted / (count * cost + 1))
+    assert factor([(acceptance, cost, count)]) == expected
 
 
 @given(shares, shares, costs, costs, st.floats(0, 1))
@@ -64,54 +57,6 @@ def test_a_mixture_of_two_drafters_is_never_better_than_both(one, other, cost, d
     mixed = chain_factor([part * one + (1 - part) * other], costs=[part * cost + (1 - part) * dear])
     best = max(chain_factor([one], costs=[cost]), chain_factor([other], costs=[dear]))
     assert mixed <= best + 1e-9
-
-
-@pytest.mark.parametrize(
-    ("acceptance", "inner", "count", "reviews", "cost", "inner_cost", "expected"),
-    [
-        (0.73, 0.6, 10, 5, 0.04, 0, 3.0011),
-        (0.65, 0.6, 10, 8, 0.02, 0, 2.4613),
-        (0.8, 0.3, 4, 3, 0.04, 0.01, 2.7406),
-    ],
-)
-def test_the_vertical_formula_gives_known_values(
-    acceptance, inner, count, reviews, cost, inner_cost, expected
-):
-    assert vertical_factor(
-        acceptance,
-        inner_acceptance=inner,
-        inner_count=count,
-        review_count=reviews,
-        cost=cost,
-        inner_cost=inner_cost,
-    ) == pytest.approx(expected, abs=5e-5)
-
-
-def test_the_vertical_formula_is_what_a_simulation_gives():
-    """20,000 runs: the mean's deviation is below 0.02, so 0.1 misses once in a million times."""
-    chance = random.Random(1)
-    acceptance, inner, count, reviews, cost = 0.8, 0.5, 6, 3, 0.05
-    total = 0
-    for _ in range(20_000):
-        drafted = sum(1 + run_length(chance, inner, most=count) for _ in range(reviews))
-        total += 1 + run_length(chance, acceptance, most=drafted)
-    simulated = total / 20_000 / (1 + reviews * cost)
-    formula = vertical_factor(
-        acceptance,
-        inner_acceptance=inner,
-        inner_count=count,
-        review_count=reviews,
-        cost=cost,
-        inner_cost=0,
-    )
-    assert formula == pytest.approx(simulated, abs=0.1)
-
-
-def run_length(chance: random.Random, share: float, *, most: int) -> int:
-    length = 0
-    while length < most and chance.random() < share:
-        length += 1
-    return length
 
 
 @dataclass

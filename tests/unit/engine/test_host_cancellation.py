@@ -10,7 +10,17 @@ import pytest
 
 from paceline_contract.calls import DraftOptions
 from paceline_engine.scheduling.model_text import ModelText
-from unit.engine.asking import ORACLE, PROMPT, SPEC, asked, drafted, entered, opened, verifying
+from unit.engine.asking import (
+    ORACLE,
+    PROMPT,
+    SPEC,
+    asked,
+    drafted,
+    entered,
+    held_length,
+    opened,
+    verifying,
+)
 from unit.engine.conftest import Gate, call_on, chain, continuation, instant, path, running, until
 
 
@@ -28,9 +38,9 @@ async def test_a_cancelled_verification_leaves_its_base_and_no_work():
         with pytest.raises(asyncio.CancelledError):
             await task
         assert host.statistics().calls_live == 0
-        assert host._sessions.find(session).held_length == 3
         gate.open.set()
-        follow = call_on(session, 3, base=PROMPT, append=ORACLE[:5])
+        assert await held_length(host, session, sequence=3) == 3
+        follow = call_on(session, 4, base=PROMPT, append=ORACLE[:5])
         assert (await host.verify(follow)).next_token == ORACLE[5]
         assert host.statistics().forwards_interrupted == 1
         assert host.statistics().calls_cancelled == 1
@@ -71,11 +81,11 @@ async def test_a_draft_that_is_left_stops_and_keeps_what_it_streamed():
         async with aclosing(host.draft(asked(session), DraftOptions(max_tokens=300))) as stream:
             first = [(await anext(stream)).proposal.token_ids[0] for _ in range(2)]
         assert first == ORACLE[:2]
-        assert host._sessions.find(session).held_length == 5
         assert host.statistics().calls_live == 0
         await until(lambda: not host.statistics().forwards_running)
         assert host.statistics().queue_length == 0
-        follow = call_on(session, 2, base=PROMPT + ORACLE[:2], append=[])
+        assert await held_length(host, session, sequence=2) == 5
+        follow = call_on(session, 3, base=PROMPT + ORACLE[:2], append=[])
         assert await drafted(host, follow, max_tokens=3) == ORACLE[2:5]
 
 

@@ -14,6 +14,7 @@ from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
 from paceline_engine.torch_backend.attention import Attention, attend_apart
+from paceline_engine.torch_backend.decoders import take_sample
 from paceline_engine.torch_backend.invariance import is_invariant
 from paceline_engine.torch_backend.invariant import TILE, InvariantRows
 from paceline_engine.torch_backend.key_values import KeyValues
@@ -67,7 +68,7 @@ class Mixture:
     def scores_alone(self, text):
         """All rows of a text, in one forward of its own."""
         cache = self.backend.new_cache(SPEC)
-        item = Item(cache, SPEC, array("I", text[:1]), Judge(chain(text[1:])))
+        item = Item(cache, SPEC, prefix=array("I", text[:1]), task=Judge(chain(text[1:])))
         ((_, scores),) = self.scored([item])
         return scores
 
@@ -76,10 +77,10 @@ class Mixture:
         """Yield a list that gets each item that is scored, with the logits of its rows."""
         found, decide = [], self.backend._decide
 
-        def look(item, feed, scores):
+        def look(item, feed, *, scores, **options):
             if feed.scored_count:
                 found.append((item, scores.clone()))
-            return decide(item, feed, scores)
+            return decide(item, feed, scores=scores, **options)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self.backend, "_decide", look)
@@ -122,16 +123,19 @@ class Mixture:
         if self.chance.random() < 0.5:
             self.met.add("a row")
             return Item(
-                self.caches[n], SPEC, prefix, self.chance.choice([Draft(), Judge(chain([]))])
+                self.caches[n],
+                SPEC,
+                prefix=prefix,
+                task=self.chance.choice([Draft(), Judge(chain([]))]),
             )
         right = text[length : length + self.chance.randint(0, 9)]
         wrong = [self.chance.randrange(VOCABULARY_SIZE) for _ in range(self.chance.randint(0, 5))]
         if self.chance.random() < 0.4:
             self.met.add("a tree")
             tree = random_tree(self.chance, right, size=12, vocabulary_size=VOCABULARY_SIZE)
-            return Item(self.caches[n], SPEC, prefix, Judge(tree))
+            return Item(self.caches[n], SPEC, prefix=prefix, task=Judge(tree))
         self.met.add("a block that goes wrong" if wrong else "a block")
-        return Item(self.caches[n], SPEC, prefix, Judge(chain([*right, *wrong])))
+        return Item(self.caches[n], SPEC, prefix=prefix, task=Judge(chain([*right, *wrong])))
 
     def compare(self, n: int, item: Item, scores) -> None:
         text, start = self.texts[n], len(item.prefix)
@@ -171,7 +175,10 @@ STEPS = 8
 def drafts(backend, *prompts) -> list[Item]:
     """Drafts that grow as trees for so many steps."""
     task = Draft(STEPS, width=3, branch_count=4)
-    return [Item(backend.new_cache(SPEC), SPEC, array("I", prompt), task) for prompt in prompts]
+    return [
+        Item(backend.new_cache(SPEC), SPEC, prefix=array("I", prompt), task=task)
+        for prompt in prompts
+    ]
 
 
 def compared_step(mixture, items) -> int:
@@ -205,10 +212,10 @@ def test_a_tree_has_its_texts_bits_after_its_attention_failed_half_way(tiny_pair
     mixture = Mixture(load(tiny_pair.drafter), texts=0, seed=1)
     items = drafts(mixture.backend, PROMPT, [*reversed(PROMPT)])
 
-    def attend(*arguments):
+    def attend(queries, **options):
         if next(passes) == fails_at:
             raise RuntimeError("can't allocate memory")
-        return attend_apart(*arguments)
+        return attend_apart(queries, **options)
 
     monkeypatch.setattr("paceline_engine.torch_backend.invariant.attend_apart", attend)
     for fails_at in range(STEPS):
@@ -269,13 +276,15 @@ async def test_a_server_hands_the_option_on(tiny_pair):
 
 def sample_forwards(backend):
     """What the proof at load computes."""
-    return is_invariant(backend.decoder, backend._slabs.shape, most_tokens=VOCABULARY_SIZE)
+    return is_invariant(
+        backend.decoder, take_sample(backend.model).shape, most_tokens=VOCABULARY_SIZE
+    )
 
 
 def test_the_proof_at_load_sees_a_row_that_looks_at_its_neighbours(tiny_pair):
     backend = load(tiny_pair.target)
     assert sample_forwards(backend)
-    hook = backend._layers[1].register_forward_hook(
+    hook = backend.decoder.layers[1].register_forward_hook(
         lambda _module, _rows, hidden: hidden + 1e-6 * len(hidden)
     )
     assert not sample_forwards(backend)
@@ -296,14 +305,15 @@ def test_texts_in_one_tile_have_one_kernel_and_the_bits_that_they_have_alone(how
     states = torch.randn(3, 4, 8, 8, generator=generator)
     queries, keys, values = states[0], states[1][:2], states[2][:2]
     together = InvariantRows(texts, [[7]] * 6, [1] * 6)
-    seen = together.attend(0, queries, keys, values, how)
+    seen = together.attend(0, queries, keys=keys, values=values, how=how)
     # Beyond the 64th token they are in the next tile.
     assert len(together._kernels) == 2
     for row, text in enumerate(texts):
         alone = InvariantRows([text], [[7]], [1])
         own = [states[:, row : row + 4] for states in (queries, keys, values)]
-        own = [torch.nn.functional.pad(each, (0, 0, 0, 4 - each.shape[1])) for each in own]
-        assert torch.equal(alone.attend(0, *own, how)[:, 0], seen[:, row])
+        asked, *made = (torch.nn.functional.pad(each, (0, 0, 0, 4 - each.shape[1])) for each in own)
+        expected = alone.attend(0, asked, keys=made[0], values=made[1], how=how)
+        assert torch.equal(expected[:, 0], seen[:, row])
 
 
 def test_made_keys_are_attended_to_in_tiles_as_kept_ones_are(tiny_pair):
@@ -327,10 +337,12 @@ def test_made_keys_are_attended_to_in_tiles_as_kept_ones_are(tiny_pair):
                 text.make_room(count)
             rows = InvariantRows(texts, [range(count) for count in counts], counts, parents=parents)
             if made:
-                kept = rows.keep(0, keys, values)
-                seen.append(rows.attend_to_made(queries, *kept, how))
+                made_keys, made_values = rows.keep(0, keys, values)
+                seen.append(
+                    rows.attend_to_made(queries, keys=made_keys, values=made_values, how=how)
+                )
             else:
-                seen.append(rows.attend(0, queries, keys, values, how))
+                seen.append(rows.attend(0, queries, keys=keys, values=values, how=how))
             for text, count, own in zip(texts, counts, parents, strict=True):
                 text.extend(array("I", range(count)), own)
         assert seen[0].shape == queries.shape

@@ -455,7 +455,7 @@ def test_a_copy_survives_a_forward_that_was_given_up(target, layer):
     expected = scores_after(target, source, prefix)
     text = target.new_cache(SPEC)
     text.begin_like(source)
-    item = Item(text, SPEC, array("I", [*TEXT, 9]), Judge(NOTHING))
+    item = Item(text, SPEC, prefix=array("I", [*TEXT, 9]), task=Judge(NOTHING))
     with pytest.raises(ForwardInterrupted):
         target.run([item], StopAtLayer(layer))
     assert text.token_ids == prefix

@@ -198,7 +198,7 @@ def test_fused_layers_that_are_off_are_not_used(monkeypatch, caplog):
 
     def chosen():
         model = built(llama)
-        decoder = choose_decoder("a model", model, take_sample(model), together=False)
+        decoder = choose_decoder("a model", model, sample=take_sample(model), together=False)
         # Adapters score with the model's head: the decoder's own, which is packed.
         has_lent = "forward" in vars(model.lm_head)
         return type(decoder), has_lent

@@ -37,11 +37,11 @@ def attend(texts, counts, how, *, parents=None, together) -> torch.Tensor:
     rows = SharedRows(
         texts, [range(count) for count in counts], counts, parents=parents, together=together
     )
-    states = (
+    queries, keys, values = (
         torch.randn(heads, sum(counts), WIDTH, generator=generator)
         for heads in (HEADS, KV_HEADS, KV_HEADS)
     )
-    return rows.attend(0, *states, how)
+    return rows.attend(0, queries, keys=keys, values=values, how=how)
 
 
 def kernels(monkeypatch) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline_contract.calls import VerifyOptions
 from paceline_contract.proposal import Proposal
-from paceline_engine.deciding.sampling import perturbed_scores
+from paceline_engine.deciding.sampling import noisy_scores
 from paceline_engine.loading import LoadOptions, load_backend
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
@@ -115,9 +115,11 @@ def test_a_guess_is_as_likely_as_the_noise_makes_it_after_its_own_parent():
     sampling = SamplingParameters(1.0)
     logits = torch.randn((2, 300), generator=torch.Generator().manual_seed(5))
     tree = Proposal((3, 4, 5), parents=(0, 1, 1))
-    fed = FedTree(tree, 20, torch.empty(0), SessionSpec(200, sampling, seed=3))
+    fed = FedTree(
+        tree=tree, position=20, entering=torch.empty(0), spec=SessionSpec(200, sampling, seed=3)
+    )
     after_text, after_first = (
-        perturbed_scores(row[None], first_position=at, parameters=sampling, seed=3)[0].softmax(-1)
+        noisy_scores(row[None], positions=[at], parameters=sampling, seed=3)[0].softmax(-1)
         for row, at in zip(logits, (20, 21), strict=True)
     )
     expected = [after_text[3], after_first[4], after_first[5]]
@@ -163,7 +165,7 @@ def test_what_is_kept_gets_the_logits_that_it_gets_unpruned(backend):
     for threshold in (0, THRESHOLD):
         with pruning(backend, threshold):
             task = Judge(tree, propose=True)
-            item = Item(backend.new_cache(SPEC), SPEC, array("I", PROMPT), task)
+            item = Item(backend.new_cache(SPEC), SPEC, prefix=array("I", PROMPT), task=task)
             as_own(backend, item.cache, tree)
             feed = backend._feed(item, None)
             backend._make_room(feed)
@@ -247,7 +249,7 @@ def test_each_gets_what_it_would_get_alone(backend):
         return [*made, item(PROMPT, Draft()), item(PROMPT, Judge(Proposal((1, 2)), propose=True))]
 
     def item(prefix, task, spec=SPEC):
-        made = Item(backend.new_cache(spec), spec, array("I", prefix), task)
+        made = Item(backend.new_cache(spec), spec, prefix=array("I", prefix), task=task)
         if isinstance(task, Judge):
             as_own(backend, made.cache, task.proposal)
         return made
@@ -264,7 +266,9 @@ def test_each_gets_what_it_would_get_alone(backend):
 def test_a_forward_that_failed_is_repeated_with_what_was_left(backend, plain, monkeypatch):
     tree = ModelText(backend, SPEC).judge(PROMPT, propose=True).proposal
     items = [
-        Item(backend.new_cache(SPEC), SPEC, array("I", prefix), Judge(tree, propose=True))
+        Item(
+            backend.new_cache(SPEC), SPEC, prefix=array("I", prefix), task=Judge(tree, propose=True)
+        )
         for prefix in (PROMPT, [1, 2])
     ]
     for item in items:

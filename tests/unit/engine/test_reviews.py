@@ -9,8 +9,7 @@ import torch
 from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import Proposal, SparseDistribution
 from paceline_engine.deciding.acceptance_rules import accept_sampled
-from paceline_engine.deciding.cascade import Draw
-from paceline_engine.deciding.review_tasks import ReviewTask
+from paceline_engine.deciding.cascade import Draw, ReviewTask
 from paceline_engine.deciding.reviews import lenient_probs, review_by, stage_seed
 from paceline_engine.deciding.sampling import choose_tokens
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec

@@ -12,14 +12,15 @@ from paceline_engine.deciding.noise import Purpose, noise_bits
 from paceline_engine.deciding.sampling import (
     Draw,
     add_noise,
-    choose_together,
+    argmax_tokens,
+    choose_each,
     choose_tokens,
     draw_draft,
     filtered_scores,
-    largest,
-    likeliest_tokens,
-    perturbed_rows,
+    in_parts,
+    noisy_scores,
     token_logprobs,
+    top_logprobs,
 )
 from paceline_engine.terms.calls import SamplingParameters
 from support.gumbel import gumbel
@@ -108,7 +109,7 @@ def test_noise_is_the_specified_one_for_survivors_only(vocabulary):
     scores = torch.zeros(3, vocabulary, dtype=torch.float64)
     scores[1, 4] = scores[2, vocabulary - 1] = -math.inf
     first = (1 << 32) - 1
-    noisy = add_noise(scores, first_position=first, seed=99, purpose=Purpose.RESIDUAL)
+    noisy = add_noise(scores, range(first, first + 3), seed=99, purpose=Purpose.RESIDUAL)
     for row in range(3):
         for token in range(vocabulary):
             bits = noise_bits(99, first + row, token_id=token, purpose=Purpose.RESIDUAL)
@@ -121,10 +122,11 @@ def test_noise_for_a_few_survivors_is_that_which_they_have_among_all():
     few = torch.full_like(everybody, -math.inf)
     for row, token in ((0, 7), (0, 100), (1, 6), (2, 0), (2, 1)):
         few[row, token] = 0
-    settings = {"first_position": 1 << 33, "seed": 5, "purpose": Purpose.EXACT}
-    noisy = add_noise(few, **settings)
+    positions = range(1 << 33, (1 << 33) + 3)
+    settings = {"seed": 5, "purpose": Purpose.EXACT}
+    noisy = add_noise(few, positions, **settings)
     assert torch.equal(noisy > -math.inf, few == 0)
-    assert torch.equal(noisy[few == 0], add_noise(everybody, **settings)[few == 0])
+    assert torch.equal(noisy[few == 0], add_noise(everybody, positions, **settings)[few == 0])
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it():
@@ -160,13 +162,13 @@ def test_the_likeliest_tokens_come_in_order_and_ties_by_the_smaller_id():
     logits = torch.tensor([[1.0, 3.0, 2.0, 3.0, 2.0, 2.0]])
     said = logits[0].double().log_softmax(-1).tolist()
     for count in range(1, 9):
-        (found,) = likeliest_tokens(logits, count)
+        (found,) = top_logprobs(logits, count)
         assert found == tuple((token, said[token]) for token in (1, 3, 2, 4, 5, 0)[:count])
 
 
 def test_what_is_impossible_is_not_among_the_likeliest():
     logits = torch.tensor([[0.0, -math.inf, 0.0], [2.0, 1.0, 0.0]])
-    first, second = likeliest_tokens(logits, 3)
+    first, second = top_logprobs(logits, 3)
     assert [token for token, _ in first] == [0, 2]
     assert [logprob for _, logprob in first] == pytest.approx([math.log(0.5)] * 2)
     assert [token for token, _ in second] == [0, 1, 2]
@@ -218,7 +220,7 @@ def test_a_draft_from_scores_that_are_no_numbers_is_an_error(bad, temperature):
 
 
 def test_largest_prefers_the_smaller_id():
-    assert largest(torch.zeros(2, 4096)) == [0, 0]
+    assert argmax_tokens(torch.zeros(2, 4096)) == [0, 0]
 
 
 WAYS = [
@@ -245,7 +247,7 @@ def test_rows_chosen_together_are_chosen_as_each_alone(vocabulary_size, most_num
         )[0]
         for row, draw in zip(logits, draws, strict=True)
     ]
-    assert choose_together(logits, draws) == alone
+    assert choose_each(logits, draws) == alone
 
 
 def test_chosen_tokens_come_to_the_host_at_once(monkeypatch):
@@ -254,14 +256,16 @@ def test_chosen_tokens_come_to_the_host_at_once(monkeypatch):
     monkeypatch.setattr(sampling, "_MOST_NUMBERS", 600)  # two rows at once
     logits = torch.randn(9, 300, generator=torch.Generator().manual_seed(5))
     draws = [Draw(7, SamplingParameters(n % 2), n) for n in range(9)]
-    chosen = choose_together(logits, draws)
+    chosen = choose_each(logits, draws)
     assert len(copies) == 1
-    assert chosen == [choose_together(logits[n : n + 1], [draws[n]])[0] for n in range(9)]
+    assert chosen == [choose_each(logits[n : n + 1], [draws[n]])[0] for n in range(9)]
 
 
 def test_an_accelerator_chooses_for_all_rows_at_once_that_its_memory_holds():
+    """A tensor without memory stands for one on an accelerator."""
     on_cpu, elsewhere = (
-        sampling._most_rows(torch.device(each), 151_936) for each in ("cpu", "cuda")
+        len(in_parts(torch.empty(count, 151_936, device=device))[0])
+        for device, count in (("cpu", 2), ("meta", 10_000))
     )
     assert on_cpu == 1
     assert 200 < elsewhere <= 2**28 / 8 / 151_936
@@ -271,16 +275,14 @@ def test_an_accelerator_chooses_for_all_rows_at_once_that_its_memory_holds():
 def test_a_row_of_no_numbers_is_told_and_harms_no_other(parameters):
     logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(5))
     draws = [Draw(7, parameters, seed) for seed in range(3)]
-    expected = choose_together(logits, draws)
+    expected = choose_each(logits, draws)
     logits[1, 17] = math.nan
-    assert choose_together(logits, draws) == [expected[0], None, expected[2]]
+    assert choose_each(logits, draws) == [expected[0], None, expected[2]]
 
 
 def test_rows_of_different_positions_have_the_noise_of_theirs():
     logits, parameters = torch.zeros(3, 64), SamplingParameters(1.0)
-    scores = perturbed_rows(logits, positions=[9, 4, 9], parameters=parameters, seed=6)
+    scores = noisy_scores(logits, positions=[9, 4, 9], parameters=parameters, seed=6)
     for row, position in enumerate((9, 4, 9)):
-        expected = add_noise(
-            logits[:1].double(), first_position=position, seed=6, purpose=Purpose.EXACT
-        )
+        expected = add_noise(logits[:1].double(), [position], seed=6, purpose=Purpose.EXACT)
         assert torch.equal(scores[row], expected[0])

@@ -57,7 +57,7 @@ def backend(request, tiny_pair, adapter):
             patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
         model = TransformersBackend(str(tiny_pair.target), adapter=str(adapter), dtype="float32")
     assert isinstance(model.decoder, FusedLlama) == (request.param != "library")
-    model._together = request.param == "together"
+    model.together = request.param == "together"
     return model
 
 
@@ -93,7 +93,7 @@ def expected(reference, text, spec=SPEC) -> Proposal:
 
 
 def item(backend, prompt, task, spec=SPEC) -> Item:
-    return Item(backend.new_cache(spec), spec, array("I", prompt), task)
+    return Item(backend.new_cache(spec), spec, prefix=array("I", prompt), task=task)
 
 
 @pytest.mark.parametrize(("guesses", "count"), [(0, len(PATHS)), (3, 3)])
@@ -173,7 +173,7 @@ def test_decoding_by_proposals_takes_the_forwards_that_the_paper_says(backend, r
 
 
 def test_logits_are_to_the_bit_what_they_are_without_an_adapter(backend, tiny_pair):
-    if backend._together:
+    if backend.together:
         pytest.skip("the other way of attending is asked for at load only")
     with pytest.MonkeyPatch.context() as patch:
         if not isinstance(backend.decoder, FusedLlama):

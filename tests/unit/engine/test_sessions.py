@@ -46,7 +46,7 @@ def open_all(table, **settings):
 def a_live_call() -> LiveCall:
     outlet = Outlet()
     item = Item(cache=None, spec=SessionSpec(1), prefix=array("I"), task=Draft())
-    return LiveCall(0, outlet, item, Job(item, outlet, share=""))
+    return LiveCall(prefix_length=0, outlet=outlet, item=item, job=Job(item, outlet, share=""))
 
 
 def test_handles_are_unguessable_and_name_the_incarnation(table):

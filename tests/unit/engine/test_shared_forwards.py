@@ -49,7 +49,7 @@ def backend(request, tiny_pair):
 
 
 def item(backend, prompt, task, spec=SPEC) -> Item:
-    return Item(backend.new_cache(spec), spec, array("I", prompt), task)
+    return Item(backend.new_cache(spec), spec, prefix=array("I", prompt), task=task)
 
 
 def drafts(backend, count: int) -> list[Item]:
@@ -87,7 +87,7 @@ def test_texts_that_share_forwards_by_chance_are_what_they_are_alone(backend, se
             right = oracle[n][done[n] : done[n] + chance.randint(0, 4)]
             block = right + [(oracle[n][-1] + 1) % 300] * chance.randint(0, 2)
             task = chance.choice([Draft(), Judge(chain(block[: 23 - done[n]]))])
-            items.append(Item(caches[n], specs[n], text, task))
+            items.append(Item(caches[n], specs[n], prefix=text, task=task))
         rows = [each.row_count() for each in items]
         limit = chance.choice([None, sum(rows[:-1]) + chance.randint(1, 8)])
         answers = backend.run(items, NEVER, row_limit=limit)

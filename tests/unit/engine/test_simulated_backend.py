@@ -73,8 +73,10 @@ def test_a_first_forward_takes_ttft_and_the_others_tpot():
     text = ModelText(backend, SPEC)
 
     def seconds(*row_counts, others=()):
-        feeds = [Feed(text.cache, array("I", range(count)), 1) for count in row_counts]
-        feeds += [Feed(backend.new_cache(SPEC), array("I", range(n)), 1) for n in others]
+        feeds = [Feed(text.cache, array("I", range(count)), scored_count=1) for count in row_counts]
+        feeds += [
+            Feed(backend.new_cache(SPEC), array("I", range(n)), scored_count=1) for n in others
+        ]
         return backend._forward_seconds(feeds)
 
     assert seconds(500) == 0.02

@@ -32,16 +32,18 @@ def states(*shape: int, value: float | None = None):
     return torch.randn(*shape) if value is None else torch.full(shape, value)
 
 
+def attend(rows, layer, count, *, value):
+    queries, keys, values = (states(HEADS, count, WIDTH, value=value) for _ in range(3))
+    return rows.attend(layer, queries, keys=keys, values=values, how=PLAIN)
+
+
 def forward(texts, counts, *, value=None):
     """One row or more of each text; what it gave, and in which parts it was computed."""
     for text, count in zip(texts, counts, strict=True):
         text.make_room(count)
     rows = SharedRows(texts, [range(count) for count in counts], counts)
     total = sum(counts)
-    seen = [
-        rows.attend(layer, *(states(HEADS, total, WIDTH, value=value) for _ in range(3)), PLAIN)
-        for layer in range(LAYERS)
-    ]
+    seen = [attend(rows, layer, total, value=value) for layer in range(LAYERS)]
     for text, count in zip(texts, counts, strict=True):
         text.extend(array("I", range(count)))
     return seen, rows._parts
@@ -104,7 +106,7 @@ def test_texts_side_by_side_keep_each_its_own_rows_in_every_layer_and_head():
     rows = SharedRows(texts, [range(2)] * 3, [2] * 3)
     new = [[states(HEADS, 6, WIDTH) for _ in range(2)] for _ in range(LAYERS)]
     for layer, (keys, values) in enumerate(new):
-        rows.attend(layer, states(HEADS, 6, WIDTH), keys, values, PLAIN)
+        rows.attend(layer, states(HEADS, 6, WIDTH), keys=keys, values=values, how=PLAIN)
     assert [type(part) for part in rows._parts] == [SideBySide]
     for index, (text, start) in enumerate(zip(texts, starts, strict=True)):
         for kind, kept in enumerate(text.between(start, 2)):
@@ -177,7 +179,7 @@ def test_what_was_taken_back_is_not_seen_beside_a_longer_text(fails):
     short.make_room(9)
     rows = SharedRows([short], [range(9)], [9])
     for layer in range(LAYERS):
-        rows.attend(layer, *(states(HEADS, 9, WIDTH, value=math.nan) for _ in range(3)), PLAIN)
+        attend(rows, layer, 9, value=math.nan)
     if fails:
         short.settle()
     else:

@@ -47,7 +47,7 @@ def stack_of(*models, matrix=VERTICAL, leniency=1.0, max_gram=MaxGram) -> StackB
 
 
 def draft_item(backend, cache, spec, prefix, count) -> Item:
-    return Item(cache, spec, array("I", prefix), Draft(count))
+    return Item(cache, spec, prefix=array("I", prefix), task=Draft(count))
 
 
 def draft(backend, spec, prefix, count, *, cache=None, interrupt=NEVER):
@@ -305,7 +305,7 @@ def test_a_long_prompt_is_indexed_in_parts(target, drafter):
     stack = stack_of(target, drafter, max_gram=new_max_gram)
     cache = stack.new_cache(SessionSpec(4096))
     prefix = array("I", [n % 7 for n in range(2500)])
-    item = Item(cache, spec_for(), prefix, Draft(4))
+    item = Item(cache, spec_for(), prefix=prefix, task=Draft(4))
     cache.begin(item)
     assert len(made[0]) == 1024
     cache.next_item(item, leniency=1)
@@ -316,7 +316,7 @@ def test_a_long_prompt_is_indexed_in_parts(target, drafter):
 def test_nothing_is_indexed_where_no_row_asks_max_gram(target, drafter):
     stack = stack_of(target, drafter, matrix=((1, 0, 0), (0, 3, 0), (0, 0, 0)))
     cache = stack.new_cache(SessionSpec(4096))
-    cache.begin(Item(cache, spec_for(), array("I", PROMPT), Draft(4)))
+    cache.begin(Item(cache, spec_for(), prefix=array("I", PROMPT), task=Draft(4)))
     assert len(cache._last._max_gram) == 0
 
 

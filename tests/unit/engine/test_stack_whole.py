@@ -9,8 +9,7 @@ import pytest
 
 from paceline_contract.calls import VerificationRule
 from paceline_contract.max_gram import MaxGram
-from paceline_engine.deciding.cascade import Draw
-from paceline_engine.deciding.review_tasks import ReviewTask
+from paceline_engine.deciding.cascade import Draw, ReviewTask
 from paceline_engine.stack_backend.stack import StackBackend
 from paceline_engine.stack_backend.stack_numbers import MeasuredStack
 from paceline_engine.terms.backend import TokenMemory

@@ -35,7 +35,7 @@ def backend(request, tiny_pair, tmp_path_factory):
     write_adapter(directory, tiny_pair.target, kind="streams", tree=PATHS, rank=rank)
     model = TransformersBackend(str(tiny_pair.target), adapter=str(directory))
     assert isinstance(model.decoder, FusedLlama)
-    model._together = request.param == "together"
+    model.together = request.param == "together"
     return model
 
 
@@ -68,7 +68,7 @@ def counting(backend, monkeypatch):
 
 
 def item(backend, prompt, task, spec=SPEC):
-    return Item(backend.new_cache(spec), spec, array("I", prompt), task)
+    return Item(backend.new_cache(spec), spec, prefix=array("I", prompt), task=task)
 
 
 def judge(backend, tree, spec=SPEC, prompt=PROMPT):

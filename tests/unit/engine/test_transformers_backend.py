@@ -149,14 +149,12 @@ def test_memory_is_measured_also_after_a_forward_was_given_up(either):
 
 
 def test_captured_forwards_cannot_all_be_given_up(tiny_pair, monkeypatch):
-    adopt = TransformersBackend._adopt
+    def capture(_, decoder, *, device):
+        return CapturedSteps(decoder, device)
 
-    def capture(self, *arguments, **settings):
-        adopt(self, *arguments, **settings)
-        self.steps = CapturedSteps(self.decoder, torch.device("cpu"))
-
-    monkeypatch.setattr(TransformersBackend, "_adopt", capture)
-    assert not TransformersBackend(str(tiny_pair.target)).description.cancels_between_layers
+    monkeypatch.setattr("paceline_engine.torch_backend.transformers.capture_steps", capture)
+    backend = TransformersBackend(str(tiny_pair.target), capture=True)
+    assert not backend.description.cancels_between_layers
 
 
 def test_drafter_and_target_share_a_tokenizer_and_nothing_else(target, drafter):
@@ -318,7 +316,7 @@ def test_on_an_accelerator_a_part_of_a_prompt_ends_when_it_is_computed(tiny_pair
     accelerator = SimpleNamespace(current_stream=lambda device: {backend.device: stream}[device])
     monkeypatch.setattr(torch, "get_device_module", lambda _: accelerator)
     backend.device = torch.device("cuda:1")
-    item = Item(backend.new_cache(spec), spec, array("I", range(20)), Judge(NOTHING))
+    item = Item(backend.new_cache(spec), spec, prefix=array("I", range(20)), task=Judge(NOTHING))
     (part,) = backend.run([item], NEVER, row_limit=8)
     assert (part.row_count, waits) == (8, [4])
     (whole,) = backend.run([item], NEVER)  # the host reads what it decides by, and so waits

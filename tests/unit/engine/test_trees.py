@@ -40,7 +40,7 @@ def backend(request, tiny_pair):
             patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
         is_invariant = request.param == "invariant"
         model = TransformersBackend(str(tiny_pair.target), invariant=is_invariant)
-    model._together = request.param == "together"
+    model.together = request.param == "together"
     if request.param == "captured":
         model.steps = CapturedSteps(model.decoder, torch.device("cpu"))
     return model
@@ -110,7 +110,7 @@ def test_trees_beside_others_rows_and_parts_of_prompts_are_what_they_are_alone(b
             tree = random_tree(chance, right[:6], size=9, vocabulary_size=VOCABULARY_SIZE)
             task = chance.choice([Judge(tree), Judge(tree), Judge(chain(right[:3])), Draft()])
             text = array("I", prompts[n] + oracle[n][: done[n]])
-            items.append(Item(caches[n], specs[n], text, task))
+            items.append(Item(caches[n], specs[n], prefix=text, task=task))
         rows = [each.row_count() for each in items]
         limit = chance.choice([None, sum(rows[:-1]) + chance.randint(1, 12)])
         answers = backend.run(items, NEVER, row_limit=limit)
@@ -165,14 +165,19 @@ def test_a_tree_that_was_given_up_or_failed_has_changed_nothing(tiny_pair):
     model = TransformersBackend(str(tiny_pair.target))
     right = continuation(ModelText(model, SPEC), PROMPT, 8)
     tree = Proposal((right[0], 3, right[1], 4), (0, 0, 1, 1))
-    item = Item(model.new_cache(SPEC), SPEC, array("I", PROMPT), Judge(tree))
+    item = Item(model.new_cache(SPEC), SPEC, prefix=array("I", PROMPT), task=Judge(tree))
     for layer in range(4):
         with pytest.raises(ForwardInterrupted):
             model.run([item], StopAtLayer(layer))
         assert (item.cache.length, len(item.cache.tree)) == (0, 0)
     # A tree that is there, and the next one given up: its path is the text, and no more.
     model.run([item], NEVER)
-    later = Item(item.cache, SPEC, array("I", PROMPT + right[:2]), Judge(Proposal((1, 2), (0, 0))))
+    later = Item(
+        item.cache,
+        SPEC,
+        prefix=array("I", PROMPT + right[:2]),
+        task=Judge(Proposal((1, 2), (0, 0))),
+    )
     with pytest.raises(ForwardInterrupted):
         model.run([later], StopAtLayer(2))
     (outcome,) = model.run([later], NEVER)

@@ -58,7 +58,14 @@ class Text:
 def item(step=lambda _: None, *, steps=1, depth=0, share="", patience_ns=None) -> Item:
     """A draft that is done after so many tokens: steps, unless a step finds something else."""
     step = Text(step)
-    return Item(step, SessionSpec(1, share=share), array("I"), Draft(steps), depth, patience_ns)
+    return Item(
+        step,
+        SessionSpec(1, share=share),
+        prefix=array("I"),
+        task=Draft(steps),
+        depth=depth,
+        patience_ns=patience_ns,
+    )
 
 
 @asynccontextmanager

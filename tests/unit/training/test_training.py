@@ -199,8 +199,8 @@ def test_the_models_own_distribution_further_on_is_what_is_learnt(model, texts):
     trunk = compute_trunk(model, ids)
     right = [trunk.logits.roll(-ahead, 1) for ahead in (1, 2)]
     early = [trunk.logits.roll(-ahead, 1) for ahead in (0, 1)]
-    assert training_loss(Oracle(right), model, trunk, ids, labels="model") < 1e-6
-    assert training_loss(Oracle(early), model, trunk, ids, labels="model") > 0.1
+    assert training_loss(Oracle(right), model, trunk=trunk, token_ids=ids, labels="model") < 1e-6
+    assert training_loss(Oracle(early), model, trunk=trunk, token_ids=ids, labels="model") > 0.1
 
 
 def test_the_texts_token_further_on_is_what_is_learnt(model, texts):
@@ -210,8 +210,8 @@ def test_the_texts_token_further_on_is_what_is_learnt(model, texts):
         [torch.nn.functional.one_hot(ids.roll(-1 - ahead, 1), 40) * 50.0 for ahead in aheads]
         for aheads in ((1, 2), (0, 1))
     )
-    assert training_loss(Oracle(right), model, trunk, ids, labels="text") < 1e-6
-    assert training_loss(Oracle(early), model, trunk, ids, labels="text") > 0.1
+    assert training_loss(Oracle(right), model, trunk=trunk, token_ids=ids, labels="text") < 1e-6
+    assert training_loss(Oracle(early), model, trunk=trunk, token_ids=ids, labels="text") > 0.1
 
 
 class EarlyOracle(Oracle):
@@ -235,9 +235,17 @@ def test_an_early_exit_weighs_as_the_first_guess_where_the_model_learns_too(
     logits = [
         torch.nn.functional.one_hot(ids.roll(-1 - ahead, 1), 40) * 50.0 for ahead in (1, 2, 0)
     ]
-    alone = float(training_loss(EarlyOracle(logits), model, trunk, ids, labels="text", joint=joint))
+    alone = float(
+        training_loss(
+            EarlyOracle(logits), model, trunk=trunk, token_ids=ids, labels="text", joint=joint
+        )
+    )
     if wrong is not None:
         # As likely as all others: the loss is the logarithm of their number.
         logits[wrong] = torch.zeros_like(logits[wrong])
-    loss = float(training_loss(EarlyOracle(logits), model, trunk, ids, labels="text", joint=joint))
+    loss = float(
+        training_loss(
+            EarlyOracle(logits), model, trunk=trunk, token_ids=ids, labels="text", joint=joint
+        )
+    )
     assert loss - alone == pytest.approx(weight * math.log(40), abs=1e-4)

@@ -1,4 +1,4 @@
-"""What kinds of adapters have in common."""
+"""The interface that all kinds of adapters have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Adapter(Protocol):
-    """Weights that guess, beside a model's own forward, what will follow; all are modules of torch.
+    """A torch module that guesses the next tokens beside a model's own forward.
 
     Attributes:
         reach: How many tokens it guesses after the model's own next one (gamma).

@@ -1,4 +1,4 @@
-"""What an adapter says of itself, as JSON beside its weights."""
+"""An adapter's card: a JSON file beside its weights that describes the adapter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CARD_FILE = "card.json"
 FORMAT_VERSION = 1
 
 _MOST_CARD_BYTES = 4 << 20  # with the figures of its training: those bundled have 20 KB
-# More would be a slip: each costs rows in every forward.
+# A larger number would be a mistake: each guess costs rows in every forward.
 _MOST_REACH = 16
 _MOST_LAYERS = 4096
 _MOST_RANK = 65536
@@ -37,7 +37,7 @@ _LIMITS = {
 
 
 def model_fingerprint(files: ModelFiles) -> str:
-    """Hash the model that an adapter is for: in whichever dtype, and wherever its texts end.
+    """Hash the model that an adapter is for: in whichever dtype, and wherever its sequences end.
 
     Cost: the first time, reads every weight once, about a second per gigabyte.
     """

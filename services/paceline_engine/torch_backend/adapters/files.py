@@ -1,4 +1,4 @@
-"""Adapters on disk: safetensors and a card. What is damaged, foreign or too new is refused."""
+"""Adapters on disk: safetensors and a card. Damaged, foreign or too new ones are refused."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from torch import nn
 
 from paceline.plain_files import read_plain_file
 from paceline_engine.model_files.small_files import refuse_pointer
-from paceline_engine.terms.backend import ModelLoadError
-from paceline_engine.terms.few_names import few_names
+from paceline_engine.terms.backend import ModelLoadError, few_names
 from paceline_engine.torch_backend.adapters.card import AdapterCard
 from paceline_engine.torch_backend.adapters.low_rank import low_rank_linears
 from paceline_engine.torch_backend.adapters.medusa import MedusaHeads
@@ -96,7 +95,7 @@ def load_adapter(directory: Path, *, model: Any, fingerprint: str) -> LoadedAdap
             f"{name} is for a model {card.model!r} with fingerprint {card.fingerprint[:12]}, and"
             f" this one has {fingerprint[:12]}"
         )
-    # Without memory: a card may ask for more than there is.
+    # On the meta device, without memory, because a card may ask for too much memory.
     with torch.device("meta"):
         shapes = _build(card, model).state_dict()
     most_bytes = _MOST_HEADER_BYTES + sum(
@@ -117,7 +116,7 @@ def load_adapter(directory: Path, *, model: Any, fingerprint: str) -> LoadedAdap
     module = _build(card, model)
     module.load_state_dict(state)
     _refuse_broken(name, state)
-    # lm_head's, because that is what the model's own forward ends in.
+    # The dtype of lm_head, because the model's own forward ends there.
     like = model.lm_head.weight
     return LoadedAdapter(card, module.to(like.device, like.dtype).requires_grad_(False).eval())
 

@@ -25,7 +25,7 @@ LOW_RANK_PARTS = (
 
 
 class LowRank(nn.Module):
-    """What is added to a product: up(down(x)); nothing at first, and with rank 0 for ever."""
+    """An addition to a product: up(down(x)). It is 0 at first, and stays 0 with rank 0."""
 
     def __init__(self, inputs: int, outputs: int, *, rank: int) -> None:
         """Build weights that add nothing."""
@@ -47,7 +47,7 @@ class LowRank(nn.Module):
 
 
 def low_rank_linears(layer: nn.Module) -> Iterator[nn.Linear]:
-    """Yield those products of a layer that can have low-rank weights, as `LOW_RANK_PARTS` has them.
+    """Yield the products of a layer that can have low-rank weights, in `LOW_RANK_PARTS`'s order.
 
     Args:
         layer: Of a model that can have adapters.

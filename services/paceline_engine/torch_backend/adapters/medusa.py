@@ -1,6 +1,6 @@
 """Medusa's heads (Cai et al. 2024, arXiv 2401.10774): each guesses one token further ahead.
 
-Letters: B texts, T rows, E the model's width, V the rows of its head.
+Letters: B sequences, T rows, E the model's width, V the rows of its head.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class MedusaHeads(nn.Module):
-    """Heads on what the model's own head gets.
+    """Heads with the same input as the model's own head.
 
     Head j (from 1) of the row of token t guesses token t + 1 + j; the model's own decides t + 1.
     Medusa-1: the model is frozen, so its own choices are those of plain decoding.
@@ -55,7 +55,7 @@ class MedusaHeads(nn.Module):
         return self.guess(trunk.last)
 
     def guess(self, last: Tensor) -> Iterator[Tensor]:
-        """Yield each head's logits, (..., V), of what the model's own head gets: (..., E)."""
+        """Yield each head's logits, (..., V), from the input of the model's own head: (..., E)."""
         for block, bias, head in zip(self.blocks, self.biases, self.heads, strict=True):
             inner = functional.silu(functional.linear(last, block, bias))
             yield functional.linear(last + inner, head)

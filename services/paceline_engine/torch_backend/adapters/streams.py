@@ -6,8 +6,8 @@ own weights: the output is the model's, to the bit. In the lossless variant low-
 are added for stream rows alone. In the paper's the model was fine-tuned together with its streams
 (`paceline_training`); these share its weights, and their rank is 0.
 
-Letters: B texts, R main rows that have streams, J streams (the reach, gamma), L tokens that main
-rows may see, H heads, G key and value heads, D their width, E the model's width.
+Letters: B sequences, R main rows that have streams, J streams (the reach, gamma), L tokens that
+main rows may see, H heads, G key and value heads, D their width, E the model's width.
 
     main row of token t      sees main rows 0 .. t            (as ever)
     stream j beside it       sees main rows 0 .. t, and its own row's streams 1 .. j
@@ -62,7 +62,7 @@ class StreamLayer(nn.Module):
 
         Args:
             shapes: Inputs and outputs of each of `LOW_RANK_PARTS`.
-            rank: Of the weights.
+            rank: The weights' rank.
         """
         super().__init__()
         self.parts = nn.ModuleList(LowRank(*shape, rank=rank) for shape in shapes)
@@ -128,9 +128,9 @@ class Streams(nn.Module):
         Args:
             reach: How many tokens to guess after the main stream's own (gamma).
             width: E.
-            layer_shapes: Of each upper layer, what `StreamLayer` wants.
-            rank: Of the low-rank weights; 0: there are none.
-            exit_rank: Of the early exit.
+            layer_shapes: For each upper layer the shapes that `StreamLayer` takes.
+            rank: The low-rank weights' rank; 0: there are none.
+            exit_rank: The early exit's rank.
         """
         super().__init__()
         self.reach = reach
@@ -183,7 +183,7 @@ class Streams(nn.Module):
         Args:
             model: The one that they are for.
             entering: (B, R, E) what enters the upper layers in the main rows.
-            positions: (R,) of the main rows in their texts.
+            positions: (R,) of the main rows in their sequences.
             keys, values: The main stream's of each upper layer: (B, G, L, D).
             sees: (R, L) bool: which of these a row and its streams see, itself included.
 
@@ -205,12 +205,12 @@ class Streams(nn.Module):
     def guess(
         self, model: Any, entering: Tensor, *, positions: Tensor, seen: Sequence[SeenTokens]
     ) -> Iterator[Tensor]:
-        """Yield each stream's logits beside single rows of any texts: (R, V).
+        """Yield each stream's logits beside single rows of any sequences: (R, V).
 
         Args:
             model: The one that they are for.
             entering: (R, E) what enters the upper layers in the main rows.
-            positions: (R,) of the main rows in their texts.
+            positions: (R,) of the main rows in their sequences.
             seen: What each of them sees.
         """
         attends = [
@@ -268,7 +268,7 @@ def _attend(
         queries: (B, R, J, H, D).
         own_keys, own_values: (B, R, J, G, D).
         keys, values, mask: See `StreamLayer`.
-        scale: Of the products.
+        scale: The factor of the products.
     """
     _, rows, streams, heads, _ = queries.shape
     group = heads // keys.shape[1]
@@ -298,7 +298,7 @@ def _attend_apart(
     values: Sequence[Tensor],
     scale: float,
 ) -> Tensor:
-    """Attend with each of R rows, (1, R, J, H, D), to a text of its own: R times (1, G, L, D)."""
+    """Attend with each of R rows, (1, R, J, H, D), to its own sequence: R times (1, G, L, D)."""
     rows = [
         _attend(
             *(each[:, row : row + 1] for each in (queries, own_keys, own_values)),

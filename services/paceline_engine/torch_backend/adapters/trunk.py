@@ -1,6 +1,6 @@
-"""What a model itself computes of a text: the main stream, which adapters read and never change.
+"""The model's own forward: the main stream, which adapters read and never change.
 
-Letters: B texts, T tokens each, N layers, E the model's width, G key and value heads, D their
+Letters: B sequences, T tokens each, N layers, E the model's width, G key and value heads, D their
 width, V the vocabulary.
 """
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trunk:
-    """The main stream over some texts.
+    """The main stream over some sequences.
 
     Attributes:
         entering: (B, T, E) what the upper layers get.
@@ -42,7 +42,7 @@ def compute_trunk(
 
     Args:
         model: A causal model of the transformers library, as loaded.
-        token_ids: (B, T) int64, from the texts' first token on.
+        token_ids: (B, T) int64, from the sequences' first token on.
         upper_layers: How many of the last layers have rows beside the main stream's.
         learns: Whether the model itself is trained with what is made of this.
 
@@ -62,9 +62,9 @@ def compute_trunk(
     entering = output.hidden_states[first] if upper_layers else last
     kept: list[Any] = cache.layers[first:]
     return Trunk(
-        entering,
-        last,
-        logits,
-        [each.keys for each in kept],
-        [each.values for each in kept],
+        entering=entering,
+        last=last,
+        logits=logits,
+        keys=[each.keys for each in kept],
+        values=[each.values for each in kept],
     )
