@@ -20,6 +20,9 @@ from support.waiting import eventually  # noqa: E402
 settings.register_profile("paceline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("paceline")
 os.environ[RUN_VARIABLE] = uuid.uuid4().hex
+# Torch's threads wait for each other in busy loops: with several processes on few cores, a forward
+# of a small model took five times as long on two threads as on one. Servers inherit this.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 compute_there()
 # What a shell starts in the background ignores Ctrl-C, and so would all processes of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
