@@ -86,6 +86,7 @@ class FieldLie:
         return f"{self.method}: {self.path} is {self.kind}"
 
 
+UNWRITTEN = "bytes that no library writes"
 _LISTS = ({*REPEATED} | {f"{it:,}" for it in (FEW, MANY, TOO_MANY)}) - {"empty"}
 _TEXTS = {"another", "control characters", "huge", "zeros"}
 _GROUPS = {
@@ -94,7 +95,7 @@ _GROUPS = {
     - {"empty", *_TEXTS},
     "a wrong text or bytes": _TEXTS,
     "a wrong list": _LISTS,
-    "bytes that no library writes": {"of another type", "not UTF-8", "longer than any number"},
+    UNWRITTEN: {"of another type", "not UTF-8", "longer than any number"},
 }
 OUTSIDE = "outside what its comment allows"
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1.sampling_pb2 import VERIFICATION_RULE_REJECTION
 from support.lies.conversation import METHODS, conversation_lies
-from support.lies.list_of_lies import OUTSIDE, FieldLie, field_lies
+from support.lies.list_of_lies import OUTSIDE, UNWRITTEN, FieldLie, field_lies
 from support.lies.trials import Arrangement, Cell
-from support.lies.wrong_values import MANY
+from support.lies.wrong_values import MANY, TOO_MANY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Round: TypeAlias = "Mapping[Arrangement, Sequence[tuple[Lie, Cell]]]"
 
 _WORK = ("Draft", "Verify", "Decode")
-_MANY = f"{MANY:,}"
+_MANY, _TOO_MANY = f"{MANY:,}", f"{TOO_MANY:,}"
 _SAMPLED = {"temperature": 0.8}
 _REJECTION = {"rule": VERIFICATION_RULE_REJECTION, **_SAMPLED}
 _TREE = {"width": 4, "branches": 3}
@@ -71,10 +71,15 @@ def about_fields() -> Round:
 
 
 def about_each_way() -> Round:
-    """Return each lie about a field: one about a token with each way of decoding."""
+    """Return each lie about a field: where a value is wrong, with each way of decoding."""
     told = {*_some_of_each_field()}
-    lies = [it for it in field_lies() if it.method in _WORK or it not in told]
-    return _arranged(lies, is_long=True)
+    return _arranged([it for it in field_lies() if _depends(it) or it not in told], is_long=True)
+
+
+def _depends(lie: FieldLie) -> bool:
+    """Whether the way of decoding matters: bytes are looked at before values, whatever the way."""
+    is_value = lie.group != UNWRITTEN and lie.kind not in (_MANY, _TOO_MANY)
+    return lie.method in _WORK and is_value
 
 
 def about_long_lists() -> Round:
@@ -140,7 +145,7 @@ def _arranged(lies: Sequence[Lie], *, is_long: bool = False) -> Round:
     for lie in lies:
         arrangements = _ARRANGEMENTS.get(lie.method, tuple(Arrangement))
         cells = _CELLS.get(lie.method, _ALL_CELLS)
-        if is_long and lie.method in _WORK:
+        if is_long and isinstance(lie, FieldLie) and _depends(lie):
             used = cells
         else:
             used = (cells[next(told[lie.method]) % len(cells)],)
