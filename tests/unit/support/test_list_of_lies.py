@@ -23,7 +23,7 @@ from support.lies.rounds import (
 
 # No library writes these, and none reads them.
 UNDECODABLE = {"not UTF-8", "longer than any number"}
-README = Path(__file__).parents[1] / "fault" / "README.md"
+README = Path(__file__).parents[2] / "fault" / "README.md"
 
 
 def test_every_field_of_every_answer_is_known_and_no_other():
