@@ -52,6 +52,13 @@ def pytest_addoption(parser):
     group.addoption("--chaos-history", metavar="FILE", help="where its history is written (JSON)")
 
 
+def pytest_collection_modifyitems(items):
+    """Refuse a long test in a file that `make test-long` does not find by these words."""
+    for path in {it.path for it in items if it.get_closest_marker("long")}:
+        if "mark.long" not in path.read_text():
+            raise pytest.UsageError(f"{path} has long tests and does not say mark.long")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_process_is_left():
     yield
