@@ -18,7 +18,7 @@ def test_an_answer_that_is_none_harms_no_request_and_no_orchestrator(arrangement
 
 @pytest.mark.long
 @pytest.mark.parametrize("arrangement", Arrangement)
-def test_each_status_harms_no_request(arrangement):
+def test_each_other_status_harms_no_request(arrangement):
     assert not findings(about_conversations(is_brief=False)[arrangement], arrangement)
 
 

@@ -107,17 +107,20 @@ def _some_of_each_field() -> list[FieldLie]:
 
 
 def about_conversations(*, is_brief: bool) -> Round:
-    """Return lies about a conversation: each status at one method, or some, and all others.
+    """Return lies about a conversation: some statuses and all others, or the other statuses.
 
     Some are each code with every seventh ending, of 32: so each ending is told with two codes.
+    Each status is told at one method.
     """
     turns, endings = cycle(METHODS), count()
     chosen: list[Lie] = []
     for kind, lies in _conversations().items():
         if not _is_status(lies):
-            chosen.extend(lies.values())
-        elif not is_brief or "," in kind or next(endings) % 7 == 0:
-            chosen.append(lies[next(turns)])
+            chosen.extend(lies.values() if is_brief else ())
+            continue
+        method = next(turns)
+        if is_brief == ("," in kind or next(endings) % 7 == 0):
+            chosen.append(lies[method])
     return _arranged(chosen)
 
 
