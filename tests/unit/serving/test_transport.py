@@ -6,24 +6,22 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import orchestrator_service_pb2_grpc as pb_grpc
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.transport import pod_channel
-from support.conformance.relay import Relay
+from support.connection_relay import ConnectionRelay
 from support.fake_orchestrator import FakeOrchestrator, serving
 from support.orchestrating import new_orchestrator
 
-HALF_A_ROUND_TRIP_SECONDS = 0.3
+ROUND_TRIP_SECONDS = 0.6
 
 
 async def test_a_server_is_reached_over_a_round_trip_of_600_ms():
-    relay = Relay(delay_seconds=HALF_A_ROUND_TRIP_SECONDS)
-    async with serving(FakeOrchestrator()) as fake:
-        await relay.start(fake.address)
+    async with serving(FakeOrchestrator()) as fake, ConnectionRelay(fake.address) as relay:
+        relay.delay(round_trip_seconds=ROUND_TRIP_SECONDS)
         channel = pod_channel(relay.address, credentials=None)
         try:
             stub = pb_grpc.OrchestratorServiceStub(channel)
             info = await stub.GetSystemInfo(pb.GetSystemInfoRequest(), timeout=30)
         finally:
             await channel.close()
-            await relay.stop()
     assert info.model_name == "fake"
 
 
