@@ -13,6 +13,9 @@ TREE := .
 CHART_TOOLS := build/chart
 WIDE := build/wide-models
 UV_VERSION := 0.13.9
+# Bytecode is kept, whatever the environment says: without it each process of the tests compiles
+# every module anew.
+export PYTHONDONTWRITEBYTECODE =
 # OFFLINE=1 skips the checks whose tools cannot be downloaded; else they fail.
 OFFLINE ?=
 export OFFLINE
@@ -62,11 +65,14 @@ SPREAD = -n $(or $(WORKERS),$(JOBS)) --dist loadfile --no-loadscope-reorder
 # These wait for servers now and then, so there is one process more.
 test test-long: WORKERS = $(shell echo $$(($(JOBS) + 1)))
 
+# Each process collects all files that it is given, for many seconds of a core.
+LONG = $(sort $(shell grep -rlF mark.long tests --include='test_*.py' --exclude-dir=chart --exclude-dir=clients))
+
 test: install ## every test but the long ones, the chart's and the other languages'
 	$(BIN)/python -m pytest $(SPREAD) -m "not full and not long" --ignore=tests/chart --ignore=tests/clients $(PYTEST_ARGS)
 
 test-long: install ## what takes minutes: more cells, longer texts, chaos (CI runs it, too)
-	$(BIN)/python -m pytest $(SPREAD) -m long --ignore=tests/chart --ignore=tests/clients $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SPREAD) -m long $(LONG) $(PYTEST_ARGS)
 
 test-full: install ## the full form of the proofs (about three hours)
 	$(BIN)/python -m pytest -m full $(PYTEST_ARGS)

@@ -20,6 +20,9 @@ from support.waiting import eventually  # noqa: E402
 settings.register_profile("paceline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("paceline")
 os.environ[RUN_VARIABLE] = uuid.uuid4().hex
+# Torch's threads wait for each other in busy loops: with several processes on few cores, a forward
+# of a small model took five times as long on two threads as on one. Servers inherit this.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 compute_there()
 # What a shell starts in the background ignores Ctrl-C, and so would all processes of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -47,6 +50,13 @@ def pytest_addoption(parser):
         help="write down what the chart renders now (tests/chart/golden); read the diff",
     )
     group.addoption("--chaos-history", metavar="FILE", help="where its history is written (JSON)")
+
+
+def pytest_collection_modifyitems(items):
+    """Refuse a long test in a file that `make test-long` does not find by these words."""
+    for path in {it.path for it in items if it.get_closest_marker("long")}:
+        if "mark.long" not in path.read_text():
+            raise pytest.UsageError(f"{path} has long tests and does not say mark.long")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -57,6 +57,11 @@ class OrchestratorApplication:
         registry: Where metrics are kept.
         discovery: Where model servers are; None is as the settings say.
 
+    Attributes:
+        pool: The model servers.
+        servicer: What clients call.
+        autoscaler: How many targets are wanted.
+
     Raises:
         ValueError: The file of keys, or one of TLS, is unusable.
     """
@@ -85,30 +90,30 @@ class OrchestratorApplication:
         self._credentials = channel_credentials(settings.pool_tls)
         self._settings = settings
         self._watches = DiscoveryMetrics(registry)
-        self._pool = ServerPool(
+        self.pool = ServerPool(
             discovery or self._discovery(settings.services, of="models"),
             open_channel=self._open_channel,
             probe=probe.answers,
             draw_lot=random.random,
         )
-        count_servers(registry, self._pool)
+        count_servers(registry, self.pool)
         self._keeper = SessionKeeper()
         self._codecs = Codecs()
-        demand = DemandMeter(self._pool, lookahead=settings.verifier_lookahead)
+        demand = DemandMeter(self.pool, lookahead=settings.verifier_lookahead)
         self._replica_id = secrets.randbits(53)
         self._peers = self._find_peers(settings.peers)
-        self._autoscaler = Autoscaler(
+        self.autoscaler = Autoscaler(
             demand,
             settings=settings,
             registry=registry,
             replica_id=self._replica_id,
             others=self._peers.demand if self._peers is not None else None,
         )
-        self._servicer = OrchestratorServicer(
-            pool=self._pool,
+        self.servicer = OrchestratorServicer(
+            pool=self.pool,
             keeper=self._keeper,
             codecs=self._codecs,
-            planning=Planning(self._pool),
+            planning=Planning(self.pool),
             demand=demand,
             metrics=RequestMetrics(registry),
             settings=settings,
@@ -117,32 +122,32 @@ class OrchestratorApplication:
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
         """Add the servicer."""
-        add_OrchestratorServiceServicer_to_server(self._servicer, server)
+        add_OrchestratorServiceServicer_to_server(self.servicer, server)
         return ("paceline.v1.OrchestratorService",)
 
     async def start(self) -> None:
         """Return as soon as there is a target, and its tokenizer."""
         # Left in the opposite order: requests, then their sessions, then the channels.
-        await self._exit.enter_async_context(self._pool)
+        await self._exit.enter_async_context(self.pool)
         await self._exit.enter_async_context(self._keeper)
         await self._exit.enter_async_context(self._tasks)
         await self._begin_scaling()
         ready = asyncio.Event()
         self._watching = self._tasks.create_task(self._watch(ready), name="watch readiness")
         await ready.wait()
-        self._servicer.begin()
+        self.servicer.begin()
 
     def drain(self) -> None:
         """Accept nothing new."""
-        self._servicer.drain()
+        self.servicer.drain()
 
     async def settled(self) -> None:
         """Return once no request is running."""
-        await self._servicer.idle()
+        await self.servicer.idle()
 
     def cut(self) -> None:
         """End the requests that still run; their streams say why."""
-        self._servicer.cut()
+        self.servicer.cut()
 
     async def stop(self) -> None:
         """Close the last sessions, then the channels."""
@@ -154,7 +159,7 @@ class OrchestratorApplication:
         return {}
 
     def _inspect(self, raw: bytes, _caller: str) -> None:
-        self._servicer.check_size(len(raw))
+        self.servicer.check_size(len(raw))
 
     def _open_channel(self, endpoint: Endpoint) -> grpc.aio.Channel:
         return pod_channel(
@@ -189,9 +194,9 @@ class OrchestratorApplication:
         """Say how many targets are wanted, also while there is none."""
         if self._peers is not None:
             await self._exit.enter_async_context(self._peers)
-        await self._exit.enter_async_context(self._autoscaler)
+        await self._exit.enter_async_context(self.autoscaler)
         if self._settings.scaler_listen:
-            server = ScalerServer(self._autoscaler, self._settings)
+            server = ScalerServer(self.autoscaler, self._settings)
             await self._exit.enter_async_context(server)
             self._process.addresses["scaler_address"] = server.address
             _log.info("the external scaler listens on %s", server.address)
@@ -199,7 +204,7 @@ class OrchestratorApplication:
     async def _watch(self, ready: asyncio.Event) -> None:
         """Let health follow whether there is a target and its tokenizer."""
         changed = asyncio.Event()
-        with self._pool.listening(changed.set):
+        with self.pool.listening(changed.set):
             while True:
                 changed.clear()
                 model = await self._model_with_tokenizer()
@@ -236,12 +241,12 @@ class OrchestratorApplication:
 
         The target that sent it may be gone by then.
         """
-        self._codecs.forget_all_but(self._pool.servers)
+        self._codecs.forget_all_but(self.pool.servers)
         while True:
             asked_at = time.monotonic()
             try:
-                model = self._pool.model()
-                target = self._codecs.choose(self._pool.targets(model))
+                model = self.pool.model()
+                target = self._codecs.choose(self.pool.targets(model))
             except NoTargetError:
                 return None
             if target is None:
@@ -253,7 +258,7 @@ class OrchestratorApplication:
             except PacelineError as error:
                 _log.warning("no tokenizer yet: %s", error.message)
                 # Another target has it, or this one later.
-                self._pool.report_failure(target, error, asked_at=asked_at)
+                self.pool.report_failure(target, error, asked_at=asked_at)
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return model

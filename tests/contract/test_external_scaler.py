@@ -24,7 +24,7 @@ from paceline_orchestrator.scaling.peers import Peers
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.transport import pod_channel
 from support.fake_models import FakeModelServer, serving
-from support.orchestrating import PROMPT, not_yet_begun, orchestrating
+from support.orchestrating import PROMPT, new_orchestrator, orchestrating
 from support.waiting import until
 
 DESIRED = "paceline_desired_verifiers"
@@ -43,7 +43,7 @@ async def desired(stub):
 
 async def until_desired(system, stub, numbers):
     """Wait until so many verifiers are wanted, and hear it as KEDA does."""
-    autoscaler = system.application._autoscaler
+    autoscaler = system.application.autoscaler
     await until(lambda: autoscaler.desired in numbers, what=f"{numbers} are wanted")
     return await desired(stub)
 
@@ -56,7 +56,7 @@ async def scaled(**settings):
     async with orchestrating(
         targets=targets, drafters=drafters, scaler_listen="127.0.0.1:0", **settings
     ) as system:
-        address = system.application._process.addresses["scaler_address"]
+        address = system.process.addresses["scaler_address"]
         async with grpc.aio.insecure_channel(address) as channel:
             yield system, ExternalScalerStub(channel)
 
@@ -98,7 +98,7 @@ async def test_each_stream_counts_and_the_limits_hold():
 
 async def test_it_is_known_when_keda_last_asked_and_a_replica_that_asks_is_not_taken_for_it():
     async with scaled() as (system, stub):
-        autoscaler = system.application._autoscaler
+        autoscaler = system.application.autoscaler
 
         def age():
             return autoscaler._asked_age.collect()[0].samples[0].value
@@ -125,7 +125,7 @@ async def test_the_bytes_are_those_of_kedas_contract():
     name = b"\x0a\x1a" + DESIRED.encode()
     one = b"\x10\x01\x19\x00\x00\x00\x00\x00\x00\xf0\x3f"
     async with scaled() as (system, _):
-        address = system.application._process.addresses["scaler_address"]
+        address = system.process.addresses["scaler_address"]
         async with grpc.aio.insecure_channel(address) as channel:
 
             async def call(method, request):
@@ -150,7 +150,7 @@ async def test_it_answers_before_there_is_a_target_and_a_refused_request_is_dema
             targets=(target.address,),
             scaler_listen="127.0.0.1:0",
         )
-        process = not_yet_begun(settings)
+        process, _ = new_orchestrator(settings)
         beginning = asyncio.create_task(process.begin())
         await until(lambda: "scaler_address" in process.addresses, what="the scaler listens")
         async with (

@@ -190,7 +190,7 @@ async def test_a_session_that_opens_at_a_target_about_to_end_moves_on(strategy):
 
 
 def _is_ready(system, target):
-    servers = system.application._pool.servers
+    servers = system.application.pool.servers
     return any(it.ready for it in servers if it.endpoint.address == target.address)
 
 
@@ -301,7 +301,7 @@ async def test_a_target_with_another_model_is_not_mixed_into_a_stream():
         stream = Stream(system, strategy=pb.STRATEGY_DISTRIBUTED)
         await stream.more()
         cluster.add(targets[1])
-        pool = system.application._pool
+        pool = system.application.pool
         await until(lambda: sum(it.ready for it in pool.servers) == 3, what="it is ready")
         await stream.more(100)
         assert not targets[1].sessions
@@ -315,7 +315,7 @@ async def test_a_pod_that_is_not_ready_yet_gets_nothing_though_it_says_that_it_s
         await stream.more()
         cluster.add(targets[1])
         cluster.mark(targets[1], Availability.NOT_READY)
-        pool = system.application._pool
+        pool = system.application.pool
         await until(lambda: all(it.facts for it in pool.servers), what="it was reached")
         await stream.more(50)
         assert not targets[1].opened
@@ -333,7 +333,7 @@ async def test_a_cluster_that_loses_sight_of_every_server_costs_nothing():
         await until(lambda: targets[1].calls, what="both verify")
         for server in (*targets, *drafters):
             cluster.remove(server)
-        pool = system.application._pool
+        pool = system.application.pool
         await until(lambda: len(pool._unlisted) == 3, what="the orchestrator heard of it")
         newcomer = Stream(system, strategy=pb.STRATEGY_DISTRIBUTED)
         for each in (stream, newcomer):

@@ -43,7 +43,7 @@ async def test_requests_beyond_what_is_worked_on_wait_and_beyond_the_limit_come_
         assert statuses.keys() <= {200, 429}
         assert statuses[200] >= 200, "four fifths of the limit are here at once"
         assert all(it.headers["retry-after"] for it in answers if it.status_code == 429)
-        servicer = system.application._servicer
+        servicer = system.application.servicer
         await until(
             lambda: not (servicer.running_count or servicer.waiting_count), what="none is left"
         )

@@ -25,7 +25,7 @@ from paceline_serving.security import (
 )
 from paceline_serving.transport import pod_channel
 from support.certificates import CLIENT, ORCHESTRATOR, Certificates
-from support.fake_host import FakeHost
+from support.model_contract import a_host
 from support.model_servers import TARGET, ModelClient, serving
 from support.waiting import until
 
@@ -119,8 +119,8 @@ async def ask(process, files: TlsFiles | None) -> str:
 
 async def test_a_tls_server_answers_whoever_trusts_it_and_nobody_in_plaintext(certificates):
     settings = server_settings(certificates.issue("localhost"), mutual=False)
-    async with serving(TARGET, FakeHost(), **settings) as process:
-        assert await ask(process, TlsFiles(authority=certificates.authority)) == "fake"
+    async with serving(TARGET, a_host(), **settings) as process:
+        assert await ask(process, TlsFiles(authority=certificates.authority)) == "simulated"
         with pytest.raises(ConnectionLostError):
             await ask(process, None)
 
@@ -129,15 +129,15 @@ async def test_a_client_refuses_a_server_of_another_authority(certificates, tmp_
     settings = server_settings(certificates.issue("localhost"), mutual=False)
     (tmp_path / "other").mkdir()
     other = Certificates(tmp_path / "other")
-    async with serving(TARGET, FakeHost(), **settings) as process:
+    async with serving(TARGET, a_host(), **settings) as process:
         with pytest.raises(ConnectionLostError):
             await ask(process, TlsFiles(authority=other.authority))
 
 
 async def test_with_mtls_the_role_in_the_certificate_decides(certificates):
     settings = server_settings(certificates.issue("localhost"), mutual=True)
-    async with serving(TARGET, FakeHost(), **settings) as process:
-        assert await ask(process, certificates.issue(ORCHESTRATOR)) == "fake"
+    async with serving(TARGET, a_host(), **settings) as process:
+        assert await ask(process, certificates.issue(ORCHESTRATOR)) == "simulated"
         for stranger in (CLIENT, "spiffe://paceline/nobody", "orchestrator.invalid"):
             with pytest.raises(PermissionDeniedError):
                 await ask(process, certificates.issue(stranger))
@@ -145,7 +145,7 @@ async def test_with_mtls_the_role_in_the_certificate_decides(certificates):
 
 async def test_with_mtls_nobody_without_a_certificate_gets_past_the_handshake(certificates):
     settings = server_settings(certificates.issue("localhost"), mutual=True)
-    async with serving(TARGET, FakeHost(), **settings) as process:
+    async with serving(TARGET, a_host(), **settings) as process:
         for files in (TlsFiles(authority=certificates.authority), None):
             with pytest.raises(ConnectionLostError):
                 await ask(process, files)
@@ -158,10 +158,10 @@ async def test_with_mtls_and_no_roles_every_client_certificate_may_call(
     settings = server_settings(certificates.issue("localhost"), mutual=True)
     if not roles:
         settings["peer_roles"] = ()
-    async with serving(TARGET, FakeHost(), **settings) as process:
+    async with serving(TARGET, a_host(), **settings) as process:
         assert ("--peer-roles" in caplog.text) == (not roles)
         if not roles:
-            assert await ask(process, certificates.issue("spiffe://paceline/nobody")) == "fake"
+            assert await ask(process, certificates.issue("spiffe://paceline/nobody")) == "simulated"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ async def test_with_mtls_and_no_roles_every_client_certificate_may_call(
 )
 async def test_a_session_is_not_found_by_another_certificate(certificates, owner, stranger):
     settings = server_settings(certificates.issue("localhost"), mutual=True) | {"peer_roles": ()}
-    async with serving(TARGET, FakeHost(), **settings) as process:
+    async with serving(TARGET, a_host(), **settings) as process:
         own, own_renewed, other = [
             await ModelClient(
                 TARGET,
@@ -193,12 +193,12 @@ async def test_a_session_is_not_found_by_another_certificate(certificates, owner
 
 async def test_a_renewed_certificate_is_used_without_a_restart(certificates, renewed_authority):
     files = certificates.issue("localhost")
-    async with serving(TARGET, FakeHost(), **server_settings(files, mutual=False)) as process:
-        assert await ask(process, TlsFiles(authority=certificates.authority)) == "fake"
+    async with serving(TARGET, a_host(), **server_settings(files, mutual=False)) as process:
+        assert await ask(process, TlsFiles(authority=certificates.authority)) == "simulated"
         renewed = renewed_authority.issue("localhost")
         files.certificate.write_bytes(renewed.certificate.read_bytes())
         files.key.write_bytes(renewed.key.read_bytes())
-        assert await ask(process, TlsFiles(authority=renewed_authority.authority)) == "fake"
+        assert await ask(process, TlsFiles(authority=renewed_authority.authority)) == "simulated"
 
 
 async def test_a_lost_channel_is_replaced_by_one_with_the_renewed_certificates(
@@ -206,7 +206,7 @@ async def test_a_lost_channel_is_replaced_by_one_with_the_renewed_certificates(
 ):
     own, mine = certificates.issue("localhost"), certificates.issue(ORCHESTRATOR)
     settings = server_settings(own, mutual=True)
-    async with serving(TARGET, FakeHost(), **settings) as process:
+    async with serving(TARGET, a_host(), **settings) as process:
         settings["listen"] = process.addresses["address"].replace("127.0.0.1", "localhost")
         channel = pod_channel(settings["listen"], credentials=channel_credentials(mine))
         closing.push_async_callback(channel.close, None)
@@ -214,7 +214,7 @@ async def test_a_lost_channel_is_replaced_by_one_with_the_renewed_certificates(
         renewed_authority.replace(own, "localhost")
         assert await health(channel) == SERVING  # over the connection that there is
     renewed_authority.replace(mine, ORCHESTRATOR)
-    async with serving(TARGET, FakeHost(), **settings):
+    async with serving(TARGET, a_host(), **settings):
         assert await health(channel) == SERVING
 
 
@@ -249,7 +249,7 @@ async def test_a_server_is_found_again_though_it_had_its_new_certificate_first(
     followed = channel_credentials(trust)
     settings = {**server_settings(own, mutual=False), "listen": "127.0.0.1:0"}
     async with AsyncExitStack() as stack:
-        async with serving(TARGET, FakeHost(), **settings) as process:
+        async with serving(TARGET, a_host(), **settings) as process:
             settings["listen"] = process.addresses["address"]
             endpoint = Endpoint("target-0", settings["listen"], Role.TARGET)
             pool = await stack.enter_async_context(
@@ -262,7 +262,7 @@ async def test_a_server_is_found_again_though_it_had_its_new_certificate_first(
             await until(lambda: pool.servers and pool.servers[0].ready, what="it is found")
             renewed = renewed_authority.issue("127.0.0.1")
             settings |= {"tls_certificate": renewed.certificate, "tls_key": renewed.key}
-        await stack.enter_async_context(serving(TARGET, FakeHost(), **settings))
+        await stack.enter_async_context(serving(TARGET, a_host(), **settings))
         seen = len(approaches)
         await until(
             lambda: len(approaches) > seen + 1, what="it is approached in vain", within_seconds=20
@@ -274,7 +274,7 @@ async def test_a_server_is_found_again_though_it_had_its_new_certificate_first(
 async def test_health_on_its_own_port_needs_no_certificate(certificates):
     settings = server_settings(certificates.issue("localhost"), mutual=True)
     async with (
-        serving(TARGET, FakeHost(), **settings) as process,
+        serving(TARGET, a_host(), **settings) as process,
         grpc.aio.insecure_channel(process.addresses["health_address"]) as channel,
     ):
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
@@ -354,7 +354,7 @@ async def test_a_pod_is_called_by_its_address_and_known_by_its_services_name(cer
     name = "target.paceline.svc"
     settings = {**server_settings(certificates.issue(name), mutual=False), "listen": "127.0.0.1:0"}
     followed = channel_credentials(TlsFiles(authority=certificates.authority))
-    async with serving(TARGET, FakeHost(), **settings) as process:
+    async with serving(TARGET, a_host(), **settings) as process:
         address = process.addresses["address"]
         channel = pod_channel(address, credentials=followed, tls_name=name)
         request = health_pb2.HealthCheckRequest()

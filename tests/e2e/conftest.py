@@ -7,6 +7,7 @@ import json
 import pytest
 from tokenizers import Tokenizer
 
+from support.cells import EqualityProof
 from support.oracle import Oracle
 from support.system import MODELS, bundled_system
 from support.tiny_models import sixteen_token_model, tiny_pair
@@ -28,6 +29,12 @@ def oracle():
 @pytest.fixture(scope="session")
 def tokenizer():
     return Tokenizer.from_file(str(MODELS / "python-target" / "tokenizer.json"))
+
+
+@pytest.fixture(scope="session")
+def proof(bundled, oracle, tokenizer):
+    """Ways of decoding against plain decoding, which runs once for each text and sampling."""
+    return EqualityProof(bundled, oracle, tokenizer)
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from paceline import Strategy
 from support.processes import ServerProcess, last_words
 from support.streams import mishaps
-from support.system import MODELS, System, bundled_model
+from support.system import MODELS, System
 
 TOKENS = 40
 STAGE_FORWARDS = "paceline_stage_forwards_total"
@@ -42,30 +44,41 @@ def stack(models: tuple[str, str], *, cascade: str, leniency: float = 1) -> Serv
     ],
     ids=lambda param: f"{param[0][0]}-{param[1]}-{param[2]}".replace(",", ""),
 )
-def cascade(request):
+def cascade(request, bundled):
     models, matrix, leniency = request.param
-    targets = [bundled_model("target", index) for index in range(2)]
     drafter = stack(models, cascade=matrix, leniency=leniency)
-    system = System(drafters=[drafter], targets=targets)
+    system = System(drafters=[drafter], targets=bundled.targets[:2])
     with system.running():
         yield system, models, matrix
+
+
+@pytest.fixture(scope="module")
+def plain(bundled):
+    """Return what plain decoding gives; a text is decoded once."""
+
+    @cache
+    def decoded(prompt, **options):
+        with bundled.client() as client:
+            return client.generate(prompt, strategy="autoregressive", **options).collect()
+
+    return decoded
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("strategy", [Strategy.SPECULATIVE, Strategy.DISTRIBUTED])
 def test_with_a_stack_as_drafter_the_tokens_are_those_of_plain_decoding(
-    cascade, strategy, temperature, prompts
+    cascade, strategy, temperature, prompts, plain
 ):
     system, models, matrix = cascade
     options = {"max_tokens": TOKENS, "temperature": temperature, "seed": 3, "ignore_eos": True}
     with system.client() as client:
         for prompt in prompts[:2]:
-            plain = client.generate(prompt, strategy="autoregressive", **options).collect()
+            expected = plain(prompt, **options)
             done = client.generate(
                 prompt, strategy=strategy, lookahead=4, targets=2, **options
             ).collect()
-            assert done.token_ids == plain.token_ids
-            assert plain.finished.statistics.walltime_improvement > 0
+            assert done.token_ids == expected.token_ids
+            assert expected.finished.statistics.walltime_improvement > 0
             assert done.started.strategy is strategy
             assert not mishaps(done)
             drafted = done.finished.statistics

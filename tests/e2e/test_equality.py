@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline import Strategy
-from support.cells import SAMPLINGS, TOKENS, Cell, EqualityProof, Outcome, missing_evidence
+from support.cells import SAMPLINGS, TOKENS, Cell, Outcome, missing_evidence
 from support.equality import NEAR_TIE, NearTie, check_rarity, compare
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
@@ -39,11 +39,6 @@ def some(si_lookaheads, *, shift):
 SHORT, LONG = some((1, 10), shift=0), some((2, 5), shift=1)
 FEW_PROMPTS, ROUNDS = 4, 4
 MANY_PROMPTS = int(os.environ.get("EQUALITY_PROMPTS", "100"))
-
-
-@pytest.fixture(scope="module")
-def proof(bundled, oracle, tokenizer):
-    return EqualityProof(bundled, oracle, tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from paceline import DrafterKind, Strategy, TimelineEventKind
@@ -13,6 +15,13 @@ from support.system import System, bundled_model
 TOKENS = 64
 SPECULATIVE = [Strategy.SPECULATIVE, Strategy.DISTRIBUTED]
 TEXT = "max-gram"
+# Every two of a strategy, a temperature and a kind of drafter meet.
+CASES = [
+    (Strategy.SPECULATIVE, 0.0, DrafterKind.MAX_GRAM),
+    (Strategy.SPECULATIVE, 0.8, DrafterKind.SERVER_AND_MAX_GRAM),
+    (Strategy.DISTRIBUTED, 0.0, DrafterKind.SERVER_AND_MAX_GRAM),
+    (Strategy.DISTRIBUTED, 0.8, DrafterKind.MAX_GRAM),
+]
 # A stream may be over before a busy machine has killed its drafter.
 ATTEMPTS = 4
 
@@ -27,17 +36,14 @@ def of_text(completion):
     ]
 
 
-@pytest.mark.parametrize("kind", [DrafterKind.MAX_GRAM, DrafterKind.SERVER_AND_MAX_GRAM])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("strategy", SPECULATIVE)
+@pytest.mark.parametrize(("strategy", "temperature", "kind"), CASES)
 def test_the_tokens_are_those_of_plain_decoding(
-    bundled, oracle, tokenizer, prompts, strategy, temperature, kind
+    bundled, oracle, tokenizer, prompts, plain, strategy, temperature, kind
 ):
     options = {"max_tokens": TOKENS, "temperature": temperature, "seed": 7, "ignore_eos": True}
     drafted = accepted = 0
     with bundled.client() as client:
         for prompt in prompts[:2]:
-            plain = client.generate(prompt, strategy="autoregressive", **options).collect()
             done = client.generate(
                 prompt,
                 strategy=strategy,
@@ -51,7 +57,7 @@ def test_the_tokens_are_those_of_plain_decoding(
                 oracle,
                 tokenizer.encode(prompt).ids,
                 Sampling(temperature=temperature, seed=7),
-                expected=plain.token_ids,
+                expected=plain(prompt, **options),
                 actual=done.token_ids,
             )
             assert not mishaps(done)
@@ -63,28 +69,38 @@ def test_the_tokens_are_those_of_plain_decoding(
             drafted += len(of_text(done))
             accepted += took.max_gram_accepted_token_count
     if kind is DrafterKind.SERVER_AND_MAX_GRAM and strategy is Strategy.SPECULATIVE:
-        return  # whoever is first drafts: the server, as long as it is there
+        return  # the server is first, and it drafts as long as it is there
     assert drafted
     if not temperature:
         assert accepted
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def lonely(bundled):
-    """One drafter, of its own, that may be killed."""
+    """A system with one drafter of its own, which tests kill."""
     drafter = bundled_model("drafter", 1)
     system = System(drafters=[drafter], targets=bundled.targets)
     with system.running():
         yield system
 
 
+@pytest.fixture(scope="module")
+def plain(bundled):
+    """Return the tokens of plain decoding; a text is decoded once."""
+
+    @cache
+    def decoded(prompt, **options):
+        with bundled.client() as client:
+            return client.generate(prompt, strategy="autoregressive", **options).collect().token_ids
+
+    return decoded
+
+
 @pytest.mark.parametrize("strategy", SPECULATIVE)
 def test_when_the_drafter_is_killed_mid_stream_the_text_goes_on_drafting(
-    lonely, oracle, tokenizer, prompts, strategy
+    lonely, oracle, tokenizer, prompts, plain, strategy
 ):
     options = {"max_tokens": 160, "ignore_eos": True}
-    with lonely.client() as client:
-        plain = client.generate(prompts[0], strategy="autoregressive", **options).collect()
     for _ in range(ATTEMPTS):
         lonely.mend()
         with lonely.client() as client:
@@ -96,7 +112,7 @@ def test_when_the_drafter_is_killed_mid_stream_the_text_goes_on_drafting(
             oracle,
             tokenizer.encode(prompts[0]).ids,
             Sampling(),
-            expected=plain.token_ids,
+            expected=plain(prompts[0], **options),
             actual=done.token_ids,
         )
         if done.finished.statistics.fallbacks.get("drafter_lost"):

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from paceline import Strategy
-from support.cells import SAMPLINGS, TOKENS, Cell, EqualityProof, Outcome, missing_evidence
+from support.cells import SAMPLINGS, TOKENS, Cell, Outcome, missing_evidence
 from support.equality import check_rarity
 
 WAYS = ((Strategy.SPECULATIVE, 1), (Strategy.DISTRIBUTED, 2), (Strategy.DISTRIBUTED, 3))
@@ -34,11 +34,6 @@ def cells():
 
 
 FEW_PROMPTS, ROUNDS = 4, 4
-
-
-@pytest.fixture(scope="module")
-def proof(bundled, oracle, tokenizer):
-    return EqualityProof(bundled, oracle, tokenizer)
 
 
 @pytest.mark.parametrize(

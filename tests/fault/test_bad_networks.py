@@ -113,12 +113,11 @@ def failing(how):
     return lambda link: link.calls.fail(*chain(*WORK.values()), how=how)
 
 
+# Each other status: test_lying_conversations.py.
 CALL_FAULTS = {
     "slow": lambda link: link.calls.delay(*chain(*WORK.values()), seconds=FAR_SECONDS / 2),
     "internal": failing(grpc.StatusCode.INTERNAL),
     "overloaded": failing(OverloadedError("full", retry_after_seconds=0.5)),
-    "unavailable": failing(grpc.StatusCode.UNAVAILABLE),
-    "unknown": failing(grpc.StatusCode.UNKNOWN),
 }
 
 

@@ -20,7 +20,7 @@ from support.streams import PROMPT, disturbed, mishaps
 from support.system import simulated_system
 from support.waiting import eventually
 
-TOKENS, STREAMS, SERVED_STREAMS = 400, 4, 8
+TOKENS, STREAMS, SERVED_STREAMS = 400, 4, 3
 LATE_REQUESTS, LATE_SECONDS = 20, 60
 DISTURBED_TOKENS = 160  # the server's end comes after five; the more, the more slowness, too
 LONG = 1200  # six seconds at least

@@ -85,6 +85,10 @@ class ConnectionRelay:
         """Close each connection after the half of what comes next: in the middle of a message."""
         self._soon(lambda: self._tell_each(_Way.cut, direction))
 
+    def end(self) -> None:
+        """Close each connection; new ones are let through."""
+        self._soon(lambda: self._tell_each(_Way.close, "up", "down"))
+
     def reset(self) -> None:
         """Reset each connection (RST); new ones are let through."""
         self._soon(lambda: self._tell_each(_Way.reset, "up", "down"))
@@ -124,19 +128,23 @@ class ConnectionRelay:
         task = asyncio.current_task()
         assert task is not None
         self._accepted.add(task)
-        host, _, port = self.upstream.rpartition(":")
         try:
             await self._wait_for(self._answering)
-            with suppress(OSError):  # where nobody is there, nobody is here either
-                far_reader, far_writer = await asyncio.open_connection(host, int(port))
-                await self._carry(
-                    _Way(self, "up", reader, far_writer), _Way(self, "down", far_reader, writer)
-                )
+            with suppress(OSError):  # where no server is, the connection ends
+                await self.meet(reader, writer)
         except asyncio.CancelledError:
             writer.transport.abort()  # its own end is the relay's, which is over
         finally:
             self._accepted.discard(task)
             writer.close()
+
+    async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Connect to the server, and pass on until the connection is over."""
+        host, _, port = self.upstream.rpartition(":")
+        far_reader, far_writer = await asyncio.open_connection(host, int(port))
+        await self._carry(
+            _Way(self, "up", reader, far_writer), _Way(self, "down", far_reader, writer)
+        )
 
     async def _carry(self, *ways: _Way) -> None:
         """Pass on until one side has closed and the other one heard it."""

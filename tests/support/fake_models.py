@@ -84,6 +84,7 @@ class _Session:
     tokens: list[int] = field(default_factory=list)
     sequence: int = 0
     superseded: asyncio.Event = field(default_factory=asyncio.Event)
+    hangs: bool = False
 
 
 @dataclass
@@ -97,7 +98,8 @@ class FakeModelServer:
         token_after: The model.
         self_draft_depth: How many tokens ahead a target proposes with its verdicts: chains of what
             it agrees with, and a wrong token beside each of theirs.
-        stalls: Whether it never answers about a prefix; of a drafter, about a text so far.
+        stalls: Whether it computes for ever about a prefix; of a drafter, about a text so far. It
+            says that it has the call.
         eos_ids: Tokens that end a text.
         rules: The verification rules that it says it knows; it decides by equality all the same,
             and drafts what could be no other.
@@ -115,13 +117,14 @@ class FakeModelServer:
         fim_token_ids: Its tokens for a gap between two texts.
         chat_template: What GetChatTemplate answers; None for a model without one.
         faults: For the next calls, one each: "" for none, "fail", "hang", "lose_session",
-            "lose_tokens", "tamper", "overload", "wrong_answer".
+            "lose_tokens", "tamper", "overload", "wrong_answer". A call that hangs is never
+            answered, and its server does not say that it has it.
         distort: What it does to each answer to such a call before it goes out.
         open_error: What OpenSession answers, while it is set.
         is_loading: Whether it cannot say yet what it is.
         opens: Set while OpenSession answers.
-        answers: Set while Verify and Draft answer. A call that waits for it is in sight, and only a
-            cancel ends it, also where a newer one of its session comes.
+        answers: Set while Verify and Draft answer. Only a cancel ends a call that waits for it,
+            also where a newer one of its session comes.
         specs: What sessions were opened for.
         waiting: Sessions that wait to be opened.
         refused: Sessions refused with `open_error`.
@@ -131,6 +134,7 @@ class FakeModelServer:
         cancelled: Calls that ended by a cancel: somebody told the server to stop.
         superseded: Calls that a newer one of their session ended.
         running: Such calls running now.
+        live: By session, the sequence of its call.
         begun: Forwards that have begun.
         renewed: Leases renewed.
     """
@@ -169,6 +173,7 @@ class FakeModelServer:
     closed: int = 0
     renewed: int = 0
     running: int = 0
+    live: dict[str, int] = field(default_factory=dict)
     begun: int = 0
     calls: list[Any] = field(default_factory=list)
     cancelled: list[Any] = field(default_factory=list)
@@ -300,13 +305,10 @@ class FakeModelServer:
             session.superseded.set()
 
     def renew(self, session_id: str) -> int:
-        """Count a renewal, and return the session's call that is in sight, or 0.
-
-        One is only while it waits for `answers`: whatever else is late hangs.
-        """
+        """Count a renewal, and return the sequence of the session's call, or 0 where it hangs."""
         session = self._session(session_id)
         self.renewed += 1
-        return 0 if self.answers.is_set() else session.sequence
+        return 0 if session.hangs else self.live.get(session_id, 0)
 
     @contextmanager
     def call(self, request: Any) -> Iterator[tuple[_Session, str]]:
@@ -319,6 +321,7 @@ class FakeModelServer:
         base = session.tokens[: call.base_length]
         session.tokens = base
         self.running += 1
+        self.live[call.session_id] = call.sequence
         try:
             is_verify = isinstance(request, target_service_pb2.VerifyRequest)
             session.tokens = base if is_verify else [*base, *call.token_ids]
@@ -331,6 +334,8 @@ class FakeModelServer:
             raise
         finally:
             self.running -= 1
+            if self.live.get(call.session_id) == call.sequence:
+                del self.live[call.session_id]
 
     def next_fault(self, session_id: str) -> str:
         """Do to a session what goes wrong next: at the start of a call, or in mid-stream."""
@@ -338,6 +343,7 @@ class FakeModelServer:
         if fault == "lose_session":
             del self.sessions[session_id]
         session = self._session(session_id)
+        session.hangs = fault == "hang"
         if fault == "overload":
             raise errors.OverloadedError("full", retry_after_seconds=0.01)
         if fault == "fail":

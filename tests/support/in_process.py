@@ -6,13 +6,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry
-
 from paceline import AsyncClient
-from paceline_orchestrator.application import OrchestratorApplication
 from paceline_orchestrator.settings import OrchestratorSettings
-from paceline_serving.lifecycle import ServerProcess
 from support.model_servers import DRAFTER, TARGET, serving
+from support.orchestrating import orchestrator
 from support.ports import free_address
 from support.waiting import until
 
@@ -20,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from paceline_engine.sessions.host import ModelHost
+    from paceline_orchestrator.application import OrchestratorApplication
     from paceline_orchestrator.fleet.server import ModelServer
 
 
@@ -37,7 +35,7 @@ class InProcessSystem:
 
     def server(self, name: str) -> ModelServer:
         """Return what the orchestrator knows of a server, such as "target-0"."""
-        return next(it for it in self.application._pool.servers if it.name == name)
+        return next(it for it in self.application.pool.servers if it.name == name)
 
     async def settled(self) -> None:
         """Return once nothing of any request is left at the model servers."""
@@ -64,19 +62,10 @@ async def in_process_system(
             drafters=await start(DRAFTER, drafters),
             targets=await start(TARGET, targets),
         )
-        registry = CollectorRegistry()
-        made = []
-
-        def application(process: ServerProcess) -> OrchestratorApplication:
-            made.append(OrchestratorApplication(settings, process=process, registry=registry))
-            return made[0]
-
-        orchestrator = ServerProcess(application, settings, registry=registry)
-        await orchestrator.begin()
-        stack.push_async_callback(orchestrator.finish)
-        address = orchestrator.addresses["address"]
+        process, application = await stack.enter_async_context(orchestrator(settings))
+        address = process.addresses["address"]
         client = await stack.enter_async_context(AsyncClient(address))
-        system = InProcessSystem(drafters, targets, client, made[0], address)
+        system = InProcessSystem(drafters, targets, client, application, address)
         await until_ready(system)
         yield system
 

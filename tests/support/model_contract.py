@@ -4,40 +4,58 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import InvalidFieldError, PacelineError
 from paceline_engine.sessions.host import HostLimits, ModelHost
 from paceline_engine.simulated import SimulatedBackend, SimulatedModel
-from support.fake_host import FakeHost
 from support.model_servers import ModelClient, serving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    import threading
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from paceline.v1 import model_service_pb2
 
 PROMPT = (5, 6, 7, 8)
 NEVER_SECONDS = 600.0
+_MODEL = SimulatedModel(
+    ttft_seconds=0, tpot_seconds=0, vocabulary_size=300, self_rates=(0.8, 0.6, 0.4)
+)
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def _fake(*, stalls: bool = False, **limits: Any) -> ModelHost:
-    return FakeHost(limits=HostLimits(**limits), stalls=stalls)
+def a_host(
+    *,
+    stalls: bool = False,
+    loaded: threading.Event | None = None,
+    model: SimulatedModel = _MODEL,
+    parts: Mapping[str, Any] = _NOTHING,
+    **limits: Any,
+) -> ModelHost:
+    """Return a host of a simulated model that takes no time.
 
+    Args:
+        stalls: Whether only the first forward of a session ends.
+        loaded: What loading waits for.
+        model: The model.
+        parts: Attributes of the backend, such as its tokenizer.
+        limits: What it takes on.
+    """
+    if stalls:
+        model = replace(model, tpot_seconds=NEVER_SECONDS)
 
-def _simulated(*, stalls: bool = False, **limits: Any) -> ModelHost:
-    model = SimulatedModel(
-        ttft_seconds=0,
-        tpot_seconds=NEVER_SECONDS if stalls else 0,
-        vocabulary_size=300,
-        self_rates=(0.8, 0.6, 0.4),
-    )
-    return ModelHost(lambda: SimulatedBackend(model), limits=HostLimits(warm_up_rounds=0, **limits))
+    def load() -> SimulatedBackend:
+        if loaded is not None:
+            loaded.wait()
+        backend = SimulatedBackend(model)
+        for name, value in parts.items():
+            setattr(backend, name, value)
+        return backend
 
-
-HOST_MAKERS: dict[str, Callable[..., Any]] = {"fake": _fake, "simulated": _simulated}
-"""Make hosts of each kind; a stalling one answers each session's first forward only."""
+    return ModelHost(load, limits=HostLimits(warm_up_rounds=0, **limits))
 
 
 @asynccontextmanager
@@ -108,8 +126,6 @@ def assert_no_forward(client: ModelClient) -> None:
 
 def is_running(host: Any) -> bool:
     """Whether a call waits at a stalling host."""
-    if isinstance(host, FakeHost):
-        return host.is_stalled
     return bool(host.statistics().forwards_running == 1)
 
 

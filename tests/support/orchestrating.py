@@ -94,8 +94,12 @@ class System:
     targets: list[FakeModelServer]
     channel: grpc.aio.Channel
     stub: OrchestratorServiceStub
-    address: str
+    process: ServerProcess
     application: OrchestratorApplication
+
+    @property
+    def address(self) -> str:
+        return self.process.addresses["address"]
 
     @property
     def models(self) -> list[FakeModelServer]:
@@ -123,12 +127,12 @@ class System:
 
     async def whole(self) -> None:
         """Return once every server is used that is known: for a beginning one target is enough."""
-        pool = self.application._pool
+        pool = self.application.pool
         await until(lambda: all(it.ready for it in pool.servers), what="every server is used")
 
     async def settled(self) -> None:
         """Return once no request runs, every session is closed and no call runs."""
-        servicer = self.application._servicer
+        servicer = self.application.servicer
         await until(
             lambda: (
                 not (servicer.running_count or servicer.waiting_count)
@@ -138,14 +142,35 @@ class System:
         )
 
 
-def not_yet_begun(settings: OrchestratorSettings) -> ServerProcess:
-    """Return an orchestrator that `begin` starts, for what happens meanwhile."""
-    registry = CollectorRegistry()
-    return ServerProcess(
-        lambda it: OrchestratorApplication(settings, process=it, registry=registry),
-        settings,
-        registry=registry,
-    )
+def new_orchestrator(
+    settings: OrchestratorSettings, *, discovery: Discovery | None = None
+) -> tuple[ServerProcess, OrchestratorApplication]:
+    """Return an orchestrator in this process, which the first one's `begin` starts."""
+    registry, made = CollectorRegistry(), []
+
+    def application(process: ServerProcess) -> OrchestratorApplication:
+        made.append(
+            OrchestratorApplication(
+                settings, process=process, registry=registry, discovery=discovery
+            )
+        )
+        return made[0]
+
+    process = ServerProcess(application, settings, registry=registry)
+    return process, made[0]
+
+
+@asynccontextmanager
+async def orchestrator(
+    settings: OrchestratorSettings, *, discovery: Discovery | None = None
+) -> AsyncIterator[tuple[ServerProcess, OrchestratorApplication]]:
+    """Run an orchestrator in this process."""
+    process, application = new_orchestrator(settings, discovery=discovery)
+    try:
+        await process.begin()
+        yield process, application
+    finally:  # also after a failed assertion: a server left behind hangs at exit
+        await process.finish()
 
 
 @asynccontextmanager
@@ -176,28 +201,14 @@ async def orchestrating(
             drain_seconds=5,
             **settings,
         )
-        registry = CollectorRegistry()
-        made = []
-
-        def application(process: ServerProcess) -> OrchestratorApplication:
-            made.append(
-                OrchestratorApplication(
-                    values, process=process, registry=registry, discovery=discovery
-                )
-            )
-            return made[0]
-
-        process = ServerProcess(application, values, registry=registry)
-        try:
-            await process.begin()
-            async with grpc.aio.insecure_channel(process.addresses["address"]) as channel:
-                stub = OrchestratorServiceStub(channel)
-                address = process.addresses["address"]
-                system = System(drafters, targets, channel, stub, address, made[0])
-                await system.whole()
-                yield system
-        finally:  # also after a failed assertion: a server left behind hangs at exit
-            await process.finish()
+        async with (
+            orchestrator(values, discovery=discovery) as (process, application),
+            grpc.aio.insecure_channel(process.addresses["address"]) as channel,
+        ):
+            stub = OrchestratorServiceStub(channel)
+            system = System(drafters, targets, channel, stub, process, application)
+            await system.whole()
+            yield system
         leftovers = [
             task
             for task in asyncio.all_tasks()

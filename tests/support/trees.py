@@ -43,14 +43,3 @@ def chains_of(tree: Proposal) -> Iterator[tuple[int, ...]]:
     """Yield the path to each leaf, as indices."""
     for leaf in set(range(len(tree))) - {parent - 1 for parent in tree.parents}:
         yield tuple(tree.ancestors(leaf))[::-1]
-
-
-def with_runners_up(chain: Proposal, start: int, *, width: int, size: int) -> Proposal:
-    """Put tokens beside each of a chain's, as a draft that has found so many of it before."""
-    token_ids: list[int] = []
-    parents: list[int] = []
-    for place, token in enumerate(chain.token_ids, start):
-        token_ids += [(token + n) % size for n in range(width)]
-        # The chain's is the first of each place's tokens.
-        parents += [(place - 1) * width + 1 if place else 0] * width
-    return Proposal(tuple(token_ids), tuple(parents))

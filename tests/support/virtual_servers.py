@@ -68,7 +68,6 @@ class VirtualServer(FakeModelServer):
             request_deserializer=health_pb2.HealthCheckRequest.FromString,
             response_serializer=_STATES.SerializeToString,
         )
-        self._live: dict[str, int] = {}  # by session: the sequence of its call
         self._overdue_at = math.inf
         self._turns = count()
         self._queue: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -85,7 +84,7 @@ class VirtualServer(FakeModelServer):
         """Vanish: connections break, sessions are lost."""
         self.link.break_off()
         self.sessions.clear()
-        self._live.clear()
+        self.live.clear()
 
     async def set_serving(self, serving: bool) -> None:
         """Say at once whether this server takes work."""
@@ -94,12 +93,12 @@ class VirtualServer(FakeModelServer):
 
     def lose_sessions(self) -> None:
         """Forget the sessions that no call runs in."""
-        self.sessions = {name: it for name, it in self.sessions.items() if name in self._live}
+        self.sessions = {name: it for name, it in self.sessions.items() if name in self.live}
 
     def lose_tokens(self) -> None:
         """Forget half of what each session holds that no call runs in."""
         for name, session in self.sessions.items():
-            if name not in self._live:
+            if name not in self.live:
                 session.tokens = session.tokens[: len(session.tokens) // 2]
 
     def get_stuck(self, is_stuck: bool) -> None:
@@ -131,7 +130,7 @@ class VirtualServer(FakeModelServer):
         """Give it another lease, and return its call that can be expected to be answered."""
         super().renew(session_id)
         self.used_at[session_id] = _now()
-        return 0 if self.is_overdue else self._live.get(session_id, 0)
+        return 0 if self.is_overdue else self.live.get(session_id, 0)
 
     @property
     def is_overdue(self) -> bool:
@@ -151,15 +150,13 @@ class VirtualServer(FakeModelServer):
         if self.is_full:
             raise errors.OverloadedError("full", retry_after_seconds=0.3)
         with super().call(request) as (session, fault):
-            sequence = self._live[session_id] = request.call.sequence
             base = session.tokens[: request.call.base_length]
-            self.prefixes[session_id, sequence] = [*base, *request.call.token_ids]
+            prefix = [*base, *request.call.token_ids]
+            self.prefixes[session_id, request.call.sequence] = prefix
             try:
                 yield session, fault
             finally:
                 self.used_at[session_id] = _now()
-                if self._live.get(session_id) == sequence:
-                    del self._live[session_id]
 
     async def forward(
         self, superseded: asyncio.Event, fault: str, *, rows: int, depth: int = 0
@@ -186,7 +183,7 @@ class VirtualServer(FakeModelServer):
 
     def _session(self, session_id: str) -> Any:
         lasts_until = self.used_at.get(session_id, 0.0) + LEASE_SECONDS
-        if session_id not in self._live and _now() > lasts_until:
+        if session_id not in self.live and _now() > lasts_until:
             self.sessions.pop(session_id, None)
         return super()._session(session_id)
 

@@ -28,7 +28,7 @@ from paceline_protocol import ranks, task
 from paceline_serving.server_settings import ProcessSettings
 from paceline_serving.telemetry import RpcMetrics
 from support.conformance.cases import all_cases
-from support.fake_host import FakeHost
+from support.model_contract import a_host
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,7 +94,7 @@ def of_requests(registry):
 
 def of_a_model(registry):
     CallRecorder(registry, role="target")
-    registry.register(HostCollector(FakeHost(), role="target"))
+    registry.register(HostCollector(a_host(), role="target"))
 
 
 @pytest.mark.parametrize(

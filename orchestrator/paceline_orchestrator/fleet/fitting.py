@@ -7,6 +7,7 @@ their tokens. What keeps a server that is well from that is an obstacle, and has
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline_orchestrator.fleet.discovery import Role
@@ -27,7 +28,8 @@ def commonest_model(servers: Iterable[ModelServer]) -> ModelFacts | None:
 
     A lone server must not speak for the others. Of equally many those count that compute the same
     bits whatever is beside, since who asked for that must not lose it. Its context is the longest
-    of them: a target with less is used for what it has room for.
+    of them: a target with less is used for what it has room for. It knows REJECTION where one of
+    them does: the others are passed over.
     """
     known = [it.facts for it in servers if it.facts]
     counts = Counter(it.identity for it in known)
@@ -35,7 +37,11 @@ def commonest_model(servers: Iterable[ModelServer]) -> ModelFacts | None:
     def rank(facts: ModelFacts) -> tuple[int, bool, int]:
         return counts[facts.identity], facts.is_invariant, facts.context_length
 
-    return max(known, key=rank, default=None)
+    model = max(known, key=rank, default=None)
+    if model is None or model.rejection_sampling:
+        return model
+    knows = any(it.rejection_sampling for it in known if it.identity == model.identity)
+    return replace(model, rejection_sampling=knows) if knows else model
 
 
 def fits(target: ModelFacts, model: ModelFacts) -> bool:

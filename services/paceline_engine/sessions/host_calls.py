@@ -24,6 +24,7 @@ from paceline_engine.terms.items import Decode, Draft, Judge
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
+    from paceline_contract.proposal import Distribution
     from paceline_engine.scheduling.accounting import HostStatistics
     from paceline_engine.scheduling.jobs import Step
     from paceline_engine.scheduling.latencies import LatencyMeter

@@ -17,7 +17,7 @@ from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.settings import OrchestratorSettings
 from support.fake_models import serving
 from support.fake_text import byte_tokenizer, continuation
-from support.orchestrating import PROMPT, not_yet_begun, orchestrating, targets
+from support.orchestrating import PROMPT, new_orchestrator, orchestrating, targets
 from support.waiting import until
 
 
@@ -57,7 +57,7 @@ async def test_a_damaged_tokenizer_is_fetched_once_and_requests_are_told_why(mon
         settings = OrchestratorSettings(
             listen="127.0.0.1:0", health_listen="", targets=(target.address,), drain_seconds=0.05
         )
-        process = not_yet_begun(settings)
+        process, _ = new_orchestrator(settings)
         beginning = asyncio.ensure_future(process.begin())
         await until(lambda: "not fetched again" in caplog.text, what="it is refused")
         async with grpc.aio.insecure_channel(process.addresses["address"]) as channel:

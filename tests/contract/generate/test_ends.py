@@ -21,7 +21,7 @@ from support.orchestrating import (
     PROMPT,
     STRATEGIES,
     a_drafter,
-    not_yet_begun,
+    new_orchestrator,
     orchestrating,
     targets,
 )
@@ -105,7 +105,7 @@ async def test_a_request_without_a_deadline_gets_one():
 async def hastily_draining(target):
     """An orchestrator in a hurry; yields a client's stub and what drains it to its end."""
     async with serving(target):
-        process = not_yet_begun(
+        process, _ = new_orchestrator(
             OrchestratorSettings(
                 listen="127.0.0.1:0",
                 health_listen="",

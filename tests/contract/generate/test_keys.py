@@ -90,7 +90,7 @@ async def test_health_and_reflection_ask_for_no_key(path):
 async def test_the_requests_at_once_of_a_key_are_its_own(path):
     path.write_text(entry(requests_at_once=1) + entry("bob", "other"))
     (target,) = targets(1)
-    target.faults.extend(["", "hang"])
+    target.stalls = lambda text: len(text) > len(PROMPT)
     async with (
         orchestrating(targets=[target], api_keys=path) as system,
         client_with(SECRET, system.address) as alice,

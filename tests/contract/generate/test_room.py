@@ -99,7 +99,7 @@ async def test_one_client_cannot_take_all_requests_there_may_be():
         ):
             calls = [system.call(channel=greedy) for _ in range(10)]
             firsts = [asyncio.ensure_future(call.read()) for call in calls]
-            servicer = system.application._servicer
+            servicer = system.application.servicer
 
             def two_of_all_wait():
                 """Before all have come, two may wait for the moment in which places are given."""

@@ -15,7 +15,7 @@ from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
 from paceline_orchestrator.settings import OrchestratorSettings
 from support.fake_models import serving
 from support.fake_text import VOCABULARY_SIZE, continuation
-from support.orchestrating import PROMPT, a_drafter, not_yet_begun, orchestrating, targets
+from support.orchestrating import PROMPT, a_drafter, new_orchestrator, orchestrating, targets
 from support.waiting import until as soon
 
 TARGET_ROLE = model_pb.MODEL_ROLE_TARGET
@@ -98,7 +98,7 @@ async def test_a_request_just_after_the_start_waits_for_the_first_target():
         settings = OrchestratorSettings(
             listen="127.0.0.1:0", health_listen="", targets=(target.address,)
         )
-        process = not_yet_begun(settings)
+        process, _ = new_orchestrator(settings)
         beginning = asyncio.create_task(process.begin())
         await soon(lambda: "address" in process.addresses, what="the orchestrator listens")
         async with grpc.aio.insecure_channel(process.addresses["address"]) as channel:

@@ -1,10 +1,9 @@
 """The promises of the protos that drafters and targets serve.
 
-Each test runs against a fake host and the real one with the simulated backend, both behind the real
-servicers, interceptors and gRPC; with the real one by RPCs, and by messages of a stream. What needs
-to know no more of a server than what the wire says runs against the fake servers of the
-orchestrator's tests, too, unless it is marked with a capability that they leave out. With --target
-or --drafter it runs against a server at an address instead of all these.
+Each test runs against the real host with the simulated backend, behind the real servicers,
+interceptors and gRPC: by RPCs, and by messages of a stream. A test that knows no more of a server than the wire says runs against the
+fake servers of the orchestrator's tests, too, unless it is marked with a capability that they leave
+out. With --target or --drafter it runs against a server at an address instead.
 """
 
 from __future__ import annotations
@@ -16,17 +15,16 @@ import pytest
 
 from support.fake_models import Capability, FakeModelServer
 from support.fake_models import serving as fakes_serving
-from support.model_contract import HOST_MAKERS, PROMPT, connected
+from support.model_contract import PROMPT, a_host, connected
 from support.model_servers import DRAFTER, TARGET, ModelClient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
 ROLES = {"target": TARGET, "drafter": DRAFTER}
 STALLING = {f"stalling_{role}": kind for role, kind in ROLES.items()}
-FAKE_SERVER = "fake server"
-BY_MESSAGES = "simulated, by messages"
-KINDS = (*HOST_MAKERS, BY_MESSAGES, FAKE_SERVER)
+HOST, BY_MESSAGES, FAKE_SERVER = "host", "host, by messages", "fake server"
+KINDS = (HOST, BY_MESSAGES, FAKE_SERVER)
 
 
 def pytest_configure(config):
@@ -52,11 +50,6 @@ def _only_what_can_be_tested_at_an_address(request):
         pytest.skip("it needs the inside of a server")
     if asked_for and not used <= asked_for:
         pytest.skip(f"no address was given for a {', '.join(used - asked_for)}")
-
-
-@pytest.fixture(params=[*HOST_MAKERS])
-def new_host(request) -> Callable[..., Any]:
-    return HOST_MAKERS[request.param]
 
 
 @pytest.fixture
@@ -88,12 +81,9 @@ async def stalling_drafter(request) -> AsyncIterator[ModelClient]:
 @asynccontextmanager
 async def found(role: Any, request: Any, *, stalls: bool = False) -> AsyncIterator[ModelClient]:
     """Connect to a new server of a kind, or to the one at an address, and leave nothing there."""
-    if request.param in HOST_MAKERS:
-        async with connected(role, HOST_MAKERS[request.param](stalls=stalls)) as client:
-            yield client
-    elif request.param == BY_MESSAGES:
-        host = HOST_MAKERS["simulated"](stalls=stalls)
-        async with connected(role, host, by_messages=True) as client:
+    if request.param in {HOST, BY_MESSAGES}:
+        by_messages = request.param == BY_MESSAGES
+        async with connected(role, a_host(stalls=stalls), by_messages=by_messages) as client:
             yield client
     elif request.param == FAKE_SERVER:
         for marker in request.node.iter_markers("needs"):

@@ -16,7 +16,7 @@ from paceline.errors import (
     SupersededError,
 )
 from paceline.v1 import drafter_service_pb2, target_service_pb2
-from support.model_contract import PROMPT, connected, is_running, until
+from support.model_contract import PROMPT, a_host, connected, is_running, until
 from support.model_servers import DRAFTER, TARGET
 
 
@@ -92,8 +92,8 @@ async def test_another_model_is_refused_by_a_drafter(drafter):
 
 
 @pytest.mark.parametrize("how", ["call.cancel", "task.cancel", "deadline"])
-async def test_a_cancelled_verification_reaches_the_host(new_host, how):
-    host = new_host(stalls=True)
+async def test_a_cancelled_verification_reaches_the_host(how):
+    host = a_host(stalls=True)
     async with connected(TARGET, host) as target:
         session = await target.open()
         await target.verify(target.call(session, 1, new=PROMPT))
@@ -125,8 +125,8 @@ async def awaited(call: Any) -> None:
     await call
 
 
-async def test_a_cancelled_draft_reaches_the_host(new_host):
-    host = new_host(stalls=True)
+async def test_a_cancelled_draft_reaches_the_host():
+    host = a_host(stalls=True)
     async with connected(DRAFTER, host) as drafter:
         session = await drafter.open()
         request = drafter_service_pb2.DraftRequest(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import urllib.request
 from functools import partial
 from itertools import chain, repeat
@@ -14,8 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from paceline.errors import DrainingError, LoadingError, SessionNotFoundError
 from paceline.v1 import target_service_pb2
 from paceline_serving import lifecycle
-from support.fake_host import FakeHost
-from support.model_contract import PROMPT, is_running, until
+from support.model_contract import PROMPT, a_host, is_running, until
 from support.model_servers import DRAFTER, TARGET, ModelClient, serving
 from support.ports import free_address
 
@@ -31,7 +31,8 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 async def test_a_server_that_loads_says_so_and_is_not_serving():
-    host = FakeHost(loads=False)
+    loaded = threading.Event()
+    host = a_host(loaded=loaded)
     async with serving(TARGET, host, begin=False) as process:
         beginning = asyncio.create_task(process.begin())
         await until(lambda: "address" in process.addresses)
@@ -48,7 +49,7 @@ async def test_a_server_that_loads_says_so_and_is_not_serving():
             assert isinstance(error, LoadingError | SessionNotFoundError)
         assert isinstance(await client.error_of(client.learn()), LoadingError)
         assert await health_of(client, "liveness") == SERVING
-        host.finish_loading.set()
+        loaded.set()
         await beginning
         assert (await anext(seen)).status == SERVING
         for name in ("Model", "Session", "Target"):
@@ -74,12 +75,12 @@ async def test_the_metrics_port_holds_its_reserve_of_descriptors_before_anybody_
 
     monkeypatch.setattr(kind, "start", starting)
     monkeypatch.setattr(lifecycle, "MetricsEndpoint", Endpoint)
-    async with serving(TARGET, FakeHost(), metrics_listen=free_address()):
+    async with serving(TARGET, a_host(), metrics_listen=free_address()):
         assert order == ["metrics", "server", "server"]  # the main port, and that of health
 
 
-async def test_a_draining_server_refuses_new_sessions_and_ends_open_ones(new_host):
-    async with serving(TARGET, new_host(), drain_seconds=20) as process:
+async def test_a_draining_server_refuses_new_sessions_and_ends_open_ones():
+    async with serving(TARGET, a_host(), drain_seconds=20) as process:
         target = await ModelClient(TARGET, process.addresses["address"]).learn()
         session = await target.open()
         draining = asyncio.create_task(process.finish())
@@ -96,8 +97,8 @@ async def test_a_draining_server_refuses_new_sessions_and_ends_open_ones(new_hos
 
 
 @pytest.mark.parametrize("role", [TARGET, DRAFTER], ids=lambda role: role.name)
-async def test_what_runs_and_what_waits_at_the_end_of_a_drain_hears_draining(new_host, role):
-    host = new_host(stalls=True)
+async def test_what_runs_and_what_waits_at_the_end_of_a_drain_hears_draining(role):
+    host = a_host(stalls=True)
     async with serving(role, host, drain_seconds=0.01) as process:
         client = await ModelClient(role, process.addresses["address"]).learn()
         work = client.verify if role is TARGET else partial(client.draft, max_tokens=1)
@@ -116,8 +117,8 @@ async def test_what_runs_and_what_waits_at_the_end_of_a_drain_hears_draining(new
         await client.channel.close()
 
 
-async def test_during_the_drain_delay_a_server_that_says_not_serving_still_serves(new_host):
-    async with serving(TARGET, new_host(), drain_delay_seconds=600) as process:
+async def test_during_the_drain_delay_a_server_that_says_not_serving_still_serves():
+    async with serving(TARGET, a_host(), drain_delay_seconds=600) as process:
         target = await ModelClient(TARGET, process.addresses["address"]).learn()
         draining = asyncio.create_task(process.finish())
         watch = health_pb2_grpc.HealthStub(target.channel).Watch(
@@ -133,8 +134,8 @@ async def test_during_the_drain_delay_a_server_that_says_not_serving_still_serve
         await target.channel.close()
 
 
-async def test_health_answers_while_a_forward_runs(new_host):
-    host = new_host(stalls=True)
+async def test_health_answers_while_a_forward_runs():
+    host = a_host(stalls=True)
     async with serving(TARGET, host) as process:
         target = await ModelClient(TARGET, process.addresses["address"]).learn()
         probe = ModelClient(TARGET, process.addresses["health_address"])
@@ -153,7 +154,7 @@ async def test_health_answers_while_a_forward_runs(new_host):
 
 
 async def test_health_says_no_while_the_model_hangs(caplog):
-    host = FakeHost()
+    host = a_host()
     async with (
         serving(TARGET, host) as process,
         grpc.aio.insecure_channel(process.addresses["address"]) as channel,
@@ -162,10 +163,10 @@ async def test_health_says_no_while_the_model_hangs(caplog):
         request = health_pb2.HealthCheckRequest(service="paceline.v1.TargetService")
         watch = health.Watch(request, timeout=60)
         states = [(await watch.read()).status]
-        host.overdue = 12.0
+        host.overdue_seconds = lambda: 12.0
         states.append((await watch.read()).status)
         alive = await health.Check(health_pb2.HealthCheckRequest(service="liveness"), timeout=60)
-        host.overdue = 0.0
+        host.overdue_seconds = lambda: 0.0
         states.append((await watch.read()).status)
         watch.cancel()
     yes, no = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -184,7 +185,7 @@ async def test_health_says_no_while_the_model_hangs(caplog):
     ],
 )
 async def test_a_model_that_hangs_for_long_ends_the_process(looks, hung):
-    host = FakeHost()
+    host = a_host()
     overdue = chain(looks, repeat(looks[-1] + 1000))
     async with serving(TARGET, host, hang_limit_seconds=120) as process:
         host.overdue_seconds = lambda: float(next(overdue))
@@ -193,7 +194,7 @@ async def test_a_model_that_hangs_for_long_ends_the_process(looks, hung):
 
 
 async def test_without_a_limit_a_model_may_hang_for_ever():
-    host = FakeHost()
+    host = a_host()
     overdue = chain([12.0, 1e9], repeat(0.0))
     async with serving(TARGET, host, hang_limit_seconds=None) as process:
         async with grpc.aio.insecure_channel(process.addresses["address"]) as channel:
@@ -215,7 +216,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 
 async def test_connections_that_never_call_leave_descriptors_to_probes_and_scrapers(monkeypatch):
     monkeypatch.setattr("paceline_serving.process._MOST_CONNECTIONS", 6)
-    async with serving(TARGET, FakeHost(), metrics_listen="127.0.0.1:0") as process:
+    async with serving(TARGET, a_host(), metrics_listen="127.0.0.1:0") as process:
         host, port = process.addresses["address"].split(":")
         idle = []
         for _ in range(4):
@@ -239,7 +240,7 @@ async def test_connections_that_never_call_leave_descriptors_to_probes_and_scrap
 
 
 async def test_a_server_whose_device_broke_ends_without_waiting_for_its_sessions():
-    async with serving(TARGET, FakeHost(), drain_seconds=600) as process:
+    async with serving(TARGET, a_host(), drain_seconds=600) as process:
         target = await ModelClient(TARGET, process.addresses["address"]).learn()
         await target.open()
         process.stop_soon("the device is lost")

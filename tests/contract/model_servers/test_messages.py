@@ -14,9 +14,8 @@ from paceline.status import decode
 from paceline.v1 import sampling_pb2, target_service_pb2
 from paceline_engine.terms.calls import SessionSpec
 from paceline_model_server.records import CallRecorder
-from support.fake_host import FakeHost
 from support.fake_models import Capability
-from support.model_contract import PROMPT
+from support.model_contract import PROMPT, a_host
 from support.model_servers import TARGET
 
 
@@ -90,7 +89,7 @@ async def test_the_longest_block_there_can_be_is_taken(target):
 @pytest.mark.parametrize("session", ["nobody's", ""])
 async def test_nothing_is_made_of_a_message_before_its_session_is_found(session):
     """Unless its lists lie in the message as they came, they take 30 times as much."""
-    host = FakeHost()
+    host = a_host()
     await host.start()
     servicer = TARGET.servicer(host, CallRecorder(CollectorRegistry(), role="target"))
     session = session or host.open_session(SessionSpec(9)).session_id

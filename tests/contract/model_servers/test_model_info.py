@@ -14,14 +14,13 @@ from paceline_engine.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.terms.backend import ChatTemplate, TokenMemory
 from paceline_model_server import loading
 from paceline_model_server.settings import ModelServerSettings
-from support.fake_host import FakeHost
-from support.model_contract import connected
+from support.model_contract import a_host, connected
 from support.model_servers import DRAFTER, TARGET, decoded
 
 
 @pytest.mark.parametrize("role", [TARGET, DRAFTER], ids=lambda role: role.name)
-async def test_a_server_describes_its_model_and_role(new_host, role):
-    async with connected(role, new_host(session_limit=7, token_budget=900)) as client:
+async def test_a_server_describes_its_model_and_role(role):
+    async with connected(role, a_host(session_limit=7, token_budget=900)) as client:
         assert client.info.role == role.wire
         assert (client.info.session_limit, client.info.token_budget) == (7, 900)
         assert client.info.fingerprint
@@ -69,8 +68,7 @@ async def test_the_tokenizer_comes_in_chunks_under_its_digest(target):
 
 
 async def test_a_large_tokenizer_is_cut_at_256_kibibytes():
-    host = FakeHost()
-    host.tokenizer = b"x" * (600 * 1024)
+    host = a_host(parts={"tokenizer": b"x" * (600 * 1024)})
     async with connected(TARGET, host) as target:
         request = model_service_pb2.GetTokenizerRequest()
         chunks = [chunk async for chunk in target.model.GetTokenizer(request, timeout=60)]
@@ -78,8 +76,8 @@ async def test_a_large_tokenizer_is_cut_at_256_kibibytes():
 
 
 async def test_a_chat_template_is_told_as_it_lies_beside_the_model():
-    host = FakeHost()
-    host.template = ChatTemplate("name", "{{ bos_token }}", {"bos_token": "<s>"}, ("<s>", "</s>"))
+    template = ChatTemplate("name", "{{ bos_token }}", {"bos_token": "<s>"}, ("<s>", "</s>"))
+    host = a_host(parts={"chat_template": template})
     async with connected(TARGET, host) as target:
         response = await target.model.GetChatTemplate(
             model_service_pb2.GetChatTemplateRequest(), timeout=60
@@ -93,7 +91,7 @@ async def test_a_chat_template_is_told_as_it_lies_beside_the_model():
 
 
 async def test_a_model_without_a_chat_template_says_so():
-    async with connected(TARGET, FakeHost()) as target:
+    async with connected(TARGET, a_host()) as target:
         with pytest.raises(UnsupportedError), decoded():
             await target.model.GetChatTemplate(
                 model_service_pb2.GetChatTemplateRequest(), timeout=60
@@ -101,8 +99,7 @@ async def test_a_model_without_a_chat_template_says_so():
 
 
 async def test_a_model_without_a_tokenizer_says_so():
-    host = FakeHost()
-    host.tokenizer = None
+    host = a_host(parts={"tokenizer": None})
     async with connected(TARGET, host) as target:
         with pytest.raises(UnsupportedError), decoded():
             async for _ in target.model.GetTokenizer(

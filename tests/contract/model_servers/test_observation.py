@@ -13,15 +13,14 @@ import pytest
 
 from paceline.errors import PacelineError, SupersededError
 from paceline.v1 import target_service_pb2
-from paceline_engine.sessions.host import HostLimits, ModelHost
+from paceline_engine.sessions.host import HostLimits, HostStatistics, ModelHost
 from paceline_engine.simulated import SimulatedBackend, SimulatedModel
 from support.model_servers import DRAFTER, TARGET, ModelClient, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-from support.fake_host import FakeHost
-from support.model_contract import NEVER_SECONDS, PROMPT, is_running, until
+from support.model_contract import NEVER_SECONDS, PROMPT, a_host, is_running, until
 
 
 @asynccontextmanager
@@ -41,8 +40,8 @@ async def observed(role: Any, host: Any) -> AsyncIterator[tuple[ModelClient, Cal
             await client.channel.close()
 
 
-async def test_what_a_target_did_with_its_calls_can_be_seen(new_host):
-    host = new_host(stalls=True)
+async def test_what_a_target_did_with_its_calls_can_be_seen():
+    host = a_host(stalls=True)
     async with observed(TARGET, host) as (target, page):
         session = await target.open()
         first = await target.verify(target.call(session, 1, new=PROMPT), [1, 2])
@@ -83,8 +82,8 @@ async def test_what_a_target_did_with_its_calls_can_be_seen(new_host):
             assert line in metrics
 
 
-async def test_accepted_tokens_are_counted_by_position(new_host):
-    async with observed(TARGET, new_host()) as (target, page):
+async def test_accepted_tokens_are_counted_by_position():
+    async with observed(TARGET, a_host()) as (target, page):
         session = await target.open()
         first = await target.verify(target.call(session, 1, new=PROMPT))
         block = [first.next_token_id, 0, 0]
@@ -98,11 +97,12 @@ async def test_accepted_tokens_are_counted_by_position(new_host):
 
 
 async def test_what_becomes_of_a_targets_own_guesses_is_counted():
-    host = FakeHost()
+    host = a_host()
     async with observed(TARGET, host) as (_, page):
-        now = host.statistics()
-        now.guesses_proposed, now.guesses_judged = 9, 7
-        now.guesses_pruned, now.guesses_accepted = 3, 2
+        counts = HostStatistics(
+            guesses_proposed=9, guesses_judged=7, guesses_pruned=3, guesses_accepted=2
+        )
+        host.statistics = lambda: counts
         metrics = await page("/metrics")
         for what, count in (("proposed", 9), ("judged", 7), ("pruned", 3), ("accepted", 2)):
             line = f'paceline_self_draft_num_{what}_tokens_total{{role="target"}} {count:.1f}'
@@ -110,11 +110,11 @@ async def test_what_becomes_of_a_targets_own_guesses_is_counted():
 
 
 async def test_sessions_whose_lease_ran_out_are_counted_as_evicted():
-    host = FakeHost()
+    host = a_host()
     async with observed(TARGET, host) as (_, page):
         evicted = 'paceline_sessions_evicted_total{reason="lease",role="target"}'
         assert f"{evicted} 0.0" in await page("/metrics")
-        host.statistics().sessions_expired += 2
+        host.statistics = lambda: HostStatistics(sessions_expired=2)
         assert f"{evicted} 2.0" in await page("/metrics")
 
 
@@ -142,8 +142,8 @@ async def test_a_call_whose_work_the_same_call_took_over_wasted_nothing():
         assert wasted % "cancelled" in await page("/metrics")
 
 
-async def test_what_a_drafter_did_with_its_calls_can_be_seen(new_host):
-    async with observed(DRAFTER, new_host()) as (drafter, page):
+async def test_what_a_drafter_did_with_its_calls_can_be_seen():
+    async with observed(DRAFTER, a_host()) as (drafter, page):
         session = await drafter.open()
         await drafter.draft(drafter.call(session, 1, new=PROMPT), 5)
         (call,) = json.loads(await page("/debug/calls"))

@@ -13,13 +13,13 @@ from paceline.errors import (
 from paceline.v1 import target_service_pb2
 from paceline_engine.sessions.host import HostLimits, ModelHost
 from paceline_engine.simulated import SimulatedBackend, SimulatedModel
-from support.model_contract import NEVER_SECONDS, PROMPT, connected, until
+from support.model_contract import NEVER_SECONDS, PROMPT, a_host, connected, until
 from support.model_servers import DRAFTER, TARGET
 
 
 @pytest.mark.parametrize("role", [TARGET, DRAFTER], ids=lambda role: role.name)
-async def test_closing_is_idempotent_and_frees_the_session(new_host, role):
-    host = new_host()
+async def test_closing_is_idempotent_and_frees_the_session(role):
+    host = a_host()
     async with connected(role, host) as client:
         session = await client.open()
         assert host.statistics().sessions_open == 1
@@ -46,8 +46,8 @@ async def test_an_unknown_handle_is_not_found(target, handle):
     assert not handle or handle not in error.message
 
 
-async def test_a_full_server_says_when_to_come_back(new_host):
-    async with connected(TARGET, new_host(session_limit=2)) as target:
+async def test_a_full_server_says_when_to_come_back():
+    async with connected(TARGET, a_host(session_limit=2)) as target:
         await target.open()
         await target.open()
         error = await target.error_of(target.open())
@@ -75,8 +75,8 @@ async def test_without_a_limit_a_session_has_what_it_reserved(target):
     assert isinstance(error, InvalidFieldError)
 
 
-async def test_a_session_that_finds_no_room_is_as_it_was(new_host):
-    async with connected(TARGET, new_host(token_budget=100)) as target:
+async def test_a_session_that_finds_no_room_is_as_it_was():
+    async with connected(TARGET, a_host(token_budget=100)) as target:
         # The other's limit is what it has, so no room is kept for it.
         other = await target.open(reserve_length=50, share="another")
         session = await target.open(reserve_length=30, limit_length=90)
@@ -92,8 +92,8 @@ async def test_a_session_that_finds_no_room_is_as_it_was(new_host):
 
 
 @pytest.mark.parametrize("limits", [{"session_limit": 20}, {"token_budget": 20 * 64}])
-async def test_a_share_that_takes_all_it_can_leaves_a_session_to_another(new_host, limits):
-    async with connected(TARGET, new_host(**limits)) as target:
+async def test_a_share_that_takes_all_it_can_leaves_a_session_to_another(limits):
+    async with connected(TARGET, a_host(**limits)) as target:
         error = None
         while error is None:
             try:

@@ -95,7 +95,7 @@ class ScriptedOrchestrator:
         assert self.relay is not None
         self.address = ""
         await self.start()
-        self.relay.lead_to(self.address)
+        self.relay.upstream = self.address
         await leaving.stop(grace=60)
 
     def saw(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class ScriptedOrchestrator:
                 await context.send_initial_metadata(())
             case {"cut": True}:
                 assert self.relay is not None
-                self.relay.cut()
+                self.relay.end()
                 await asyncio.Event().wait()
             case {"status": status}:
                 await _abort(context, status, step.get("details_hex"))

@@ -71,12 +71,13 @@ class ScriptedStage:
         for fake in self._fakes:
             self._thread.run(fake.start())
         if self._relay is not None:
-            self._thread.run(self._relay.start(self._fakes[0].address))
+            self._relay.upstream = self._fakes[0].address
+            self._thread.run(self._relay.__aenter__())
         try:
             yield self
         finally:
             if self._relay is not None:
-                self._thread.run(self._relay.stop())
+                self._thread.run(self._relay.__aexit__())
             for fake in self._fakes:
                 self._thread.run(fake.stop())
 

@@ -1,6 +1,7 @@
 """Every field that a model server's answers have: what its comment forbids beside its type.
 
-A field that is not here fails tests/unit/test_list_of_lies.py, and so does a row without a field.
+A field without a row fails tests/unit/support/test_list_of_lies.py, and so does a row without a
+field.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ import math
 import pytest
 
 from paceline import AsyncClient, FinishReason, Strategy, TimelineEvent, TokenOrigin, errors
-from paceline.channel import Route
 from support.fake_orchestrator import (
     PROMPT_LENGTH,
     SEED,
@@ -13,6 +12,7 @@ from support.fake_orchestrator import (
     Leg,
     serving,
 )
+from support.ports import free_address
 from support.waiting import until
 
 WHOLE_TEXT = "3 4 5 6 7 "
@@ -308,11 +308,11 @@ async def test_the_connection_that_was_left_is_closed_with_its_last_stream(clien
 
 
 def test_a_client_can_be_made_before_any_loop_and_used_by_one_after_the_other():
-    client = AsyncClient("127.0.0.1:1")
+    address = free_address()
+    client = AsyncClient(address)
 
     async def use():
-        async with serving(FakeOrchestrator()) as fake:
-            next(iter(client.endpoints)).connection._route = Route.to(fake.address)
+        async with serving(FakeOrchestrator(address=address)):
             assert await client.generate("x").text() == WHOLE_TEXT
             return (await client.info()).model_name
 

@@ -376,7 +376,7 @@ ODD = [
 ]
 
 
-@settings(max_examples=3000)
+@settings(max_examples=500)
 @given(
     st.sampled_from(WHOLE),
     st.lists(st.tuples(st.integers(0, 300), st.integers(0, 12), st.sampled_from(ODD)), max_size=3),

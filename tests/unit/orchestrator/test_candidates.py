@@ -57,6 +57,16 @@ async def test_a_drafter_is_not_asked_for_drafts_under_a_rule_that_it_does_not_k
 
 
 @virtually
+async def test_a_target_that_does_not_know_a_rule_does_not_speak_for_the_others():
+    unfit, fit = targets(2)
+    fit.rules = tuple(VerificationRule)
+    async with virtual_system(unfit, fit) as system:
+        stream = await system.generate(strategy=pb.STRATEGY_AUTOREGRESSIVE, **BY_REJECTION)
+        assert stream.token_ids
+        assert not system.records("Decode", server="target-0")
+
+
+@virtually
 async def test_a_target_is_not_taken_out_by_a_request_that_it_does_not_support():
     refusing, other = targets(2)
     async with virtual_system(refusing, other) as system:

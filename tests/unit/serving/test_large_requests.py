@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from contextlib import asynccontextmanager
 
 import pytest
 
 from paceline.errors import InvalidFieldError, MalformedRequestError
 from paceline.v1.target_service_pb2 import VerifyRequest
 from paceline_contract.calls import VerificationRule
+from paceline_engine.simulated import SimulatedModel
 from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.validation import MOST_ENTRIES, MOST_TOKENS
 from paceline_model_server.large_requests import check_large_request
-from support.fake_host import FakeHost
+from support.model_contract import a_host
 
 LENGTH = 2000  # longer than any block
 EMPTY = b"\x12\x02\x1a\x00"  # a proposal with a distribution without entries
 OTHER = b"\x18\x01"  # a speculation_depth
 
 
-class Host(FakeHost):
-    """One with as many tokens as a real one has."""
-
-    vocabulary_size = 32_000
-
-    @property
-    def description(self):
-        return replace(super().description, vocabulary_size=self.vocabulary_size)
+@asynccontextmanager
+async def serving(vocabulary_size):
+    model = SimulatedModel(vocabulary_size=vocabulary_size, context_length=4096)
+    host = a_host(model=model)
+    await host.start()
+    yield host
+    await host.stop()
 
 
 @pytest.fixture
 async def host():
-    host = Host()
-    await host.start()
-    return host
+    async with serving(32_000) as host:
+        yield host
+
+
+@pytest.fixture
+async def host_of_few_tokens():
+    async with serving(300) as host:
+        yield host
 
 
 def a_request(host, *, rule=VerificationRule.REJECTION, length=LENGTH, block=0, entries=0, ids=9):
@@ -94,8 +99,8 @@ def test_a_distribution_has_no_more_bytes_than_its_entries_can_take(host):
     assert caught.value.violations[0].field == "proposal.distributions[0]"
 
 
-def test_a_small_vocabulary_has_small_distributions(host):
-    host.vocabulary_size = 300
+def test_a_small_vocabulary_has_small_distributions(host_of_few_tokens):
+    host = host_of_few_tokens
     check(host, a_request(host, block=50, entries=300))
     with pytest.raises(InvalidFieldError, match="bytes, at most"):
         check(host, a_request(host, block=50, entries=303))

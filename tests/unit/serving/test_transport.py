@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry
-
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import orchestrator_service_pb2_grpc as pb_grpc
-from paceline_orchestrator.application import OrchestratorApplication
 from paceline_orchestrator.settings import OrchestratorSettings
-from paceline_serving.lifecycle import ServerProcess
 from paceline_serving.transport import pod_channel
-from support.conformance.relay import Relay
+from support.connection_relay import ConnectionRelay
 from support.fake_orchestrator import FakeOrchestrator, serving
+from support.orchestrating import new_orchestrator
 
-HALF_A_ROUND_TRIP_SECONDS = 0.3
+ROUND_TRIP_SECONDS = 0.6
 
 
 async def test_a_server_is_reached_over_a_round_trip_of_600_ms():
-    relay = Relay(delay_seconds=HALF_A_ROUND_TRIP_SECONDS)
-    async with serving(FakeOrchestrator()) as fake:
-        await relay.start(fake.address)
+    async with serving(FakeOrchestrator()) as fake, ConnectionRelay(fake.address) as relay:
+        relay.delay(round_trip_seconds=ROUND_TRIP_SECONDS)
         channel = pod_channel(relay.address, credentials=None)
         try:
             stub = pb_grpc.OrchestratorServiceStub(channel)
             info = await stub.GetSystemInfo(pb.GetSystemInfoRequest(), timeout=30)
         finally:
             await channel.close()
-            await relay.stop()
     assert info.model_name == "fake"
 
 
 async def test_an_orchestrators_connection_that_grew_old_lasts_as_long_as_a_call_may_take():
     settings = OrchestratorSettings(targets=("localhost:1",), call_limit_seconds=3600)
-    registry = CollectorRegistry()
-    made = []
-
-    def application(process):
-        made.append(OrchestratorApplication(settings, process=process, registry=registry))
-        return made[0]
-
-    ServerProcess(application, settings, registry=registry)
-    assert dict(made[0].options)["grpc.max_connection_age_grace_ms"] == 3_600_000
+    _, application = new_orchestrator(settings)
+    assert dict(application.options)["grpc.max_connection_age_grace_ms"] == 3_600_000

@@ -15,7 +15,7 @@ from paceline_engine.torch_backend.adapters.trunk import compute_trunk
 from paceline_engine.torch_backend.model_loading import load_model
 from paceline_local.bundled import find_models
 
-MODELS = Path(__file__).parents[2] / "models"
+MODELS = Path(__file__).parents[3] / "models"
 TOKENS = torch.arange(100, 140)[None]
 
 

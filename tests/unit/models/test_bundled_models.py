@@ -15,7 +15,7 @@ from paceline_engine.torch_backend.adapters.card import model_fingerprint
 from paceline_engine.torch_backend.adapters.files import load_adapter
 from paceline_engine.torch_backend.model_loading import load_model
 
-MODELS = Path(__file__).parents[2] / "models"
+MODELS = Path(__file__).parents[3] / "models"
 ADAPTERS = sorted(MODELS.glob("python-target-*"))
 SIZE_LIMIT_BYTES = 25_000_000
 SIZE_LIMIT_WITH_ADAPTERS_BYTES = 35_000_000

@@ -17,7 +17,7 @@ from growth import CONTEXT
 from python_text import distinct_share, tokenize_error
 from vocabulary import END_OF_TEXT_ID, VOCABULARY_SIZE
 
-MODELS = Path(__file__).parents[2] / "models"
+MODELS = Path(__file__).parents[3] / "models"
 
 
 class Bigrams:

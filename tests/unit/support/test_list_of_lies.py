@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -13,10 +14,16 @@ from paceline.v1.error_reason_pb2 import ErrorReason
 from support.lies.conversation import METHODS, conversation_lies
 from support.lies.known_fields import KNOWN
 from support.lies.list_of_lies import ANSWERS, counts, field_lies, fields_of, row_of
+from support.lies.rounds import (
+    about_conversations,
+    about_each_way,
+    about_fields,
+    about_long_lists,
+)
 
 # No library writes these, and none reads them.
 UNDECODABLE = {"not UTF-8", "longer than any number"}
-README = Path(__file__).parents[1] / "fault" / "README.md"
+README = Path(__file__).parents[2] / "fault" / "README.md"
 
 
 def test_every_field_of_every_answer_is_known_and_no_other():
@@ -64,6 +71,31 @@ def test_every_status_is_said_with_every_reason_at_every_method():
 def test_no_lie_is_on_the_list_twice():
     lies = Counter(map(str, (*field_lies(), *conversation_lies())))
     assert [lie for lie, number in lies.items() if number > 1] == []
+
+
+def told(lies):
+    return [lie for arranged in lies.values() for lie, _ in arranged]
+
+
+def test_the_brief_round_tells_a_lie_of_each_group_about_each_field_and_each_kind():
+    brief = [*told(about_fields()), *told(about_long_lists())]
+    assert {it.kind for it in brief} == {it.kind for it in field_lies()}
+    groups = {(it.method, it.path, it.group) for it in field_lies()}
+    assert {(it.method, it.path, it.group) for it in brief} == groups
+
+
+def test_the_rounds_leave_out_no_lie_about_a_field():
+    assert {*told(about_fields()), *told(about_each_way())} == {*field_lies()}
+
+
+def test_the_brief_round_tells_each_code_each_reason_and_each_other_end():
+    def words(lies):
+        kinds = {it.kind for it in lies if it.is_status}
+        return {word for kind in kinds for word in re.split(" / | (?=with)|, ", kind)}
+
+    some, others = (told(about_conversations(is_brief=it)) for it in (True, False))
+    assert words(some) == words(conversation_lies())
+    assert {it.kind for it in (*some, *others)} == {it.kind for it in conversation_lies()}
 
 
 def test_the_readme_tells_how_long_the_list_is():
