@@ -33,7 +33,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline_protocol.branches import BranchQueue
-from paceline_protocol.commitment import Commitment, DraftStatistics
+from paceline_protocol.commitment import Commitment
+from paceline_protocol.draft_statistics import DraftCounter, DraftStatistics
 from paceline_protocol.drafts import ends_text, useful_guesses
 from paceline_protocol.drafts_in_flight import DraftsInFlight
 from paceline_protocol.messages import (
@@ -77,16 +78,12 @@ class DistributedDecoding:
     def __init__(self, task: DecodingTask, capacity: CapacityChanged) -> None:
         self._task = _with_lookahead_of(capacity, task)
         self._commitment = Commitment(task)
-        self._tree = TokenTree(
-            task.prompt[-1], length=len(task.prompt), statistics=self._commitment.statistics
-        )
+        counter = DraftCounter(self._commitment.statistics)
+        self._tree = TokenTree(task.prompt[-1], length=len(task.prompt), counter=counter)
         self._capacity = capacity
         self._waiting = BranchQueue()  # what no verification judges
         self._schedule = TargetSchedule(
-            self._tree,
-            statistics=self._commitment.statistics,
-            capacity=capacity,
-            waiting=self._waiting,
+            self._tree, counter=counter, capacity=capacity, waiting=self._waiting
         )
         self._drafts = DraftsInFlight(
             self._tree, commitment=self._commitment, capacity=capacity, waiting=self._waiting
@@ -147,20 +144,23 @@ class DistributedDecoding:
         for accepted, logprob in zip(drafted, logprobs, strict=False):
             self._learn(verification, node, accepted.token_id, logprob)
             node = accepted
-        # What follows is the target's own, and is in the tree only where it is learnt.
+        # The target's own tokens are in the tree only where they are learnt:
+        #
+        #     node ── guessed … guessed ── next_token        reached: all of these, or fewer if a
+        #     └──── reached[:len(own)] ──┘                   fact contradicts one, or ends the text
         own = (*verification.guessed_along(path), verdict.next_token)
-        end, follows = node, node
+        reached = [node]
         for token_id, logprob in zip(own, logprobs[len(drafted) :], strict=True):
-            self._learn(verification, follows, token_id, logprob)
-            end = follows
-            if not end.alive or end.next_token != token_id:
-                break  # the text is contradicted, or has ended
-            follows = end.children[token_id]
-        if follows is not end:
-            follows.guessed = useful_guesses(
-                verdict.proposal, follows, task=self._task, commitment=self._commitment
+            self._learn(verification, reached[-1], token_id, logprob)
+            follows = reached[-1].decided_child() if reached[-1].alive else None
+            if follows is None or follows.token_id != token_id:
+                break
+            reached.append(follows)
+        if len(reached) > len(own):
+            reached[-1].dispatch.guesses = useful_guesses(
+                verdict.proposal, reached[-1], task=self._task, commitment=self._commitment
             )
-        self._schedule.learnt(verification, end)
+        self._schedule.learnt(verification, reached[: len(own)][-1])
 
     def _learn(
         self, verification: Verification, node: Node, token_id: int, logprob: float | None
@@ -196,11 +196,11 @@ class DistributedDecoding:
         passed = self._tree.advance()
         if not passed:
             return []
-        logprobs = [node.logprob for node in passed if node.logprob is not None]
+        logprobs = [token.logprob for token in passed if token.logprob is not None]
         return [
             self._commitment.commit(
-                [node.token_id for node in passed],
-                accepted=[node.drafter is not None for node in passed],
+                [token.token_id for token in passed],
+                accepted=[token.was_drafted for token in passed],
                 logprobs=logprobs,
             )
         ]
@@ -255,7 +255,7 @@ class DistributedDecoding:
             #          └── sibling     parent is on a drafter's chain, its own block decides among
             #                          them: then the call assumes best, and asks what follows it.
             parent = best.parent
-            assumed = parent if parent is not None and parent.is_branch else best
+            assumed = parent if parent is not None and parent.draft.is_branch else best
             commands.append(self._start_verify((assumed,)))
         self._waiting.forget_what_is_over()
         return commands

@@ -122,7 +122,7 @@ class DraftsInFlight:
             for length in range(len(path), 0, -1):
                 if self.grows_at(path[length - 1]):
                     return length
-                if path[length - 1].drafter != self._capacity.text:
+                if path[length - 1].draft.drafter != self._capacity.text:
                     break
         return len(path)
 
@@ -142,7 +142,7 @@ class DraftsInFlight:
         """
         self._count += 1
         self._in_flight[self._count] = Draft(
-            self._count, drafter, tip, missing=window, cold=drafter not in self._warm
+            self._count, drafter, tip=tip, missing=window, cold=drafter not in self._warm
         )
         is_text = drafter == self._capacity.text  # it says one thing, if any
         return StartDraft(
@@ -181,7 +181,7 @@ class DraftsInFlight:
             return []
         tip = self._tree.main_path()[-1]
         window = min(task.lookahead, self._commitment.limit - 1 - tip.length)
-        waits = tip.drafter == text and not tip.assigned
+        waits = tip.draft.drafter == text and not tip.dispatch.assigned
         ends = tip is self._text_ends or not can_grow(tip, self._commitment)
         is_far = tip.length + window > len(self._commitment.prefix) + SPECULATION_LIMIT
         if waits or ends or is_far or self.awaits_text:

@@ -71,7 +71,7 @@ from paceline_orchestrator.decoding.calls_in_flight import COURTESY_SECONDS, Cal
 from paceline_orchestrator.decoding.ledger import Ledger, LikeliestKept
 from paceline_orchestrator.decoding.statistics import TextStatistics
 from paceline_orchestrator.decoding.text_drafter import TEXT_DRAFTER
-from paceline_protocol.commitment import DraftStatistics
+from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.messages import (
     AbandonVerify,
     BlockVerified,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.decoding.metrics import RequestMetrics
     from paceline_orchestrator.decoding.statistics import Fallback
     from paceline_orchestrator.fleet.wire import Timing
-    from paceline_protocol.commitment import DraftStatistics
+    from paceline_protocol.draft_statistics import DraftStatistics
     from paceline_protocol.messages import EmitTokens, StartDecode, StartDraft, StartVerify
 
 

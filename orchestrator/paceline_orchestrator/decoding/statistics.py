@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from paceline_protocol.commitment import DraftStatistics
+from paceline_protocol.draft_statistics import DraftStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

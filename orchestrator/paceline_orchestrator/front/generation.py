@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.front.order import Order
     from paceline_orchestrator.front.translation import ClientMessage
     from paceline_orchestrator.planning.planner import Plan
-    from paceline_protocol.commitment import DraftStatistics
+    from paceline_protocol.draft_statistics import DraftStatistics
     from paceline_protocol.messages import CapacityChanged, EmitTokens
     from paceline_protocol.methods import DecodingMethod, Strategy
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
-    from paceline_protocol.commitment import DraftStatistics
+    from paceline_protocol.draft_statistics import DraftStatistics
     from paceline_protocol.methods import Strategy
 
 _log = logging.getLogger(__name__)

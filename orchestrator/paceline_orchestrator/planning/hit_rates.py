@@ -9,7 +9,7 @@ from paceline_orchestrator.planning.means import Mean
 from paceline_protocol.ranks import DEFAULT_RANK_DECAY, MOST_WIDTH, hit_rates, shares_of
 
 if TYPE_CHECKING:
-    from paceline_protocol.commitment import DraftStatistics
+    from paceline_protocol.draft_statistics import DraftStatistics
 
 ASSUMED_ACCEPTANCE_RATE = 0.7
 """Of two models that have not worked together yet."""

@@ -28,8 +28,8 @@ from paceline_orchestrator.front.translation import (
     started_message,
     timeline_message,
 )
-from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.draft_shape import Shape
+from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.messages import FinishReason
 from paceline_protocol.methods import Strategy
 from paceline_protocol.task import VerificationRule

@@ -13,8 +13,8 @@ from paceline_orchestrator.fleet.wire import Timing
 from paceline_orchestrator.planning.experience import Planning
 from paceline_orchestrator.planning.hit_rates import HitRates, Pair
 from paceline_orchestrator.planning.planner import DrafterKind, Wish
-from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.draft_shape import Shape
+from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.methods import METHODS, Strategy
 
 MS = 1_000_000

@@ -11,7 +11,7 @@ import pytest
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.planning.evidence import Evidence
 from paceline_orchestrator.planning.hit_rates import Pair
-from paceline_protocol.commitment import DraftStatistics
+from paceline_protocol.draft_statistics import DraftStatistics
 from support.fake_text import continuation
 from support.orchestrating import PROMPT
 from support.virtual_servers import drafters, targets

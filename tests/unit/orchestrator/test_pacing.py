@@ -16,8 +16,8 @@ from paceline_orchestrator.decoding.text_drafter import TextDrafter
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.front.pacing import Pacing
 from paceline_orchestrator.planning.planner import Planner, Wish
-from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.draft_shape import Shape
+from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.methods import Strategy
 from support.fake_text import continuation
 from support.orchestrating import PROMPT

@@ -17,8 +17,8 @@ from paceline_orchestrator.planning.experience import Planning
 from paceline_orchestrator.planning.growth import Growth
 from paceline_orchestrator.planning.hit_rates import HitRates, Pair
 from paceline_orchestrator.planning.planner import Wish
-from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.draft_shape import CHAIN, Shape
+from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.methods import METHODS, Strategy
 from paceline_protocol.task import VerificationRule
 from support.waiting import until

@@ -35,7 +35,7 @@ from unit.protocol.idleness import Idleness
 
 if TYPE_CHECKING:
     from paceline_contract.proposal import Proposal
-    from paceline_protocol.commitment import DraftStatistics
+    from paceline_protocol.draft_statistics import DraftStatistics
     from paceline_protocol.methods import DecodingMethod, Method
 
 Text = tuple[int, ...]

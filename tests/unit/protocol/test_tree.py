@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from paceline_protocol.commitment import DraftStatistics
+from paceline_protocol.draft_statistics import DraftCounter, DraftStatistics
 from paceline_protocol.tree import Node, TokenTree
 
 
 @pytest.fixture
 def tree():
-    return TokenTree(5, length=3, statistics=DraftStatistics())
+    return TokenTree(5, length=3, counter=DraftCounter(DraftStatistics()))
 
 
 def grow(tree: TokenTree, tip: Node, *token_ids: int, drafter: int = 0) -> list[Node]:
@@ -65,7 +65,7 @@ def test_the_main_path_follows_the_smallest_drafter(tree):
 
 def test_the_main_path_follows_a_judged_token_whoever_drafted_it(tree):
     (judged,) = grow(tree, tree.root, 20, drafter=1)
-    tree.root.judged = judged
+    tree.root.dispatch.judged = judged
     grow(tree, tree.root, 10, drafter=0)
     assert tokens(tree.main_path()) == [5, 20]
 
@@ -73,14 +73,14 @@ def test_the_main_path_follows_a_judged_token_whoever_drafted_it(tree):
 def test_equal_tokens_share_a_node_that_belongs_to_the_smallest_drafter(tree):
     later = tree.draft(tree.root, 10, drafter=1, distribution="q")
     assert tree.draft(tree.root, 10, drafter=0, distribution="p") is later
-    assert (later.drafter, later.distribution) == (0, "p")
+    assert (later.draft.drafter, later.draft.distribution) == (0, "p")
 
 
 def test_what_a_judged_token_was_drawn_from_is_fixed(tree):
     node = tree.draft(tree.root, 10, drafter=1, distribution="q")
-    tree.root.judged = node
+    tree.root.dispatch.judged = node
     tree.draft(tree.root, 10, drafter=0, distribution="p")
-    assert (node.drafter, node.distribution) == (1, "q")
+    assert (node.draft.drafter, node.draft.distribution) == (1, "q")
 
 
 def test_a_pruned_drafter_goes_on_where_its_chain_survives(tree):
@@ -106,7 +106,7 @@ def test_what_two_texts_share_ends_at_their_last_common_node(tree):
 
 def test_what_is_left_at_the_end_counts_as_discarded():
     counts = DraftStatistics()
-    tree = TokenTree(5, length=1, statistics=counts)
+    tree = TokenTree(5, length=1, counter=DraftCounter(counts))
     grow(tree, tree.root, 10, 11, 12)
     grow(tree, tree.root, 10, 20, drafter=1)
     tree.decide(tree.root, 10, None)

@@ -263,9 +263,9 @@ def _branches(node: Node) -> Iterator[str]:
     for child in children:
         is_first, is_last = child is children[0], child is children[-1]
         stem = ("──" if is_last else "┬─") if is_first else ("└─" if is_last else "├─")
-        is_decided = node.next_token is not None
-        mark = "!" if is_decided else "" if child.assigned else "?"
-        mark += "'" if child.is_branch else ""
+        is_decided = node.fact is not None
+        mark = "!" if is_decided else "" if child.dispatch.assigned else "?"
+        mark += "'" if child.draft.is_branch else ""
         label = f"{stem} {child.token_id}{mark} "
         first, *more = list(_branches(child)) or [""]
         yield (label + first).rstrip()
