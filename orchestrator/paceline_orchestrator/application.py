@@ -24,7 +24,7 @@ from paceline_orchestrator.fleet.server_metrics import count_servers
 from paceline_orchestrator.fleet.wire import TokenizerRefusedError
 from paceline_orchestrator.front.servicer import OrchestratorServicer
 from paceline_orchestrator.front.tokenizer import Codecs
-from paceline_orchestrator.planning.experience import Planning
+from paceline_orchestrator.planning.request_planner import RequestPlanner
 from paceline_orchestrator.scaling.autoscaler import Autoscaler
 from paceline_orchestrator.scaling.demand import DemandMeter
 from paceline_orchestrator.scaling.external_scaler import ScalerServer
@@ -108,7 +108,7 @@ class OrchestratorApplication:
             pool=self._pool,
             keeper=self._keeper,
             codecs=self._codecs,
-            planning=Planning(self._pool),
+            planning=RequestPlanner(self._pool),
             demand=demand,
             metrics=RequestMetrics(registry),
             settings=settings,

@@ -19,7 +19,7 @@ from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role, 
 from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.front.servicer import OrchestratorServicer
 from paceline_orchestrator.front.tokenizer import Codecs
-from paceline_orchestrator.planning.experience import Planning
+from paceline_orchestrator.planning.request_planner import RequestPlanner
 from paceline_orchestrator.scaling.demand import DemandMeter
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving import lanes
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.discovery import Discovery
     from paceline_orchestrator.fleet.server import ModelServer
-    from paceline_orchestrator.planning.computing import Computing
+    from paceline_orchestrator.planning.background_computation import BackgroundComputation
     from support.virtual_network import CallRecord
     from support.virtual_servers import VirtualServer
 
@@ -94,7 +94,7 @@ class Stream(Received):
             self.arrivals.append((now(), list(message.chunk.token_ids)))
 
 
-class _Planning(Planning):
+class _Planning(RequestPlanner):
     """Plans, and leaves it at that: a simulation takes real time, and changes later plans.
 
     Attributes:
@@ -103,7 +103,7 @@ class _Planning(Planning):
 
     refinement_count = 0
 
-    async def _refine(self, computing: Computing) -> None:
+    async def _refine(self, computing: BackgroundComputation) -> None:
         self.refinement_count += 1
 
 

@@ -10,8 +10,8 @@ from paceline_contract.limits import MOST_TARGETS
 from paceline_orchestrator.decoding.exchange import SessionSpec
 from paceline_orchestrator.decoding.slots import ServerNeeds
 from paceline_orchestrator.fleet.discovery import Role
-from paceline_orchestrator.planning.growth import Growth
 from paceline_orchestrator.planning.measurements import MOST_TREE_TOKENS
+from paceline_orchestrator.planning.target_scaling import TargetScaling
 from paceline_protocol.draft_shape import CHAIN
 from paceline_protocol.methods import METHODS
 from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
@@ -217,7 +217,7 @@ class Order:
         )
 
     @property
-    def _growth(self) -> Growth | None:
+    def _growth(self) -> TargetScaling | None:
         """How it takes more targets if they come while it runs; None if it does not."""
         if (
             not self.plan.method.overlaps
@@ -226,7 +226,7 @@ class Order:
         ):
             return None
         drafter = self.plan.drafter
-        return Growth(
+        return TargetScaling(
             self.plan.lookahead,
             is_fixed=self.options.wish.lookahead is not None,
             has_text=drafter is not None and drafter.has_servers and drafter.has_text,

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.wire import ModelFacts
     from paceline_orchestrator.front.tokenizer import Codec, Codecs
-    from paceline_orchestrator.planning.experience import Planning
+    from paceline_orchestrator.planning.request_planner import RequestPlanner
     from paceline_orchestrator.scaling.demand import DemandMeter
     from paceline_orchestrator.settings import OrchestratorSettings
     from paceline_serving.keys import Caller
@@ -78,7 +78,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         pool: ServerPool,
         keeper: SessionKeeper,
         codecs: Codecs,
-        planning: Planning,
+        planning: RequestPlanner,
         demand: DemandMeter,
         metrics: RequestMetrics,
         settings: OrchestratorSettings,

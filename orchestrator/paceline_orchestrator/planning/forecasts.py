@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline_contract.limits import MOST_LOOKAHEAD
-from paceline_orchestrator.planning.dispatching import affordable_lookahead
+from paceline_orchestrator.planning.dispatch_limits import affordable_lookahead
 from paceline_orchestrator.planning.equation import needed_target_count, smallest_lookahead
 from paceline_orchestrator.planning.estimates import (
     Option,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from paceline_orchestrator.planning.measurements import Measurements
-    from paceline_orchestrator.planning.rehearsal import Rehearsals
+    from paceline_orchestrator.planning.simulated_lookaheads import SimulatedLookaheads
 
 # DSI's lookaheads whose times differ by less are equally good, and the longest has the least work.
 _SAME_TIME = 1.002
@@ -44,7 +44,7 @@ class Case:
     measurements: Measurements
     lookahead: int | None
     target_count: int
-    rehearsals: Rehearsals
+    rehearsals: SimulatedLookaheads
     may_draft_ahead: bool = True
 
 

@@ -4,8 +4,8 @@ Each method brings a forecast (`forecasts`); the fastest wins. The lookahead of 
 simulating the protocol itself, calls and their cost included, since with work-conserving dispatch
 shorter blocks than Equation 1 allows are often better. Two things hold it up: a verification costs
 this process CPU time, and under load the servers are shared. Where a request has a target to
-itself, what drafts is then simulated in the form in which it would run (`forms`): with the trees
-that pay, ahead or not; and these forms are what is compared.
+itself, what drafts is then simulated as it would run (`simulated_shapes`), ahead or not, with each
+shape of trees; then the fastest shapes are compared.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from paceline_orchestrator.planning.computing import let_others_run
-from paceline_orchestrator.planning.dispatching import affordable_targets
+from paceline_orchestrator.planning.background_computation import let_others_run
+from paceline_orchestrator.planning.dispatch_limits import affordable_targets
 from paceline_orchestrator.planning.estimates import (
     Option,
     own_guesses_are_free,
@@ -23,10 +23,14 @@ from paceline_orchestrator.planning.estimates import (
     speculative,
 )
 from paceline_orchestrator.planning.forecasts import FORECASTS, Case
-from paceline_orchestrator.planning.forms import Forms
-from paceline_orchestrator.planning.growth import TEXT_LOOKAHEAD, TEXT_TARGETS
-from paceline_orchestrator.planning.rehearsal import Rehearsals, rounded, setting_of
-from paceline_orchestrator.planning.starts import Start, Starts
+from paceline_orchestrator.planning.prefill_broadcast import PrefillBroadcasts, PrefillCase
+from paceline_orchestrator.planning.simulated_lookaheads import (
+    SimulatedLookaheads,
+    rounded,
+    setting_of,
+)
+from paceline_orchestrator.planning.simulated_shapes import SimulatedShapes
+from paceline_orchestrator.planning.target_scaling import TEXT_LOOKAHEAD, TEXT_TARGETS
 from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.methods import METHODS, Strategy
 from paceline_protocol.task import ASSUMED_RATES, VerificationRule
@@ -146,9 +150,9 @@ class Planner:
     """
 
     def __init__(self) -> None:
-        self._rehearsals = Rehearsals()
-        self._starts = Starts()
-        self._forms = Forms()
+        self._lookaheads = SimulatedLookaheads()
+        self._broadcasts = PrefillBroadcasts()
+        self._shapes = SimulatedShapes()
 
     def choose(
         self,
@@ -161,7 +165,7 @@ class Planner:
         has_target = not measurements.is_crowded
         if wish.strategy is None and has_target:
             asked = None if wish.leaves_trees_open else wish.shape or CHAIN
-            options = self._forms.of(options, measurements, asked=asked)
+            options = self._shapes.of(options, measurements, asked=asked)
         wanted = [option for option in options if wish.strategy in (None, option.strategy)]
         if not wanted:  # speculation asked for, and no drafter: it will find one or decode plainly
             assert wish.strategy is not None
@@ -176,7 +180,7 @@ class Planner:
         best = _fastest(wanted)
         may_overlap = any(option.method.overlaps for option in options)
         if best.method.drafts and has_target and may_overlap:
-            self._rehearsals.ask_for(measurements, case.target_count)
+            self._lookaheads.ask_for(measurements, case.target_count)
         others = [each for each in options if each is not best]
         if wish.drafter is DrafterKind.SERVER_AND_MAX_GRAM and best.method.overlaps:
             best = _with_room_for_text(best, wish, measurements, case.target_count)
@@ -196,7 +200,7 @@ class Planner:
             wish: What the request says.
             by_text: The same, with what is known of the text as of a drafter.
         """
-        case = Case(measurements, wish.lookahead, 1, self._rehearsals, may_draft_ahead=False)
+        case = Case(measurements, wish.lookahead, 1, self._lookaheads, may_draft_ahead=False)
         ranked = [
             FORECASTS[strategy](replace(case, measurements=by_text) if method.drafts else case)
             for strategy, method in METHODS.items()
@@ -226,11 +230,11 @@ class Planner:
     @property
     def is_missing_some(self) -> bool:
         """Whether there is something to `refine`."""
-        kinds = (self._rehearsals, self._starts, self._forms)
+        kinds = (self._lookaheads, self._broadcasts, self._shapes)
         return any(each.is_missing_some for each in kinds)
 
     def refine(self, after_event: Callable[[], None] = let_others_run) -> None:
-        """Simulate what `choose` wanted to know: DSI's lookahead and start, and methods' forms.
+        """Simulate what `choose` wanted to know: DSI's lookahead and prefill, and tree shapes.
 
         Nothing is simulated where drafts come slower than verdicts, nor where a request has no
         target to itself.
@@ -240,10 +244,10 @@ class Planner:
         Args:
             after_event: Called every millisecond or more often; may end it with an exception.
         """
-        if self._rehearsals.simulate_missing(after_event):
-            self._forms.forget_missing()  # the next request asks for them with a better lookahead
-        self._starts.simulate_missing(after_event)
-        self._forms.simulate_missing(after_event)
+        if self._lookaheads.simulate_missing(after_event):
+            self._shapes.forget_missing()  # the next request asks for them with a better lookahead
+        self._broadcasts.simulate_missing(after_event)
+        self._shapes.simulate_missing(after_event)
 
     def _case(self, measurements: Measurements, wish: Wish) -> Case:
         """Say what forecasts are for.
@@ -254,7 +258,7 @@ class Planner:
         if wish.strategy is None:
             available = max(1, min(available, measurements.side_by_side))
         may_draft_ahead = wish.may_draft_ahead and measurements.side_by_side > 0
-        return Case(measurements, wish.lookahead, available, self._rehearsals, may_draft_ahead)
+        return Case(measurements, wish.lookahead, available, self._lookaheads, may_draft_ahead)
 
     def _plan(
         self, option: Option, measurements: Measurements, *, others: Sequence[Option]
@@ -263,7 +267,7 @@ class Planner:
             strategy=option.strategy,
             lookahead=option.lookahead,
             target_count=option.target_count,
-            broadcast_prefill=self._broadcasts(option, measurements),
+            broadcast_prefill=self._broadcasts_prefill(option, measurements),
             keep_prefill=option.target_count > 1
             and measurements.target_first_ns > measurements.target_step_ns,
             token_ns=option.token_ns,
@@ -275,17 +279,17 @@ class Planner:
             is_crowded=measurements.is_crowded,
         )
 
-    def _broadcasts(self, option: Option, measurements: Measurements) -> bool:
+    def _broadcasts_prefill(self, option: Option, measurements: Measurements) -> bool:
         if option.target_count == 1:
             return False
         ratio = measurements.target_first_ns / measurements.verification_ns
-        start = Start(
+        case = PrefillCase(
             setting=setting_of(measurements, option.target_count),
             first=rounded(ratio, 4),
             lookahead=option.lookahead,
             acceptance_percent=5 * round(20 * measurements.acceptance_rate),
         )
-        return self._starts.broadcasts(start)
+        return self._broadcasts.is_better(case)
 
 
 def _with_room_for_text(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline_orchestrator.planning import forms
+from paceline_orchestrator.planning import simulated_shapes
 from support.fake_text import continuation
 from support.orchestrating import PROMPT
 from support.virtual_servers import drafters, targets
@@ -15,14 +15,14 @@ TOKENS = 60
 async def generated(system, **wish):
     """Generate, and let what the plan asked for be simulated."""
     stream = await system.generate(max_tokens=TOKENS, **wish)
-    system.servicer._planning._planner._forms.simulate_missing()
+    system.servicer._planning._planner._shapes.simulate_missing()
     assert stream.token_ids == continuation(PROMPT, TOKENS)
     return stream
 
 
 @virtually
 async def test_auto_begins_with_chains_and_goes_on_with_the_trees_that_pay(monkeypatch):
-    monkeypatch.setattr(forms, "_REPEATS", 1)
+    monkeypatch.setattr(simulated_shapes, "_REPEATS", 1)
     # Where the drafter's first choice is wrong, its second is right.
     models = [*drafters(1, agrees=lambda position: position % 3 > 0), *targets(1)]
     async with virtual_system(*models) as system:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from paceline_orchestrator.fleet.row_prices import RowPrices
-from paceline_orchestrator.planning.dispatching import affordable_lookahead, affordable_targets
+from paceline_orchestrator.planning.dispatch_limits import affordable_lookahead, affordable_targets
 from paceline_orchestrator.planning.estimates import (
     Option,
     distributed_token_ns,

@@ -10,9 +10,9 @@ import pytest
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.fleet.wire import Timing
-from paceline_orchestrator.planning.experience import Planning
 from paceline_orchestrator.planning.hit_rates import HitRates, Pair
 from paceline_orchestrator.planning.planner import DrafterKind, Wish
+from paceline_orchestrator.planning.request_planner import RequestPlanner
 from paceline_protocol.draft_shape import Shape
 from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.methods import METHODS, Strategy
@@ -44,7 +44,7 @@ def a_planning(*, drafts=True, self_draft_depth=0):
     target = a_server(30, row_ms=2, self_draft_depth=self_draft_depth)
     drafters = [a_server(3, row_ms=0)] if drafts else []
     pool = SimpleNamespace(targets=lambda _: [target], drafters=lambda _: drafters)
-    return Planning(pool)
+    return RequestPlanner(pool)
 
 
 def a_plan(planning, **wish):

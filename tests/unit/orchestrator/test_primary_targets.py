@@ -23,7 +23,7 @@ from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.fleet.server import ModelServer
 from paceline_orchestrator.fleet.wire import ModelFacts, Timing
-from paceline_orchestrator.planning.growth import Growth
+from paceline_orchestrator.planning.target_scaling import TargetScaling
 from support.fake_models import FakeModelServer
 from support.orchestrating import orchestrating
 
@@ -286,7 +286,9 @@ async def test_targets_that_come_later_shorten_the_blocks_and_the_servers_say_so
     pool = KnownTargets(0)
     pool.add(Role.TARGET, step_ns=4000)
     pool.add(Role.DRAFTER, step_ns=1000)
-    servers = await some_servers(pool, drafter_count=1, growth=Growth(lookahead=4, is_fixed=False))
+    servers = await some_servers(
+        pool, drafter_count=1, growth=TargetScaling(lookahead=4, is_fixed=False)
+    )
     assert servers.lookahead is None
     for _ in range(5):
         pool.add(Role.TARGET, step_ns=4000, ready_since=float("inf"))

@@ -1,4 +1,4 @@
-"""What the planner is told: measured latencies, costs and load, and how often drafts are right.
+"""Plans requests from the measured latencies, costs and load, and from how often drafts are right.
 
 The orchestrator is stateless, and one of several. Of its own requests it knows where they are; of
 the others' it hears in the answers of the servers: how many calls were in a forward, and how long
@@ -18,9 +18,12 @@ from paceline.errors import NoTargetError, TokenizerMismatchError, UnsupportedEr
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.hardware import count_side_by_side
 from paceline_orchestrator.fleet.row_prices import RowPrices
-from paceline_orchestrator.planning.computing import Computing, ComputingEndedError
+from paceline_orchestrator.planning.background_computation import (
+    BackgroundComputation,
+    ComputationEndedError,
+)
+from paceline_orchestrator.planning.decaying_mean import DecayingMean
 from paceline_orchestrator.planning.hit_rates import HitRates, LearntRates, Pair
-from paceline_orchestrator.planning.means import Mean
 from paceline_orchestrator.planning.measurements import MOST_TREE_TOKENS, Measurements
 from paceline_orchestrator.planning.planner import Plan, Planner, Wish
 from paceline_protocol.draft_shape import CHAIN
@@ -59,7 +62,7 @@ _IGNORED_CALLS = 0.5
 _PATIENCE_SECONDS = 10.0
 
 
-class Planning:
+class RequestPlanner:
     """Plans requests from what earlier ones have shown.
 
     Args:
@@ -78,15 +81,15 @@ class Planning:
         self._pool = pool
         self._planner = Planner()
         self._rates = LearntRates()
-        self._guess_count = Mean(_ASSUMED_GUESSES)
-        self._guesses_accepted = Mean(_ASSUMED_GUESSES_ACCEPTED)
-        self._text_rate = Mean(_ASSUMED_TEXT_RATE)
-        self._dispatch_ns = Mean(_ASSUMED_DISPATCH_NS)
+        self._guess_count = DecayingMean(_ASSUMED_GUESSES)
+        self._guesses_accepted = DecayingMean(_ASSUMED_GUESSES_ACCEPTED)
+        self._text_rate = DecayingMean(_ASSUMED_TEXT_RATE)
+        self._dispatch_ns = DecayingMean(_ASSUMED_DISPATCH_NS)
         self._cpu_clock = cpu_clock
         self._cpu_seen_ns = cpu_clock()
         self._clock = clock
         self._refining: asyncio.Task[None] | None = None
-        self._computing = Computing()
+        self._computing = BackgroundComputation()
         self._missing_since: float | None = None
         self._is_ending = False
 
@@ -304,14 +307,14 @@ class Planning:
         self._computing.share(with_requests=with_requests)
         if self._is_ending or (self._refining is not None and not self._refining.done()):
             return
-        self._computing = Computing()
+        self._computing = BackgroundComputation()
         self._computing.share(with_requests=with_requests)
         self._refining = tasks.create_task(self._refine(self._computing), name="refine the plan")
 
-    async def _refine(self, computing: Computing) -> None:
+    async def _refine(self, computing: BackgroundComputation) -> None:
         try:
             await asyncio.to_thread(self._planner.refine, computing.make_way)
-        except ComputingEndedError:
+        except ComputationEndedError:
             pass
         except Exception:  # noqa: BLE001 - requests can do without it, and must not end with it
             _log.exception("the planner failed")

@@ -13,10 +13,10 @@ from paceline.errors import NoTargetError, UnsupportedError
 from paceline_orchestrator.fleet.hardware import Hardware
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.wire import Timing
-from paceline_orchestrator.planning.experience import Planning
-from paceline_orchestrator.planning.growth import Growth
 from paceline_orchestrator.planning.hit_rates import HitRates, Pair
 from paceline_orchestrator.planning.planner import Wish
+from paceline_orchestrator.planning.request_planner import RequestPlanner
+from paceline_orchestrator.planning.target_scaling import TargetScaling
 from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.methods import METHODS, Strategy
@@ -83,7 +83,7 @@ def a_server(
 def a_planning(targets, *, drafter=None, **options):
     drafter = drafter or a_server(3)
     pool = SimpleNamespace(targets=lambda _: targets, drafters=lambda _: [drafter])
-    return Planning(pool, **options)
+    return RequestPlanner(pool, **options)
 
 
 def a_plan(planning, **wish):
@@ -101,7 +101,7 @@ def took(
     ranks=(),
     drafter="drafter",
 ):
-    """What became of a request, as `Planning.learn` takes it."""
+    """What became of a request, as `RequestPlanner.learn` takes it."""
     drafts = DraftStatistics(
         drafted=accepted + rejected,
         accepted=accepted,
@@ -236,16 +236,16 @@ def test_more_targets_take_shorter_blocks_and_never_longer_ones_than_planned(
     target_count, lookahead
 ):
     times = {"target_ns": 100, "drafter_ns": 10}
-    assert Growth(4, is_fixed=False).lookahead_with(target_count, **times) == lookahead
-    assert Growth(4, is_fixed=True).lookahead_with(target_count, **times) == 4
+    assert TargetScaling(4, is_fixed=False).lookahead_with(target_count, **times) == lookahead
+    assert TargetScaling(4, is_fixed=True).lookahead_with(target_count, **times) == 4
 
 
 def test_where_the_text_drafts_too_growth_goes_two_targets_further_and_keeps_its_room():
     times = {"target_ns": 50, "drafter_ns": 30}
-    alone, extended = (Growth(4, is_fixed=False, has_text=it) for it in (False, True))
+    alone, extended = (TargetScaling(4, is_fixed=False, has_text=it) for it in (False, True))
     assert (alone.target_limit(50, 30), extended.target_limit(50, 30)) == (2, 4)
     assert (alone.lookahead_with(2, **times), extended.lookahead_with(2, **times)) == (1, 2)
-    assert Growth(1, is_fixed=True, has_text=True).lookahead_with(4, **times) == 1
+    assert TargetScaling(1, is_fixed=True, has_text=True).lookahead_with(4, **times) == 1
 
 
 def test_verdicts_change_what_a_drafter_is_worth():
@@ -352,7 +352,7 @@ def a_tree_planning(*, row_ms=0, drafter_row_ms=0, target_count=1):
 def simulated(planning, **wish):
     """A plan after its trees were simulated."""
     a_plan(planning, **wish)
-    planning._planner._forms.simulate_missing()
+    planning._planner._shapes.simulate_missing()
     return a_plan(planning, **wish)
 
 
@@ -458,7 +458,7 @@ async def test_however_often_there_is_time_one_simulation_runs_at_once(monkeypat
         running.pop()
         return [1]
 
-    monkeypatch.setattr("paceline_orchestrator.planning.rehearsal.rehearse", rehearse)
+    monkeypatch.setattr("paceline_orchestrator.planning.simulated_lookaheads.rehearse", rehearse)
     async with asyncio.TaskGroup() as tasks:
         for target_count in (7, 6, 5):
             a_plan(planning, target_count=target_count)

@@ -7,10 +7,15 @@ from dataclasses import replace
 import pytest
 
 from paceline_orchestrator.fleet.row_prices import RowPrices
-from paceline_orchestrator.planning import forms
+from paceline_orchestrator.planning import simulated_shapes
 from paceline_orchestrator.planning.estimates import Option, plain, speculative
-from paceline_orchestrator.planning.forms import Forms, best_shape, case_of, simulated_times
 from paceline_orchestrator.planning.measurements import Measurements
+from paceline_orchestrator.planning.simulated_shapes import (
+    SimulatedShapes,
+    best_shape,
+    case_of,
+    simulated_times,
+)
 from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.methods import Strategy
 
@@ -90,10 +95,12 @@ def test_similar_measurements_share_a_case():
 
 
 def simulating(monkeypatch, times_of):
-    """Forms whose simulation takes these times, and the cases that it was asked for."""
+    """SimulatedShapes whose simulation takes these times, and the cases that it was asked for."""
     cases = []
-    monkeypatch.setattr(forms, "simulated_times", lambda it, **_: cases.append(it) or times_of(it))
-    return Forms(), cases
+    monkeypatch.setattr(
+        simulated_shapes, "simulated_times", lambda it, **_: cases.append(it) or times_of(it)
+    )
+    return SimulatedShapes(), cases
 
 
 def token_ns(options):
