@@ -106,8 +106,8 @@ class Generation:
             keeper=keeper,
             deadline=order.deadline,
             note_fallback=self._recorder.fallback,
-            rule=order.options.rule,
-            self_drafting=order.plan.method.self_drafts or order.own_guesses,
+            rule=order.options.wish.rule,
+            self_drafting=order.plan.method.self_drafts or order.plan.own_guesses,
             text=pool.familiarity.text(order.prefix, share=order.share),
         )
         self._servers = RequestServers(assigned, pool=pool, text=_text_drafter(order, text_rules))
@@ -199,7 +199,7 @@ class Generation:
     @property
     def verifier_limit(self) -> int:
         """How many targets it could use now, if there were enough."""
-        return replace(self._order, plan=self._wanted).verifier_limit
+        return self._wanted.target_limit
 
     @property
     def teaches(self) -> Plan:
@@ -338,7 +338,7 @@ class Generation:
 def _text_drafter(order: Order, rules: MaxGramRules) -> TextDrafter | None:
     if not order.drafts_from_text:
         return None
-    is_rejection = order.options.rule is VerificationRule.REJECTION
+    is_rejection = order.options.wish.rule is VerificationRule.REJECTION
     return TextDrafter(
         order.prefix,
         proposer=rules.begin(vocabulary_size=order.model.vocabulary_size),

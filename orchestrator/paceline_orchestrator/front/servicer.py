@@ -316,6 +316,13 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         await self._texts.run(
             lambda: text.resume(resumed), size=len(resumed), share=share, field="resume_token_ids"
         )
+        plan = self._planning.plan(
+            options.wish,
+            model,
+            prompt_length=len(prompt) + len(resumed),
+            limit_length=len(prompt) + max_tokens,
+        )
+        self._planning.begin(plan, options.wish, model=model)
         return Order(
             options=options,
             request_id=request_id,
@@ -326,12 +333,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             resumed=resumed,
             max_tokens=max_tokens,
             seed=seed_of(request),
-            plan=self._planning.plan(
-                options.wish,
-                model,
-                prompt_length=len(prompt) + len(resumed),
-                limit_length=len(prompt) + max_tokens,
-            ),
+            plan=plan,
             arrived_ns=arrived_ns,
             waited_ns=waited_ns,
             deadline=deadline,

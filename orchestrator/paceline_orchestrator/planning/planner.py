@@ -33,7 +33,7 @@ from paceline_orchestrator.planning.simulated_shapes import SimulatedShapes
 from paceline_orchestrator.planning.target_scaling import TEXT_LOOKAHEAD, TEXT_TARGETS
 from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.methods import METHODS, Strategy
-from paceline_protocol.task import ASSUMED_RATES, VerificationRule
+from paceline_protocol.task import ASSUMED_RATES, DispatchPolicy, VerificationRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,6 +84,7 @@ class Plan:
         hit_rates: What is known of their draft tokens; see DecodingTask.
         own_guesses: Whether targets' own guesses ride along; see DecodingTask.
         drafts_ahead: Whether SI's drafter goes on while the target verifies.
+        target_limit: Targets that it could use if there were as many: 1 where nothing runs ahead.
     """
 
     strategy: Strategy
@@ -101,6 +102,7 @@ class Plan:
     own_guesses: bool = False
     drafts_ahead: bool = False
     is_crowded: bool = False
+    target_limit: int = 1
 
     @property
     def method(self) -> Method:
@@ -116,7 +118,8 @@ class Wish:
         strategy: The method.
         lookahead: Draft tokens in a verification.
         target_count: The most targets to use.
-        rule: How draft tokens are judged; nobody chooses that but the request.
+        rule: How draft tokens are judged; only the request chooses it.
+        dispatch: When verifications are sent; only the request chooses it.
         drafter: Who drafts.
         shape: How wide drafts are. Left to the planner only where the method is, too: else a chain.
         may_draft_ahead: Whether SI's drafter may go on while the target verifies.
@@ -126,6 +129,7 @@ class Wish:
     lookahead: int | None = None
     target_count: int | None = None
     rule: VerificationRule = VerificationRule.EXACT
+    dispatch: DispatchPolicy = DispatchPolicy.WORK_CONSERVING
     drafter: DrafterKind | None = None
     shape: Shape | None = None
     may_draft_ahead: bool = True

@@ -15,7 +15,7 @@ TOKENS = 60
 async def generated(system, **wish):
     """Generate, and let what the plan asked for be simulated."""
     stream = await system.generate(max_tokens=TOKENS, **wish)
-    system.servicer._planning._planner._shapes.simulate_missing()
+    system.planning._planner._shapes.simulate_missing()
     assert stream.token_ids == continuation(PROMPT, TOKENS)
     return stream
 
@@ -33,7 +33,7 @@ async def test_auto_begins_with_chains_and_goes_on_with_the_trees_that_pay(monke
         took = tree.finished.statistics
         assert took.corrections_ahead_count > 0
         assert took.total_ns < chain.finished.statistics.total_ns
-        (rates,) = system.servicer._planning._rates._pairs.values()
+        (rates,) = system.planning._rates._pairs.values()
         first, second, third, *_ = rates.by_rank
         assert 0.6 < first < 0.7
         assert second > 5 * third

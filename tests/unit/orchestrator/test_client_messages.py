@@ -39,9 +39,10 @@ ORDER = SimpleNamespace(
     seed=51,
     model=SimpleNamespace(fingerprint="f"),
     prompt=(1,) * 52,
-    plan=SimpleNamespace(strategy=Strategy.SPECULATIVE, lookahead=53, note="n"),
-    options=SimpleNamespace(rule=VerificationRule.REJECTION),
-    shape=Shape(54, 55),
+    plan=SimpleNamespace(
+        strategy=Strategy.SPECULATIVE, lookahead=53, note="n", shape=Shape(54, 55)
+    ),
+    options=SimpleNamespace(wish=SimpleNamespace(rule=VerificationRule.REJECTION)),
 )
 TOOK = Statistics(
     drafts=DraftStatistics(

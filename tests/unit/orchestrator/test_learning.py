@@ -18,7 +18,7 @@ from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.methods import METHODS, Strategy
 
 MS = 1_000_000
-MODEL = SimpleNamespace(fingerprint="target")
+MODEL = SimpleNamespace(fingerprint="target", tree_token_limit=0)
 SI = Strategy.SPECULATIVE
 ASSUMED = 20  # values that an assumption counts for
 
@@ -48,7 +48,11 @@ def a_planning(*, drafts=True, self_draft_depth=0):
 
 
 def a_plan(planning, **wish):
-    return planning.plan(Wish(**wish), MODEL, prompt_length=5)
+    """Plan a request, and begin it."""
+    wish = Wish(**wish)
+    plan = planning.plan(wish, MODEL, prompt_length=5)
+    planning.begin(plan, wish, model=MODEL)
+    return plan
 
 
 def learn(planning, drafts, *, strategy=SI, **text):

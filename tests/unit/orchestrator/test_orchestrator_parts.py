@@ -192,12 +192,10 @@ def an_order(*, tree_token_limit=0, **plan):
         plan=SimpleNamespace(method=METHODS[plan["strategy"]], **plan),
         prefix=(1, 2),
         eos_ids=frozenset(),
-        options=SimpleNamespace(**rules),
+        options=SimpleNamespace(wish=SimpleNamespace(**rules)),
         model=SimpleNamespace(tree_token_limit=tree_token_limit, tree_depth_limit=tree_token_limit),
         _missing=5,
     )
-    order.shape = Order.shape.fget(order)
-    order.own_guesses = Order.own_guesses.fget(order)
     order.task = partial(Order.task, order)
     return order
 
@@ -207,28 +205,12 @@ def test_a_request_is_decoded_with_the_trees_and_the_hit_rates_of_its_plan():
     task = an_order(tree_token_limit=20, **planned).task(is_alone=True)
     assert (task.width, task.branches, task.tree_tokens, task.tree_depth) == (3, 2, 20, 20)
     assert task.hit_rates == planned["hit_rates"]
-    assert an_order(**planned).task(is_alone=True).width == 1
-    plain = an_order(tree_token_limit=20, strategy=Strategy.AUTOREGRESSIVE, **planned)
-    assert plain.task(is_alone=True).width == 1
 
 
 @pytest.mark.parametrize("drafts_ahead", [False, True])
 def test_a_request_drafts_ahead_if_its_plan_says_so(drafts_ahead):
     order = an_order(strategy=Strategy.SPECULATIVE, drafts_ahead=drafts_ahead)
     assert order.task(is_alone=True).drafts_ahead is drafts_ahead
-
-
-@pytest.mark.parametrize(
-    ("strategy", "shape", "ride"),
-    [
-        (Strategy.SPECULATIVE, CHAIN, True),
-        (Strategy.SPECULATIVE, Shape(2, 0), False),
-        (Strategy.DISTRIBUTED, Shape(2, 0), True),
-    ],
-)
-def test_own_guesses_ride_along_where_nothing_comes_later_for_them(strategy, shape, ride):
-    planned = {"strategy": strategy, "shape": shape, "own_guesses": True}
-    assert an_order(tree_token_limit=20, **planned).task(is_alone=True).own_guesses is ride
 
 
 @pytest.mark.parametrize("policy", pb.DispatchPolicy.values())

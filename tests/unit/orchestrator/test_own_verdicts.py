@@ -56,7 +56,7 @@ async def decode(agrees, count, *, part=1 / 3, target_count=1, is_bad=False, **r
     async with virtual_system(*models) as system:
         if is_bad:
             wrong = DraftStatistics(drafted=2000, rejected=2000)
-            rates = system.servicer._planning._rates.of(BAD_PAIR)
+            rates = system.planning._rates.of(BAD_PAIR)
             rates.learn(wrong, width=1)
         stream = await system.generate(max_tokens=count, **request)
         await system.settle()
@@ -114,7 +114,7 @@ async def test_what_began_plainly_for_wrong_drafts_drafts_again_where_they_are_r
 async def test_what_began_plainly_in_a_crowd_tries_when_it_is_alone():
     drafter = drafters(1, latency_seconds=STEP_SECONDS / 3)
     async with virtual_system(*drafter, *targets(1, latency_seconds=STEP_SECONDS)) as system:
-        rates = system.servicer._planning._rates.of(BAD_PAIR)
+        rates = system.planning._rates.of(BAD_PAIR)
         rates.learn(DraftStatistics(drafted=2000, rejected=2000), width=1)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(system.generate(max_tokens=10), name="a crowd")
@@ -166,7 +166,7 @@ async def test_a_request_that_says_how_it_is_decoded_keeps_to_that(wish):
 async def test_what_a_trial_shows_the_next_request_begins_with():
     drafter = drafters(1, latency_seconds=STEP_SECONDS / 3)
     async with virtual_system(*drafter, *targets(1, latency_seconds=STEP_SECONDS)) as system:
-        rates = system.servicer._planning._rates.of(BAD_PAIR)
+        rates = system.planning._rates.of(BAD_PAIR)
         rates.learn(DraftStatistics(drafted=300, rejected=300), width=1)
         first = await system.generate(max_tokens=600)
         second = await system.generate(max_tokens=60)

@@ -47,7 +47,7 @@ class _Requests:
 
     def __init__(self, system, *, alone=SI, most=1):
         self.system = system
-        system.servicer._planning._planner = _ByCount(alone, most=most)
+        system.planning._planner = _ByCount(alone, most=most)
         self._tasks = asyncio.TaskGroup()
         self._reading = {}
 
@@ -118,7 +118,7 @@ async def test_who_is_left_drafts_again_and_who_began_plainly_does_then(monkeypa
         await asyncio.sleep(0.1)
         requests.ask(10)
         last = requests.ask(500)
-        monkeypatch.setattr(system.servicer._planning, "learn", learnt)
+        monkeypatch.setattr(system.planning, "learn", learnt)
         await asyncio.sleep(1.5)
         drafted = requests.calls("Draft", since=now() - 0.5)
         assert drafted == [], "two are too many"
@@ -152,8 +152,8 @@ async def test_draft_tokens_are_learnt_as_far_as_all_drafts_were_wide(first, las
         widths.append(plan.shape.width)
 
     async with virtual_system(*models()) as system, _Requests(system) as requests:
-        planner = system.servicer._planning._planner = _Shaped(SI, most=1)
-        monkeypatch.setattr(system.servicer._planning, "learn", learnt)
+        planner = system.planning._planner = _Shaped(SI, most=1)
+        monkeypatch.setattr(system.planning, "learn", learnt)
         planner.width = first
         stream = requests.ask(400)
         await asyncio.sleep(0.5)

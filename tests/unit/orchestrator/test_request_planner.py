@@ -10,23 +10,24 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.errors import NoTargetError, UnsupportedError
+from paceline_contract.limits import MOST_TARGETS
 from paceline_orchestrator.fleet.hardware import Hardware
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.wire import Timing
 from paceline_orchestrator.planning.hit_rates import HitRates, Pair
-from paceline_orchestrator.planning.planner import Wish
+from paceline_orchestrator.planning.planner import Plan, Wish
 from paceline_orchestrator.planning.request_planner import RequestPlanner
 from paceline_orchestrator.planning.target_scaling import TargetScaling
 from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.methods import METHODS, Strategy
-from paceline_protocol.task import VerificationRule
+from paceline_protocol.task import DispatchPolicy, VerificationRule
 from support.waiting import until
 
 MS = 1_000_000
 
 
-MODEL = SimpleNamespace(fingerprint="target")
+MODEL = SimpleNamespace(fingerprint="target", tree_token_limit=64)
 
 
 def a_server(
@@ -87,7 +88,11 @@ def a_planning(targets, *, drafter=None, **options):
 
 
 def a_plan(planning, **wish):
-    return planning.plan(Wish(**wish), MODEL, prompt_length=5)
+    """Plan a request, and begin it."""
+    wish = Wish(**wish)
+    plan = planning.plan(wish, MODEL, prompt_length=5)
+    planning.begin(plan, wish, model=MODEL)
+    return plan
 
 
 def took(
@@ -403,6 +408,60 @@ def test_auto_stays_with_chains_where_runners_up_are_never_right_but_doubts_it_i
     assert a_plan(planning).hit_rates[1] > plan.hit_rates[1]
     asked = {"strategy": Strategy.DISTRIBUTED}
     assert a_plan(planning, **asked).hit_rates == a_plan(planning, **asked).hit_rates
+
+
+def chosen(plan, *, tree_token_limit=64, **wish):
+    """What becomes of a choice of the planner: the plan of a request."""
+    planner = SimpleNamespace(choose=lambda *_: plan)
+    model = SimpleNamespace(fingerprint="target", tree_token_limit=tree_token_limit)
+    planning = a_planning([a_server(30)], planner=planner)
+    return planning.plan(Wish(**wish), model, prompt_length=5)
+
+
+def a_choice(strategy, **facts):
+    times = {"token_ns": 1, "plain_token_ns": 2, "note": ""}
+    prefill = {"broadcast_prefill": False, "keep_prefill": False}
+    return Plan(strategy=strategy, lookahead=1, target_count=1, **times, **prefill, **facts)
+
+
+def test_a_model_whose_servers_judge_no_trees_and_a_method_that_drafts_nothing_get_chains():
+    wide = a_choice(Strategy.DISTRIBUTED, shape=Shape(3, 2))
+    assert chosen(wide).shape == Shape(3, 2)
+    assert chosen(wide, tree_token_limit=0).shape == CHAIN
+    assert chosen(a_choice(Strategy.AUTOREGRESSIVE), shape=Shape(3, 2)).shape == CHAIN
+
+
+@pytest.mark.parametrize(
+    ("strategy", "shape", "ride"),
+    [
+        (Strategy.SPECULATIVE, CHAIN, True),
+        (Strategy.SPECULATIVE, Shape(2, 0), False),
+        (Strategy.DISTRIBUTED, Shape(2, 0), True),
+    ],
+)
+def test_own_guesses_ride_along_where_nothing_comes_later_for_them(strategy, shape, ride):
+    choice = a_choice(strategy, shape=shape, own_guesses=True)
+    assert chosen(choice).own_guesses is ride
+    assert not chosen(choice, dispatch=DispatchPolicy.BLOCKS).own_guesses
+
+
+def test_a_request_could_use_more_targets_where_verifications_run_ahead():
+    si = a_choice(Strategy.SPECULATIVE)
+    assert chosen(si).target_limit == MOST_TARGETS, "the planner had too few for DSI"
+    assert chosen(si, strategy=Strategy.SPECULATIVE).target_limit == 1
+    assert chosen(si, target_count=3).target_limit == 3
+    assert chosen(a_choice(Strategy.AUTOREGRESSIVE)).target_limit == 1
+
+
+def test_to_plan_changes_nothing_until_a_request_begins():
+    planning = a_tree_planning()
+    for _ in range(20):
+        planning.learn(**took(accepted=600, rejected=400, width=4, ranks={1: 600, 0: 400}))
+    wish = Wish()
+    plan = planning.plan(wish, MODEL, prompt_length=5)
+    assert planning.plan(wish, MODEL, prompt_length=5) == plan
+    planning.begin(plan, wish, model=MODEL)
+    assert planning.plan(wish, MODEL, prompt_length=5).hit_rates != plan.hit_rates
 
 
 def test_only_a_request_that_leaves_its_method_open_gets_trees_unasked():
