@@ -142,7 +142,7 @@ class DistributedDecoding:
         drafted = list(verification.along(path))
         node = verification.trunk[0]
         for accepted, logprob in zip(drafted, logprobs, strict=False):
-            self._learn(verification, node, accepted.token_id, logprob)
+            self._learn(verification, node, token_id=accepted.token_id, logprob=logprob)
             node = accepted
         # The target's own tokens are in the tree only where they are learnt:
         #
@@ -151,7 +151,7 @@ class DistributedDecoding:
         own = (*verification.guessed_along(path), verdict.next_token)
         reached = [node]
         for token_id, logprob in zip(own, logprobs[len(drafted) :], strict=True):
-            self._learn(verification, reached[-1], token_id, logprob)
+            self._learn(verification, reached[-1], token_id=token_id, logprob=logprob)
             follows = reached[-1].decided_child() if reached[-1].alive else None
             if follows is None or follows.token_id != token_id:
                 break
@@ -163,12 +163,12 @@ class DistributedDecoding:
         self._schedule.learnt(verification, reached[: len(own)][-1])
 
     def _learn(
-        self, verification: Verification, node: Node, token_id: int, logprob: float | None
+        self, verification: Verification, node: Node, *, token_id: int, logprob: float | None
     ) -> None:
         # Under EXACT a verdict also tells what follows on the target's own guesses.
         is_exact = self._task.rule is VerificationRule.EXACT
         if (is_exact or verification.decides(node)) and not ends_text(node, self._commitment):
-            self._tree.decide(node, token_id, logprob)
+            self._tree.decide(node, token_id, logprob=logprob)
 
     def _take_capacity(self, capacity: CapacityChanged) -> list[Command]:
         self._capacity = capacity

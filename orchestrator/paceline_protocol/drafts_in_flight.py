@@ -129,7 +129,7 @@ class DraftsInFlight:
     # --- commands -----------------------------------------------------------------------------
 
     def start(
-        self, drafter: int, tip: Node, window: int, *, task: DecodingTask, chunk_tokens: int = 1
+        self, drafter: int, tip: Node, *, window: int, task: DecodingTask, chunk_tokens: int = 1
     ) -> Command:
         """Let a drafter that has none draft after a token.
 
@@ -171,7 +171,7 @@ class DraftsInFlight:
             window = min(task.window, useful)
             is_near = tip.length + window <= committed + SPECULATION_LIMIT
             if is_near and can_grow(tip, self._commitment):
-                commands.append(self.start(drafter, tip, window, task=task))
+                commands.append(self.start(drafter, tip, window=window, task=task))
         return commands
 
     def ask_text(self, task: DecodingTask) -> list[Command]:
@@ -186,7 +186,7 @@ class DraftsInFlight:
         is_far = tip.length + window > len(self._commitment.prefix) + SPECULATION_LIMIT
         if waits or ends or is_far or self.awaits_text:
             return []
-        return [self.start(text, tip, min(window, task.draft_window), task=task)]
+        return [self.start(text, tip, window=min(window, task.draft_window), task=task)]
 
     def stop_stale(self) -> list[Command]:
         """Withdraw those whose tokens are of no use any more."""

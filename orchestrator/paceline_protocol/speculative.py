@@ -172,7 +172,7 @@ class SpeculativeDecoding:
             self._drafts.start(
                 self._capacity.drafters[0],
                 tip,
-                window,
+                window=window,
                 task=self._task,
                 # Else the target waits for the last one.
                 chunk_tokens=1 if self._drafts_ahead else window,
@@ -211,7 +211,7 @@ class SpeculativeDecoding:
         node = verification.trunk[0]
         accepted = (each.token_id for each in verification.along(path))
         for token_id in (*accepted, *verification.guessed_along(path), verdict.next_token):
-            self._drafted.decide(node, token_id, None)
+            self._drafted.decide(node, token_id)
             node = node.children[token_id]
         node.dispatch.guesses = useful_guesses(
             verdict.proposal, node, task=self._task, commitment=self._commitment

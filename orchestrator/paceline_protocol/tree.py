@@ -268,7 +268,7 @@ class TokenTree:
         parent.draft.followers.setdefault(drafter, node)
         return node
 
-    def decide(self, node: Node, token_id: int, logprob: float | None) -> None:
+    def decide(self, node: Node, token_id: int, *, logprob: float | None = None) -> None:
         """Take in what the target says after a sequence. Only the first fact about it counts."""
         if not node.alive or node.fact is not None:
             return

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -64,6 +64,7 @@ class _Running:
 
     call: StartCall
     session: RemoteSession
+    _: KW_ONLY
     sent: CallUnderWay[Any]
     record: CallRecord
     replaced: _Running | None = None
@@ -196,8 +197,8 @@ class CallsInFlight:
         )
         record = self._recorder.verifying(session.server.name, asked)
         self._follow(
-            _Running(call, session, sent, record, replaced),
-            partial(self._take_verdict, call, session, asked.proposal),
+            _Running(call, session, sent=sent, record=record, replaced=replaced),
+            partial(self._take_verdict, call, session=session, asked=asked.proposal),
         )
 
     def _start_draft(self, call: StartDraft, session: RemoteSession) -> None:
@@ -222,8 +223,8 @@ class CallsInFlight:
             report=report,
         )
         self._follow(
-            _Running(call, session, sent, record),
-            partial(self._take_end, session, DraftEnded(call.draft_id)),
+            _Running(call, session, sent=sent, record=record),
+            partial(self._take_end, DraftEnded(call.draft_id), session=session),
         )
 
     def _start_decode(self, call: StartDecode, session: RemoteSession) -> None:
@@ -258,8 +259,8 @@ class CallsInFlight:
             report=report,
         )
         self._follow(
-            _Running(call, session, sent, record),
-            partial(self._take_end, session, DecodeEnded(call.decode_id)),
+            _Running(call, session, sent=sent, record=record),
+            partial(self._take_end, DecodeEnded(call.decode_id), session=session),
         )
 
     # --- ending -------------------------------------------------------------------------------
@@ -282,7 +283,7 @@ class CallsInFlight:
                 take(answer)
 
     def _take_verdict(
-        self, call: StartVerify, session: RemoteSession, asked: Proposal, judged: Judged
+        self, call: StartVerify, judged: Judged, *, session: RemoteSession, asked: Proposal
     ) -> None:
         path = judged.accepted_path
         decided = (*asked.along(path), judged.next_token)
@@ -302,7 +303,9 @@ class CallsInFlight:
             )
         )
 
-    def _take_end(self, session: RemoteSession, ended: DraftEnded | DecodeEnded, _: None) -> None:
+    def _take_end(
+        self, ended: DraftEnded | DecodeEnded, _: None, *, session: RemoteSession
+    ) -> None:
         self._answered(ended)
         self._pool.report_success(session.server)
 

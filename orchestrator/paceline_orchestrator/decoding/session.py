@@ -177,7 +177,11 @@ class RemoteSession:
         def send(handle: str) -> Sent:
             call = self._next_call(handle, prefix)
             rpc = send_verify(
-                self.server, call, proposal, options, timeout_seconds=self._call_seconds
+                self.server,
+                call,
+                proposal=proposal,
+                options=options,
+                timeout_seconds=self._call_seconds,
             )
             seconds = self._patience.seconds(call, block_length=len(proposal))
             return self._patience.begin(call, rpc, seconds=seconds, block_length=len(proposal))
@@ -216,7 +220,7 @@ class RemoteSession:
 
         def send(handle: str) -> Sent:
             call = self._next_call(handle, prefix)
-            rpc = send_draft(self.server, call, options, timeout_seconds=self._call_seconds)
+            rpc = send_draft(self.server, call, options=options, timeout_seconds=self._call_seconds)
             seconds = self._patience.seconds(call, steps=steps)
             return self._patience.begin(call, rpc, seconds=seconds)
 
@@ -252,7 +256,9 @@ class RemoteSession:
 
         def send(handle: str) -> Sent:
             call = self._next_call(handle, prefix)
-            rpc = send_decode(self.server, call, options, timeout_seconds=self._call_seconds)
+            rpc = send_decode(
+                self.server, call, options=options, timeout_seconds=self._call_seconds
+            )
             return self._patience.begin(call, rpc, seconds=self._patience.seconds(call))
 
         async def read(sent: Sent) -> None:

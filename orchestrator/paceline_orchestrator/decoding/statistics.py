@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -51,6 +51,7 @@ class TimelineEvent:
 
     kind: EventKind
     server: str
+    _: KW_ONLY
     start_ns: int
     end_ns: int
     position: int

@@ -248,10 +248,10 @@ class Pacing:
     def _likeness(self, generation: Generation) -> _Likeness:
         order = generation.order
         return _Likeness(
-            order.model.fingerprint,
-            order.options.wish,
-            bisect_left(self._context_lengths, order.limit_length),
-            generation.has_outgrown_drafters,
+            model_fingerprint=order.model.fingerprint,
+            wish=order.options.wish,
+            short_count=bisect_left(self._context_lengths, order.limit_length),
+            has_outgrown_drafters=generation.has_outgrown_drafters,
         )
 
     def _kind(self, generation: Generation, *, rate: float | None = None) -> _Kind:

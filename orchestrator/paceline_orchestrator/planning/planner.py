@@ -175,9 +175,9 @@ class Planner:
             assert wish.strategy is not None
             option = Option(
                 wish.strategy,
-                wish.lookahead or 1,
-                1,
-                measurements.verification_ns,
+                lookahead=wish.lookahead or 1,
+                target_count=1,
+                token_ns=measurements.verification_ns,
                 drafts_ahead=case.may_draft_ahead and wish.strategy is Strategy.SPECULATIVE,
             )
             return self._plan(option, measurements, others=())
@@ -187,7 +187,9 @@ class Planner:
             self._lookaheads.ask_for(measurements, case.target_count)
         others = [each for each in options if each is not best]
         if wish.drafter is DrafterKind.SERVER_AND_MAX_GRAM and best.method.overlaps:
-            best = _with_room_for_text(best, wish, measurements, case.target_count)
+            best = _with_room_for_text(
+                best, wish, measurements=measurements, available=case.target_count
+            )
         return self._plan(best, measurements, others=others)
 
     def choose_for_text(
@@ -204,7 +206,13 @@ class Planner:
             wish: What the request says.
             by_text: The same, with what is known of the text as of a drafter.
         """
-        case = Case(measurements, wish.lookahead, 1, self._lookaheads, may_draft_ahead=False)
+        case = Case(
+            measurements,
+            lookahead=wish.lookahead,
+            target_count=1,
+            lookaheads=self._lookaheads,
+            may_draft_ahead=False,
+        )
         ranked = [
             FORECASTS[strategy](replace(case, measurements=by_text) if method.drafts else case)
             for strategy, method in METHODS.items()
@@ -227,7 +235,7 @@ class Planner:
         return replace(
             plan,
             broadcast_prefill=False,
-            note=f"{note} ({_why(best, measurements, others)})",
+            note=f"{note} ({_why(best, measurements, others=others)})",
             drafter=(wish.drafter or DrafterKind.MAX_GRAM) if drafts else None,
         )
 
@@ -262,7 +270,13 @@ class Planner:
         if wish.strategy is None:
             available = max(1, min(available, measurements.side_by_side))
         may_draft_ahead = wish.may_draft_ahead and measurements.side_by_side > 0
-        return Case(measurements, wish.lookahead, available, self._lookaheads, may_draft_ahead)
+        return Case(
+            measurements,
+            lookahead=wish.lookahead,
+            target_count=available,
+            lookaheads=self._lookaheads,
+            may_draft_ahead=may_draft_ahead,
+        )
 
     def _plan(
         self, option: Option, measurements: Measurements, *, others: Sequence[Option]
@@ -276,7 +290,7 @@ class Planner:
             and measurements.target_first_ns > measurements.target_step_ns,
             token_ns=option.token_ns,
             plain_token_ns=plain(measurements).token_ns,
-            note=f"{option} ({_why(option, measurements, others)})",
+            note=f"{option} ({_why(option, measurements, others=others)})",
             shape=option.shape,
             own_guesses=own_guesses_are_free(option, measurements),
             drafts_ahead=option.drafts_ahead,
@@ -297,7 +311,7 @@ class Planner:
 
 
 def _with_room_for_text(
-    option: Option, wish: Wish, measurements: Measurements, available: int
+    option: Option, wish: Wish, *, measurements: Measurements, available: int
 ) -> Option:
     """Plan for what the text drafts beyond a drafter, at once and for nothing.
 
@@ -340,7 +354,7 @@ def _has_what_it_needs(method: Method, measurements: Measurements) -> bool:
     )
 
 
-def _why(best: Option, measurements: Measurements, others: Sequence[Option]) -> str:
+def _why(best: Option, measurements: Measurements, *, others: Sequence[Option]) -> str:
     reasons = [str(option) for option in others] or ["no drafter"]
     if measurements.request_count > 1:
         reasons.append(

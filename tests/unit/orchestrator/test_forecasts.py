@@ -32,7 +32,9 @@ NODE = Measurements(
 def forecast(node=NODE, *, lookahead=None, target_count=7, rehearsed=()):
     """What is promised where these times were simulated, by lookahead."""
     known = SimpleNamespace(times=lambda *_: dict(rehearsed))
-    return FORECASTS[Strategy.DISTRIBUTED](Case(node, lookahead, target_count, known))
+    return FORECASTS[Strategy.DISTRIBUTED](
+        Case(node, lookahead=lookahead, target_count=target_count, lookaheads=known)
+    )
 
 
 def stretched(time_ns, *, lookahead):

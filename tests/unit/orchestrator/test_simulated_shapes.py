@@ -34,11 +34,16 @@ DEAR = RowPrices(((1, 1.0), (33, 2.9)))
 PRICED = replace(VICUNA, target_prices=FREE, drafter_prices=FREE)
 PLAIN = plain(VICUNA)
 SI = speculative(VICUNA, 4)
-DSI = Option(Strategy.DISTRIBUTED, 2, 7, 20_000_000, note="DSI is dear")
+DSI = Option(
+    Strategy.DISTRIBUTED, lookahead=2, target_count=7, token_ns=20_000_000, note="DSI is dear"
+)
 
 
 def a_case(**changes):
-    return case_of(Option(Strategy.SPECULATIVE, 4, 1, 1), replace(VICUNA, **changes))
+    return case_of(
+        Option(Strategy.SPECULATIVE, lookahead=4, target_count=1, token_ns=1),
+        replace(VICUNA, **changes),
+    )
 
 
 def shape_and_gain(case):

@@ -78,8 +78,8 @@ def test_what_is_assigned_decided_or_dead_waits_no_longer(tree):
     nodes = {node.token_id: node for node in branches_beside(tree.main_path(), task=TASK)}
     queue.extend(nodes.values())
     nodes[20].dispatch.assigned = True
-    tree.decide(nodes[25], 77, None)
-    tree.decide(tree.main_path()[1], 11, None)  # 21 is dead
+    tree.decide(nodes[25], 77)
+    tree.decide(tree.main_path()[1], 11)  # 21 is dead
     assert tokens(iter(queue.pop, None)) == [30]
 
 
@@ -99,7 +99,7 @@ def test_a_rank_is_judged_where_it_is_known_that_the_text_comes_so_far():
     twenty = branch(tree, tree.root, 20, rank=2)
     for rank, token_id in enumerate((25, 26, 27), 1):
         branch(tree, twenty, token_id, rank=rank)
-    tree.decide(twenty, 26, None)
+    tree.decide(twenty, 26)
     assert not statistics.ranks, "the text may go on with 10"
-    tree.decide(tree.root, 20, None)
+    tree.decide(tree.root, 20)
     assert statistics.ranks == {2: 1}
