@@ -14,8 +14,8 @@ from paceline.errors import NoTargetError, PacelineError
 from paceline.v1.orchestrator_service_pb2_grpc import add_OrchestratorServiceServicer_to_server
 from paceline_contract.limits import most_request_bytes
 from paceline_orchestrator.decoding import probe
-from paceline_orchestrator.decoding.keeper import SessionKeeper
 from paceline_orchestrator.decoding.metrics import RequestMetrics
+from paceline_orchestrator.decoding.session_opener import SessionOpener
 from paceline_orchestrator.fleet.discovery import StaticDiscovery
 from paceline_orchestrator.fleet.discovery.dns import DnsDiscovery
 from paceline_orchestrator.fleet.discovery.metrics import DiscoveryMetrics, WatchMetrics
@@ -92,7 +92,7 @@ class OrchestratorApplication:
             draw_lot=random.random,
         )
         count_servers(registry, self._pool)
-        self._keeper = SessionKeeper()
+        self._opener = SessionOpener()
         self._codecs = Codecs()
         demand = DemandMeter(self._pool, lookahead=settings.verifier_lookahead)
         self._replica_id = secrets.randbits(53)
@@ -106,7 +106,7 @@ class OrchestratorApplication:
         )
         self._servicer = OrchestratorServicer(
             pool=self._pool,
-            keeper=self._keeper,
+            opener=self._opener,
             codecs=self._codecs,
             planning=RequestPlanner(self._pool),
             demand=demand,
@@ -124,7 +124,7 @@ class OrchestratorApplication:
         """Return as soon as there is a target, and its tokenizer."""
         # Left in the opposite order: requests, then their sessions, then the channels.
         await self._exit.enter_async_context(self._pool)
-        await self._exit.enter_async_context(self._keeper)
+        await self._exit.enter_async_context(self._opener)
         await self._exit.enter_async_context(self._tasks)
         await self._begin_scaling()
         ready = asyncio.Event()

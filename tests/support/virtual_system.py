@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.decoding import probe
-from paceline_orchestrator.decoding.keeper import SessionKeeper
 from paceline_orchestrator.decoding.metrics import RequestMetrics
+from paceline_orchestrator.decoding.session_opener import SessionOpener
 from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.front.servicer import OrchestratorServicer
@@ -228,12 +228,12 @@ async def virtual_system(
         probe=probe.answers,
         draw_lot=random.random if seed else lambda: 0.0,
     )
-    keeper, tasks, codecs = SessionKeeper(), asyncio.TaskGroup(), Codecs()
+    opener, tasks, codecs = SessionOpener(), asyncio.TaskGroup(), Codecs()
     planning, registry = _Planning(pool, cpu_clock=lambda: 0), CollectorRegistry()
     demand = DemandMeter(pool, lookahead=5, clock=now)
     servicer = OrchestratorServicer(
         pool=pool,
-        keeper=keeper,
+        opener=opener,
         codecs=codecs,
         planning=planning,
         demand=demand,
@@ -241,7 +241,7 @@ async def virtual_system(
         settings=OrchestratorSettings(targets=("127.0.0.1:1",), **settings),
         tasks=tasks,
     )
-    async with pool, keeper:
+    async with pool, opener:
         await tasks.__aenter__()
         try:
             model = await pool.wait_for_model(10)

@@ -41,7 +41,7 @@ Who owns what
 - `RequestServers` owns slots, sessions, timers and the text drafter. It exists before the driver,
   and the driver listens to it. `lose` and `widen` may post a `CapacityChanged` before they return:
   so the method hears that a server is gone before it hears that the server's call failed.
-- `SessionKeeper` opens and closes sessions in tasks of its own, which may outlive the request.
+- `SessionOpener` opens and closes sessions in tasks of its own, which may outlive the request.
 
 What may be cancelled where
 
@@ -49,7 +49,7 @@ What may be cancelled where
   was withdrawn.
 - The client or the deadline may cancel `run` anywhere. From then on `_is_over` holds and nothing
   begins: all calls are withdrawn, the method counts what it leaves, and sessions are closed by
-  their keeper. `run` waits for the tasks of its own group only.
+  their opener. `run` waits for the tasks of its own group only.
 - A failure cancels nothing by itself. `_fail` keeps the first one and wakes `_work`, which delivers
   the final tokens and ends; `run` raises the failure after the task group, which would wrap it.
 """

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         Judged,
         SessionSpec,
     )
-    from paceline_orchestrator.decoding.keeper import Opening, SessionKeeper
+    from paceline_orchestrator.decoding.session_opener import Opening, SessionOpener
     from paceline_orchestrator.fleet.server import ModelServer
 
 _CALL_SLACK_SECONDS = 1.0
@@ -71,7 +71,7 @@ class RemoteSession:
     Args:
         server: Where it is.
         spec: What it is for.
-        keeper: Opens and closes it.
+        opener: Opens and closes it.
         note_repair: Told of each repair: a lost session, or a prefix sent again.
         tolerance: How many times as long as others its server may have a call in sight.
     """
@@ -81,17 +81,17 @@ class RemoteSession:
         server: ModelServer,
         spec: SessionSpec,
         *,
-        keeper: SessionKeeper,
+        opener: SessionOpener,
         deadline: Deadline,
         note_repair: Callable[[Fallback], None],
         tolerance: float = 1.0,
     ) -> None:
         self.server = server
         self._spec = spec
-        self._keeper = keeper
+        self._opener = opener
         self._deadline = deadline
         self._note_repair = note_repair
-        self._opening = keeper.open(server, spec)
+        self._opening = opener.open(server, spec)
         self._checks = AnswerChecks(server, spec)
         self._patience = Patience(server, limit_length=self.limit_length, tolerance=tolerance)
         self._held = HeldTokens()
@@ -108,7 +108,7 @@ class RemoteSession:
         """End it. Its calls must have been withdrawn."""
         self._is_closed = True
         self.server.session_count -= 1
-        self._keeper.close(self.server, self._opening)
+        self._opener.close(self.server, self._opening)
 
     def retire(self) -> None:
         """End it as soon as the call that is under way, if one is, has ended."""
@@ -326,8 +326,8 @@ class RemoteSession:
         match error:
             case SessionNotFoundError():
                 self._note_repair(Fallback.SESSION_LOST)
-                self._keeper.forget(self.server, self._opening)
-                self._opening = self._keeper.open(self.server, self._spec)
+                self._opener.forget(self.server, self._opening)
+                self._opening = self._opener.open(self.server, self._spec)
                 self._asked_at = time.monotonic()
             case PrefixNotHeldError() | PrefixMismatchError():
                 self._note_repair(Fallback.PREFIX_RESENT)

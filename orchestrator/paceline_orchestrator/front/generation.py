@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from paceline_contract.max_gram import MaxGramRules
     from paceline_orchestrator.decoding.exchange import LikeliestTokens
-    from paceline_orchestrator.decoding.keeper import SessionKeeper
     from paceline_orchestrator.decoding.metrics import RequestMetrics
+    from paceline_orchestrator.decoding.session_opener import SessionOpener
     from paceline_orchestrator.decoding.statistics import (
         Statistics,
         TextStatistics,
@@ -56,7 +56,7 @@ class Generation:
     Args:
         order: What to decode.
         pool: The model servers.
-        keeper: Opens and closes its sessions.
+        opener: Opens and closes its sessions.
         metrics: Where it is counted.
         text_rules: What texts propose by.
         charge: Told how many tokens to count: the prefix, then those of the text as they become
@@ -71,7 +71,7 @@ class Generation:
         order: Order,
         *,
         pool: ServerPool,
-        keeper: SessionKeeper,
+        opener: SessionOpener,
         metrics: RequestMetrics,
         text_rules: MaxGramRules,
         charge: Callable[[int], None] | None = None,
@@ -103,7 +103,7 @@ class Generation:
             make_spec=lambda it: order.session_spec(it, length=self._position),
             suits=lambda it, role: order.suits(it, role=role, length=self._position),
             needs=order.server_needs,
-            keeper=keeper,
+            opener=opener,
             deadline=order.deadline,
             note_fallback=self._recorder.fallback,
             rule=order.options.wish.rule,

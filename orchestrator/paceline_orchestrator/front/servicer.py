@@ -46,8 +46,8 @@ from paceline_serving.version import VERSION
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from paceline_orchestrator.decoding.keeper import SessionKeeper
     from paceline_orchestrator.decoding.metrics import RequestMetrics
+    from paceline_orchestrator.decoding.session_opener import SessionOpener
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.wire import ModelFacts
     from paceline_orchestrator.front.tokenizer import Codec, Codecs
@@ -64,7 +64,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     Args:
         pool: The model servers.
-        keeper: Opens and closes sessions.
+        opener: Opens and closes sessions.
         planning: Chooses how to decode.
         demand: Told which streams run.
         metrics: Where requests are counted.
@@ -76,7 +76,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self,
         *,
         pool: ServerPool,
-        keeper: SessionKeeper,
+        opener: SessionOpener,
         codecs: Codecs,
         planning: RequestPlanner,
         demand: DemandMeter,
@@ -85,7 +85,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._pool = pool
-        self._keeper = keeper
+        self._opener = opener
         self._codecs = codecs
         self._planning = planning
         self._demand = demand
@@ -182,7 +182,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             generation = Generation(
                 order,
                 pool=self._pool,
-                keeper=self._keeper,
+                opener=self._opener,
                 metrics=self._metrics,
                 text_rules=self._text_rules,
                 charge=caller.charge if caller else None,
@@ -305,7 +305,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         )
         check_lengths(request, model)
         given_count = len(request.token_ids.ids) + len(request.resume_token_ids)
-        await self._keeper.gate.passed(given_count, share=share)
+        await self._opener.long_texts.wait_turn(given_count, share=share)
         codec = self._codecs.get(model.tokenizer_fingerprint)
         prompt = await self._tokenise(request, codec, model, share=share)
         check_tokens(request, model, prompt=prompt)

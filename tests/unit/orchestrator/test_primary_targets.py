@@ -16,7 +16,7 @@ from paceline_orchestrator.decoding import probe
 from paceline_orchestrator.decoding.assigned_servers import AssignedServers
 from paceline_orchestrator.decoding.deadline import Deadline
 from paceline_orchestrator.decoding.exchange import SessionSpec
-from paceline_orchestrator.decoding.keeper import Opening
+from paceline_orchestrator.decoding.session_opener import Opening
 from paceline_orchestrator.decoding.slots import ServerNeeds
 from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.fleet.latency import ObservedLatency
@@ -79,7 +79,7 @@ def servers_to_be(pool, target_count=1, *, drafter_count=0, growth=None, text=()
         MODEL,
         make_spec=lambda _: SessionSpec(fingerprint="it", reserve_length=1),
         needs=needs(target_count, drafter_count=drafter_count, growth=growth),
-        keeper=SimpleNamespace(open=opened_at_once, close=lambda *_: None),
+        opener=SimpleNamespace(open=opened_at_once, close=lambda *_: None),
         deadline=Deadline.after(60),
         note_fallback=lambda _: None,
         text=pool.familiarity.text(text, share=""),
