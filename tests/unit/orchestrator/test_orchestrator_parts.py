@@ -1,4 +1,4 @@
-"""The small parts: endpoints, deadlines, latencies, the ledger, what may be imported."""
+"""The small parts: endpoints, deadlines, latencies, decided tokens, what may be imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from paceline.errors import InvalidFieldError, InvariantViolatedError
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.decoding.deadline import Deadline
-from paceline_orchestrator.decoding.ledger import Ledger
+from paceline_orchestrator.decoding.decided_tokens import DecidedTokens
 from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery, parse_endpoints
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.row_prices import RowPrices
@@ -230,19 +230,19 @@ def test_only_a_request_that_is_alone_keeps_targets_busy_with_its_prompt(is_idle
 
 
 def test_only_what_a_target_decided_becomes_final():
-    ledger = Ledger(10)
-    ledger.note(9, [1, 2])
-    ledger.note(11, [3, 4])
-    ledger.note(11, [5])
-    ledger.settle([2, 5])
-    assert ledger.final_length == 12
+    decided = DecidedTokens(10)
+    decided.add(9, [1, 2])
+    decided.add(11, [3, 4])
+    decided.add(11, [5])
+    decided.finalize([2, 5])
+    assert decided.final_length == 12
     with pytest.raises(InvariantViolatedError):
-        ledger.settle([9])
+        decided.finalize([9])
 
 
 def test_a_token_without_a_verdict_is_not_let_through():
     with pytest.raises(InvariantViolatedError):
-        Ledger(10).settle([1])
+        DecidedTokens(10).finalize([1])
 
 
 def test_the_orchestrator_imports_no_torch_and_the_clusters_client_only_where_it_is_used():

@@ -44,7 +44,7 @@ async def test_it_sits_after_the_servers_while_there_is_none_or_always():
 async def test_it_follows_texts_that_come_and_go():
     drafter, text = await a_drafter(), [*PROMPT]
     for final, assumed in (((), (3,)), ((3, 4), (1, 2, 9)), ((7,), ()), ((3, 4, 1), (2, 3, 4))):
-        drafter.settle(final)
+        drafter.finalize(final)
         text += final
         reference = MaxGram()
         reference.extend((*text, *assumed))
@@ -67,7 +67,7 @@ async def test_it_counts_what_became_of_what_it_said():
     drafter = await a_drafter()
     assert ask(drafter, PROMPT) == (3, 4, 1)
     assert ask(drafter, (*PROMPT, 3, 4, 1)) == (2, 3, 4), "it goes on from there"
-    drafter.settle((3, 4, 1, 2, 9, 4))
+    drafter.finalize((3, 4, 1, 2, 9, 4))
     took = drafter.statistics
     assert (took.drafted, took.accepted, took.rejected) == (6, 4, 1)
 
@@ -75,7 +75,7 @@ async def test_it_counts_what_became_of_what_it_said():
 async def test_what_it_said_of_another_text_is_not_judged():
     drafter = await a_drafter()
     assert ask(drafter, (*PROMPT, 4)) == (1, 2, 4)
-    drafter.settle((3, 1, 2))
+    drafter.finalize((3, 1, 2))
     assert (drafter.statistics.accepted, drafter.statistics.rejected) == (0, 0)
 
 
@@ -84,7 +84,7 @@ async def test_of_a_long_prompt_the_end_is_searched(monkeypatch):
     drafter = await a_drafter((9, 8, 1, 2, 3, 1))
     assert ask(drafter, (9, 8, 1, 2, 3, 1)) == (2, 3, 1)
     assert not ask(drafter, (9, 8, 1, 2, 3, 1, 9))
-    drafter.settle((2,))
+    drafter.finalize((2,))
     assert ask(drafter, (9, 8, 1, 2, 3, 1, 2)) == (3, 1, 2)
 
 
@@ -93,7 +93,7 @@ async def test_a_later_text_has_the_room_that_others_leave_it_and_nothing_is_ind
     first, second = [await a_drafter(PROMPT, room=room) for _ in range(2)]
     assert ask(first, PROMPT) == (3, 4, 1), "it has all of its prompt"
     assert ask(second, PROMPT) == (), "it has the last four tokens, which repeat nothing"
-    second.settle((3,))
+    second.finalize((3,))
     assert ask(second, (*PROMPT, 3)) == (), "there is no room for another"
     first.close()
     assert ask(first, PROMPT) == ()
@@ -106,7 +106,7 @@ async def test_a_later_text_has_the_room_that_others_leave_it_and_nothing_is_ind
 async def test_a_text_without_any_room_reads_nothing_and_says_nothing():
     drafter = await a_drafter(PROMPT, room=IndexRoom(0))
     assert ask(drafter, PROMPT) == ()
-    drafter.settle((3,))
+    drafter.finalize((3,))
     assert ask(drafter, (*PROMPT, 3)) == ()
     assert len(drafter._proposer) == 0
 
@@ -139,5 +139,5 @@ async def test_what_it_said_before_the_targets_own_token_is_judged_too():
     drafter = await a_drafter()
     assert ask(drafter, PROMPT) == (3, 4, 1)
     assert ask(drafter, (*PROMPT, 3, 4, 1, 2), 1) == (3,), "the target's 2 came between"
-    drafter.settle((3, 4, 1, 2, 3))
+    drafter.finalize((3, 4, 1, 2, 3))
     assert (drafter.statistics.accepted, drafter.statistics.rejected) == (4, 0)
