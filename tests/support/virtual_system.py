@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.discovery import Discovery
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.planning.background_computation import BackgroundComputation
+    from paceline_orchestrator.planning.planner import Planner
     from support.virtual_network import CallRecord
     from support.virtual_servers import VirtualServer
 
@@ -203,7 +204,11 @@ class VirtualSystem:
 
 @asynccontextmanager
 async def virtual_system(
-    *models: VirtualServer, discovery: Discovery | None = None, seed: int = 0, **settings: Any
+    *models: VirtualServer,
+    discovery: Discovery | None = None,
+    seed: int = 0,
+    planner: Planner | None = None,
+    **settings: Any,
 ) -> AsyncIterator[VirtualSystem]:
     """Run an orchestrator until it is left; no handler of a model may have met a bug.
 
@@ -211,6 +216,7 @@ async def virtual_system(
         models: All there are, in the order in which equals are chosen.
         discovery: Which of them the orchestrator knows; None is all, and waits until it is so.
         seed: Breaks ties between servers; 0 lets the first ones be chosen.
+        planner: Chooses among the methods; None is the usual one.
         settings: The orchestrator's.
     """
     by_address = {it.address: it for it in models}
@@ -229,7 +235,7 @@ async def virtual_system(
         draw_lot=random.random if seed else lambda: 0.0,
     )
     opener, tasks, codecs = SessionOpener(), asyncio.TaskGroup(), Codecs()
-    planning, registry = _Planning(pool, cpu_clock=lambda: 0), CollectorRegistry()
+    planning, registry = _Planning(pool, planner=planner, cpu_clock=lambda: 0), CollectorRegistry()
     demand = DemandMeter(pool, lookahead=5, clock=now)
     servicer = OrchestratorServicer(
         pool=pool,

@@ -151,12 +151,15 @@ class Planner:
         `choose` is cheap: it simulates nothing, and makes do with closed forms. `refine` takes 100
         ms or more for each setting that `choose` would have liked to have simulated: call it on a
         worker thread. Both can run at the same time.
+
+    Args:
+        shapes: What is known of tree shapes; None: nothing yet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, shapes: SimulatedShapes | None = None) -> None:
         self._lookaheads = SimulatedLookaheads()
         self._broadcasts = PrefillBroadcasts()
-        self._shapes = SimulatedShapes()
+        self._shapes = shapes or SimulatedShapes()
 
     def choose(
         self,

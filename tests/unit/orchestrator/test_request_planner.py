@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from types import SimpleNamespace
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -14,9 +15,10 @@ from paceline_contract.limits import MOST_TARGETS
 from paceline_orchestrator.fleet.hardware import Hardware
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.wire import Timing
-from paceline_orchestrator.planning.hit_rates import HitRates, Pair
-from paceline_orchestrator.planning.planner import Plan, Wish
+from paceline_orchestrator.planning.hit_rates import Pair
+from paceline_orchestrator.planning.planner import Plan, Planner, Wish
 from paceline_orchestrator.planning.request_planner import RequestPlanner
+from paceline_orchestrator.planning.simulated_shapes import SimulatedShapes
 from paceline_orchestrator.planning.target_scaling import TargetScaling
 from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.draft_statistics import DraftStatistics
@@ -81,10 +83,45 @@ def a_server(
     )
 
 
+SHAPES = WeakKeyDictionary()
+"""The trees that a planning simulates."""
+
+
 def a_planning(targets, *, drafter=None, **options):
     drafter = drafter or a_server(3)
     pool = SimpleNamespace(targets=lambda _: targets, drafters=lambda _: [drafter])
-    return RequestPlanner(pool, **options)
+    shapes = SimulatedShapes()
+    planning = RequestPlanner(pool, **{"planner": Planner(shapes=shapes)} | options)
+    SHAPES[planning] = shapes
+    return planning
+
+
+class Watched(Planner):
+    """A planner that keeps the measurements of its last request."""
+
+    measured = None
+
+    def choose(self, measurements, wish=None):
+        self.measured = measurements
+        return super().choose(measurements, wish)
+
+
+def measured(targets, *, prompt_length=5):
+    """What a request's plan is made of."""
+    planner = Watched()
+    a_planning(targets, planner=planner).plan(Wish(), MODEL, prompt_length=prompt_length)
+    return planner.measured
+
+
+def dispatch_ns(planning, planner):
+    """What a verification costs this process, as far as is known."""
+    planning.plan(Wish(), MODEL, prompt_length=5)
+    return planner.measured.dispatch_ns
+
+
+def refining():
+    """The task that refines the plan, if there is one."""
+    return next((it for it in asyncio.all_tasks() if it.get_name() == "refine the plan"), None)
 
 
 def a_plan(planning, **wish):
@@ -175,8 +212,7 @@ def test_the_calls_in_a_forward_tell_of_other_orchestrators_requests():
 
 def test_a_target_that_computes_a_request_of_ours_beside_others_is_no_slower_alone():
     busy = [a_server(30, beside=16, row_ms=1) for _ in range(2)]
-    measured = a_planning(busy)._measure(busy, [], length=5, rates=HitRates())
-    assert measured.target_step_ns == 30 * MS
+    assert measured(busy).target_step_ns == 30 * MS
 
 
 def test_a_drafter_that_others_fill_is_left_to_them():
@@ -223,9 +259,8 @@ def test_the_planner_hears_how_long_a_prompt_takes(prompt_length):
     targets = [a_server(30) for _ in range(7)]
     for target in targets:
         target.latency.adopt(((1, 30 * MS),), prefill_fixed_ns=0, prefill_ns_per_token=MS)
-    planning = a_planning(targets)
-    measured = planning._measure(targets, [], length=prompt_length, rates=HitRates())
-    assert measured.target_first_ns == max(30, prompt_length) * MS
+    first_ns = measured(targets, prompt_length=prompt_length).target_first_ns
+    assert first_ns == max(30, prompt_length) * MS
 
 
 def test_what_drafts_were_worth_long_ago_is_forgotten():
@@ -275,26 +310,28 @@ def test_a_verification_costs_the_cpu_time_of_requests_over_their_verifications(
 
 def test_clients_that_leave_before_a_verdict_do_not_make_dispatching_dearer():
     clock = SimpleNamespace(ns=0)
-    planning = a_planning([a_server(30, primaries=1) for _ in range(7)], cpu_clock=lambda: clock.ns)
-    known = planning._dispatch_ns.value
+    targets, planner = [a_server(30, primaries=1) for _ in range(7)], Watched()
+    planning = a_planning(targets, planner=planner, cpu_clock=lambda: clock.ns)
+    known = dispatch_ns(planning, planner)
     for _ in range(1000):
         a_plan(planning)
         clock.ns += 4 * MS
         planning.learn(**took(forwards=0))
-    assert planning._dispatch_ns.value == known
+    assert dispatch_ns(planning, planner) == known
     planning.learn(**took(forwards=100))
-    assert planning._dispatch_ns.value < known, "what they took is nobody else's"
+    assert dispatch_ns(planning, planner) < known, "what they took is nobody else's"
 
 
 def test_at_rest_nothing_is_dispatched_though_others_use_the_same_targets():
     clock = SimpleNamespace(ns=0)
     shared = [a_server(30, calls_ahead=1.5) for _ in range(7)]
-    planning = a_planning(shared, cpu_clock=lambda: clock.ns)
+    planner = Watched()
+    planning = a_planning(shared, planner=planner, cpu_clock=lambda: clock.ns)
     for _ in range(40):
         clock.ns += 3_600_000 * MS
         a_plan(planning)
         planning.learn(**took(forwards=70, cancelled=30))
-    assert planning._dispatch_ns.value < MS
+    assert dispatch_ns(planning, planner) < MS
 
 
 def test_a_request_whose_targets_were_lost_before_its_plan_may_come_again():
@@ -357,7 +394,7 @@ def a_tree_planning(*, row_ms=0, drafter_row_ms=0, target_count=1):
 def simulated(planning, **wish):
     """A plan after its trees were simulated."""
     a_plan(planning, **wish)
-    planning._planner._shapes.simulate_missing()
+    SHAPES[planning].simulate_missing()
     return a_plan(planning, **wish)
 
 
@@ -532,46 +569,46 @@ async def test_however_often_there_is_time_one_simulation_runs_at_once(monkeypat
     assert len(most) > simulated
 
 
-def endless(planning, monkeypatch):
-    """Have simulations go on until they are told to end; returns what says that they run, or do."""
-    running, over = threading.Event(), threading.Event()
+class Endless(Planner):
+    """A planner whose simulations go on until they are told to end."""
 
-    def refine(after_event):
-        running.set()
+    def __init__(self):
+        super().__init__()
+        self.running, self.over = threading.Event(), threading.Event()
+
+    def refine(self, after_event):
+        self.running.set()
         try:
             while True:
                 after_event()
         finally:
-            over.set()
-
-    monkeypatch.setattr(planning._planner, "refine", refine)
-    return running, over
+            self.over.set()
 
 
-async def test_a_process_that_stops_does_not_wait_for_simulations(monkeypatch, caplog):
-    planning = a_planning([a_server(30) for _ in range(7)])
-    running, over = endless(planning, monkeypatch)
+async def test_a_process_that_stops_does_not_wait_for_simulations(caplog):
+    planner = Endless()
+    planning = a_planning([a_server(30) for _ in range(7)], planner=planner)
     async with asyncio.TaskGroup() as tasks:
         planning.refine_soon(tasks)
-        await until(running.is_set, what="a simulation runs")
+        await until(planner.running.is_set, what="a simulation runs")
         planning.end_refining()
-    assert over.is_set()
+    assert planner.over.is_set()
     assert caplog.records == [], "it is no failure"
-    running.clear()
+    planner.running.clear()
     async with asyncio.TaskGroup() as tasks:
         planning.refine_soon(tasks)
-    assert not running.is_set()
+    assert not planner.running.is_set()
 
 
-async def test_a_simulation_whose_task_is_cancelled_leaves_no_thread_behind(monkeypatch):
-    planning = a_planning([a_server(30) for _ in range(7)])
-    running, over = endless(planning, monkeypatch)
+async def test_a_simulation_whose_task_is_cancelled_leaves_no_thread_behind():
+    planner = Endless()
+    planning = a_planning([a_server(30) for _ in range(7)], planner=planner)
     async with asyncio.TaskGroup() as tasks:
         planning.refine_soon(tasks)
-        await until(running.is_set, what="a simulation runs")
-        planning._refining.cancel()
+        await until(planner.running.is_set, what="a simulation runs")
+        refining().cancel()
     try:
-        await until(over.is_set, what="the thread is done")
+        await until(planner.over.is_set, what="the thread is done")
     finally:
         planning.end_refining()  # or a failed test would never end
 
@@ -584,7 +621,7 @@ async def test_where_there_is_never_a_moment_at_rest_plans_are_refined_beside_re
     async with asyncio.TaskGroup() as tasks:
         for _ in range(10):
             planning.refine_beside(tasks)
-            assert planning._refining is None
+            assert refining() is None
             clock.seconds += 1
         planning.refine_beside(tasks)
         assert planning._computing._has_company, "it makes way"
@@ -594,7 +631,8 @@ async def test_where_there_is_never_a_moment_at_rest_plans_are_refined_beside_re
 async def test_the_wait_for_a_moment_at_rest_begins_with_what_there_is_to_refine():
     clock = SimpleNamespace(seconds=100.0)
     targets = [a_server(30) for _ in range(7)]
-    planning = a_planning(targets, clock=lambda: clock.seconds)
+    planner = Planner()
+    planning = a_planning(targets, planner=planner, clock=lambda: clock.seconds)
     a_plan(planning)
     async with asyncio.TaskGroup() as tasks:
         planning.refine_beside(tasks)
@@ -602,19 +640,18 @@ async def test_the_wait_for_a_moment_at_rest_begins_with_what_there_is_to_refine
     planning.refine_beside(None)  # all was refined at rest
     del targets[3:]
     a_plan(planning)
-    assert planning._planner.is_missing_some
+    assert planner.is_missing_some
     clock.seconds += 60
-    refined = planning._refining
-    planning.refine_beside(None)
-    assert planning._refining is refined, "it has waited for no time"
+    planning.refine_beside(None)  # it has waited for no time: there is nowhere to refine
+    assert planner.is_missing_some
 
 
-async def test_a_simulation_makes_way_as_soon_as_a_request_begins(monkeypatch):
-    planning = a_planning([a_server(30) for _ in range(7)])
-    running, _ = endless(planning, monkeypatch)
+async def test_a_simulation_makes_way_as_soon_as_a_request_begins():
+    planner = Endless()
+    planning = a_planning([a_server(30) for _ in range(7)], planner=planner)
     async with asyncio.TaskGroup() as tasks:
         planning.refine_soon(tasks)
-        await until(running.is_set, what="a simulation runs")
+        await until(planner.running.is_set, what="a simulation runs")
         assert not planning._computing._has_company
         planning.refine_beside(tasks)
         assert planning._computing._has_company

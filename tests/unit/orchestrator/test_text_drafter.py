@@ -88,6 +88,13 @@ async def test_of_a_long_prompt_the_end_is_searched(monkeypatch):
     assert ask(drafter, (9, 8, 1, 2, 3, 1, 2)) == (3, 1, 2)
 
 
+def free(room):
+    """How many tokens there is room for."""
+    count = room.take(10**9)
+    room.give_back(count)
+    return count
+
+
 async def test_a_later_text_has_the_room_that_others_leave_it_and_nothing_is_indexed_beyond():
     room = IndexRoom(10)
     first, second = [await a_drafter(PROMPT, room=room) for _ in range(2)]
@@ -115,17 +122,16 @@ async def test_a_text_without_any_room_reads_nothing_and_says_nothing():
 async def test_a_request_leaves_its_room_to_others_however_it_ends():
     async with virtual_system(*targets(1)) as system:
         room = system.servicer._text_rules.room
-        everything = room.take(10**9)
-        room.give_back(everything)
+        everything = free(room)
         request = {"drafter": pb.DRAFTER_KIND_MAX_GRAM, "strategy": pb.STRATEGY_SPECULATIVE}
         await system.generate(**request)
         reading = asyncio.ensure_future(system.generate(**request, max_tokens=999))
         await asyncio.sleep(1)
-        assert room._free < everything
+        assert free(room) < everything
         reading.cancel()
         await asyncio.wait([reading])
         await system.settle()
-        assert room._free == everything
+        assert free(room) == everything
 
 
 @pytest.mark.parametrize("make", [None, lambda token_id: ("one hot", token_id)])

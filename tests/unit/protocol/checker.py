@@ -142,7 +142,7 @@ class CheckedMethod:
         return commands
 
     def handle(self, event: Event) -> list[Command]:
-        finished, stale = self.finish, self._is_stale(event)
+        finished, stale = self.finish, self.is_stale(event)
         self._note(event)
         commands = self.method.handle(event)
         if finished or stale:
@@ -158,7 +158,7 @@ class CheckedMethod:
 
     # --- what happens -------------------------------------------------------------------------
 
-    def _is_stale(self, event: Event) -> bool:
+    def is_stale(self, event: Event) -> bool:
         match event:
             case TokensDrafted() | DraftEnded() | DraftFailed():
                 return event.draft_id not in self.drafts
