@@ -68,6 +68,9 @@ class DistributedDecoding:
     let idle drafters draft on; see that the frontier (what follows the last committed token) is
     being decided; give free targets the blocks that are due.
 
+    Attributes:
+        tree: What is drafted and known; for drawings, and not to be changed from outside.
+
     Invariants:
         All of invariants.py (tests/unit/protocol/test_invariants.py).
 
@@ -79,14 +82,14 @@ class DistributedDecoding:
         self._task = _with_lookahead_of(capacity, task)
         self._commitment = Commitment(task)
         counter = DraftCounter(self._commitment.statistics)
-        self._tree = TokenTree(task.prompt[-1], length=len(task.prompt), counter=counter)
+        self.tree = TokenTree(task.prompt[-1], length=len(task.prompt), counter=counter)
         self._capacity = capacity
         self._waiting = BranchQueue()  # what no verification judges
         self._schedule = TargetSchedule(
-            self._tree, counter=counter, capacity=capacity, waiting=self._waiting
+            self.tree, counter=counter, capacity=capacity, waiting=self._waiting
         )
         self._drafts = DraftsInFlight(
-            self._tree, commitment=self._commitment, capacity=capacity, waiting=self._waiting
+            self.tree, commitment=self._commitment, capacity=capacity, waiting=self._waiting
         )
         self._finished = False
 
@@ -99,7 +102,7 @@ class DistributedDecoding:
         """Begin; see DecodingMethod."""
         commands: list[Command] = []
         if self._task.broadcast_prefill and self._commitment.finish_reason is None:
-            prompt = (self._tree.root,)
+            prompt = (self.tree.root,)
             commands += [self._start_verify(prompt, warms_up=True) for _ in self._capacity.targets]
         return commands + self._settle()
 
@@ -168,7 +171,7 @@ class DistributedDecoding:
         # Under EXACT a verdict also tells what follows on the target's own guesses.
         is_exact = self._task.rule is VerificationRule.EXACT
         if (is_exact or verification.decides(node)) and not ends_text(node, self._commitment):
-            self._tree.decide(node, token_id, logprob=logprob)
+            self.tree.decide(node, token_id, logprob=logprob)
 
     def _take_capacity(self, capacity: CapacityChanged) -> list[Command]:
         self._capacity = capacity
@@ -193,7 +196,7 @@ class DistributedDecoding:
         return commands + self._schedule.promote()
 
     def _commit(self) -> list[Command]:
-        passed = self._tree.advance()
+        passed = self.tree.advance()
         if not passed:
             return []
         logprobs = [token.logprob for token in passed if token.logprob is not None]
@@ -209,7 +212,7 @@ class DistributedDecoding:
         if not self._capacity.targets:
             return []
         commands: list[Command] = []
-        path = self._tree.main_path()
+        path = self.tree.main_path()
         if not self._decides_frontier():
             if not self._schedule.free_targets:
                 commands.append(self._schedule.make_room())
@@ -234,7 +237,7 @@ class DistributedDecoding:
                 break
             if not tip.alive or tip.length <= main_path[0].length:
                 continue
-            path = self._tree.path_to(tip)
+            path = self.tree.path_to(tip)
             # main_path   root ── a ── b ── c
             # path        root ── a ── x ── y ── tip
             #             └ shared ┘   └── beside ──┘
@@ -263,14 +266,14 @@ class DistributedDecoding:
     def _finish(self, reason: FinishReason) -> list[Command]:
         self._finished = True
         commands = self._drafts.stop_all() + self._schedule.abandon_all()
-        self._tree.discard()
+        self.tree.discard()
         return [*commands, Finish(reason)]
 
     def _decides_frontier(self) -> bool:
-        return self._schedule.decide(self._tree.root)
+        return self._schedule.decide(self.tree.root)
 
     def _start_verify(self, trunk: Sequence[Node], *, warms_up: bool = False) -> Command:
-        prefix = self._commitment.prefix + self._tree.token_ids_to(trunk[0])
+        prefix = self._commitment.prefix + self.tree.token_ids_to(trunk[0])
         return self._schedule.start(trunk, prefix=prefix, task=self._task, warms_up=warms_up)
 
 

@@ -20,9 +20,15 @@ PROMPT = (1, 2, 3, 4, 1, 2)
 PAPERS = MaxGramRules()
 
 
-async def a_drafter(prompt=PROMPT, *, slot=1, is_beside=False, rules=PAPERS, **settings):
-    max_gram = rules.begin(vocabulary_size=len(rules.bigrams))
-    drafter = TextDrafter(prompt, proposer=max_gram, slot=slot, is_beside=is_beside, **settings)
+def a_proposer(rules=PAPERS):
+    return rules.begin(vocabulary_size=len(rules.bigrams))
+
+
+async def a_drafter(
+    prompt=PROMPT, *, slot=1, is_beside=False, rules=PAPERS, proposer=None, **settings
+):
+    proposer = a_proposer(rules) if proposer is None else proposer
+    drafter = TextDrafter(prompt, proposer=proposer, slot=slot, is_beside=is_beside, **settings)
     await drafter.read_prompt()
     return drafter
 
@@ -97,7 +103,9 @@ def free(room):
 
 async def test_a_later_text_has_the_room_that_others_leave_it_and_nothing_is_indexed_beyond():
     room = IndexRoom(10)
-    first, second = [await a_drafter(PROMPT, room=room) for _ in range(2)]
+    proposer = a_proposer()
+    first = await a_drafter(PROMPT, room=room)
+    second = await a_drafter(PROMPT, room=room, proposer=proposer)
     assert ask(first, PROMPT) == (3, 4, 1), "it has all of its prompt"
     assert ask(second, PROMPT) == (), "it has the last four tokens, which repeat nothing"
     second.finalize((3,))
@@ -105,17 +113,18 @@ async def test_a_later_text_has_the_room_that_others_leave_it_and_nothing_is_ind
     first.close()
     assert ask(first, PROMPT) == ()
     assert ask(second, (*PROMPT, 3)) == (4, 1, 2), "there is again"
-    assert len(second._proposer) == 5
+    assert len(proposer) == 5
     second.close()
     assert room.take(99) == 10
 
 
 async def test_a_text_without_any_room_reads_nothing_and_says_nothing():
-    drafter = await a_drafter(PROMPT, room=IndexRoom(0))
+    proposer = a_proposer()
+    drafter = await a_drafter(PROMPT, room=IndexRoom(0), proposer=proposer)
     assert ask(drafter, PROMPT) == ()
     drafter.finalize((3,))
     assert ask(drafter, (*PROMPT, 3)) == ()
-    assert len(drafter._proposer) == 0
+    assert len(proposer) == 0
 
 
 @virtually
