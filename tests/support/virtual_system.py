@@ -222,7 +222,7 @@ async def virtual_system(
     by_address = {it.address: it for it in models}
 
     def open_channel(where: Endpoint) -> Any:
-        def standing() -> str:
+        def standing() -> str | None:
             return next((it.status for it in pool.servers if it.name == where.name), "REMOVED")
 
         return VirtualChannel(by_address[where.address].link, standing=standing)

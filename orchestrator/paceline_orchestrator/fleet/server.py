@@ -71,11 +71,11 @@ class ModelServer:
         session_count: Sessions that this orchestrator has open there.
         call_count: Verifications or drafts of this orchestrator that run or wait there.
         primary_count: Requests of this orchestrator whose primary target it is.
-        health_status: Empty if the server says that it is well, else why not.
-        trouble: What else is known of why not, such as the words of an error; empty for nothing.
+        health_status: Why the server is not well; None if it says that it is.
+        trouble: What else is known of why not, such as the words of an error; None for nothing.
         bugs: What went wrong here, unforeseen, while its health was followed.
         twin: The server that is the same process at another address; None if there is none.
-        pause_status: Empty, or why it gets no work for a while, though it may be well.
+        pause_status: Why it gets no work for a while, though it may be well; None if it does.
         pause_count: Pauses so far; the newest one counts.
         failure_count: Failures since the last good answer; see Pauses.
         failed_at: When the last one was counted, on the monotonic clock.
@@ -104,11 +104,11 @@ class ModelServer:
         self.session_count = 0
         self.call_count = 0
         self.primary_count = 0
-        self.health_status = NOT_REACHED
-        self.trouble = ""
+        self.health_status: str | None = NOT_REACHED
+        self.trouble: str | None = None
         self.bugs: set[type[Exception]] = set()
         self.twin: ModelServer | None = None
-        self.pause_status = ""
+        self.pause_status: str | None = None
         self.pause_count = 0
         self.failure_count = 0
         self.failed_at = 0.0
@@ -129,11 +129,11 @@ class ModelServer:
     @property
     def ready(self) -> bool:
         """Whether it takes work now."""
-        return not self.status
+        return self.status is None
 
     @property
-    def status(self) -> str:
-        """Empty if it is ready, else the reason why not."""
+    def status(self) -> str | None:
+        """The reason why it is not ready; None if it is."""
         if self.endpoint.availability is not Availability.READY:
             return self.endpoint.availability.name
         return self.health_status or self.misfit or self._doubled or self.pause_status
@@ -144,15 +144,15 @@ class ModelServer:
         return self.endpoint.availability is Availability.READY and not self.health_status
 
     @property
-    def misfit(self) -> str:
-        """Empty if it is what it is listed as, as far as it has said what it is."""
+    def misfit(self) -> str | None:
+        """How it is not what it is listed as; None if it is, or has not said what it is."""
         if self.facts is None or self.facts.role in {None, self.role}:
-            return ""
+            return None
         return f"is a {self.facts.role}, not a {self.role}"
 
     @property
-    def _doubled(self) -> str:
-        return f"is {self.twin.name}, listed twice" if self.twin else ""
+    def _doubled(self) -> str | None:
+        return f"is {self.twin.name}, listed twice" if self.twin else None
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -224,4 +224,4 @@ class ModelServer:
         self.latency = ObservedLatency()
         self.silence.forget()
         if self.pause_status != SILENT:
-            self.pause_status = ""
+            self.pause_status = None

@@ -258,5 +258,5 @@ def test_a_server_that_takes_no_work_has_its_status_and_its_word():
     }
     standing = Standing(Word.SILENT, "y")
     assert server_message(server, standing) == pb.ServerInfo(status="x", **told)
-    server.status = ""
+    server.status = None
     assert server_message(server, standing) == pb.ServerInfo(status="SILENT: y", **told)

@@ -55,7 +55,7 @@ class KnownTargets(ServerPool):
         endpoint = Endpoint(f"{role}-{len(self._servers)}", "127.0.0.1:1", role)
         server = ModelServer(endpoint, grpc.aio.insecure_channel("127.0.0.1:1"))
         server.adopt(replace(MODEL, forward_latencies=((1, step_ns),)))
-        server.health_status = ""
+        server.health_status = None
         server.ready_since = ready_since
         self._servers[endpoint] = server
         self._in_order[role].append(server)
