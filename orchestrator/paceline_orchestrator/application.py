@@ -14,8 +14,8 @@ from paceline.errors import NoTargetError, PacelineError
 from paceline.v1.orchestrator_service_pb2_grpc import add_OrchestratorServiceServicer_to_server
 from paceline_contract.limits import most_request_bytes
 from paceline_orchestrator.decoding import probe
-from paceline_orchestrator.decoding.keeper import SessionKeeper
 from paceline_orchestrator.decoding.metrics import RequestMetrics
+from paceline_orchestrator.decoding.session_opener import SessionOpener
 from paceline_orchestrator.fleet.discovery import StaticDiscovery
 from paceline_orchestrator.fleet.discovery.dns import DnsDiscovery
 from paceline_orchestrator.fleet.discovery.metrics import DiscoveryMetrics, WatchMetrics
@@ -24,7 +24,7 @@ from paceline_orchestrator.fleet.server_metrics import count_servers
 from paceline_orchestrator.fleet.wire import TokenizerRefusedError
 from paceline_orchestrator.front.servicer import OrchestratorServicer
 from paceline_orchestrator.front.tokenizer import Codecs
-from paceline_orchestrator.planning.experience import Planning
+from paceline_orchestrator.planning.request_planner import RequestPlanner
 from paceline_orchestrator.scaling.autoscaler import Autoscaler
 from paceline_orchestrator.scaling.demand import DemandMeter
 from paceline_orchestrator.scaling.external_scaler import ScalerServer
@@ -97,7 +97,7 @@ class OrchestratorApplication:
             draw_lot=random.random,
         )
         count_servers(registry, self.pool)
-        self._keeper = SessionKeeper()
+        self._opener = SessionOpener()
         self._codecs = Codecs()
         demand = DemandMeter(self.pool, lookahead=settings.verifier_lookahead)
         self._replica_id = secrets.randbits(53)
@@ -111,9 +111,9 @@ class OrchestratorApplication:
         )
         self.servicer = OrchestratorServicer(
             pool=self.pool,
-            keeper=self._keeper,
+            opener=self._opener,
             codecs=self._codecs,
-            planning=Planning(self.pool),
+            planning=RequestPlanner(self.pool),
             demand=demand,
             metrics=RequestMetrics(registry),
             settings=settings,
@@ -129,7 +129,7 @@ class OrchestratorApplication:
         """Return as soon as there is a target, and its tokenizer."""
         # Left in the opposite order: requests, then their sessions, then the channels.
         await self._exit.enter_async_context(self.pool)
-        await self._exit.enter_async_context(self._keeper)
+        await self._exit.enter_async_context(self._opener)
         await self._exit.enter_async_context(self._tasks)
         await self._begin_scaling()
         ready = asyncio.Event()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline_protocol.commitment import Commitment, DraftStatistics
+from paceline_protocol.commitment import Commitment
 from paceline_protocol.messages import (
     CapacityChanged,
     Command,
@@ -26,6 +26,7 @@ from paceline_protocol.messages import (
 )
 
 if TYPE_CHECKING:
+    from paceline_protocol.draft_statistics import DraftStatistics
     from paceline_protocol.task import DecodingTask
 
 

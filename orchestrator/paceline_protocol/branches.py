@@ -47,7 +47,7 @@ def guesses_beside(
     room = task.tree_tokens - (len(trunk) - 1) - len(branches)
     if room <= 0 or trunk[-1].length > trunk[0].length + task.tree_depth:
         return NOTHING
-    guessed = trunk[0].guessed
+    guessed = trunk[0].dispatch.guesses
     return guessed.only(range(min(room, len(guessed)))).compact()
 
 
@@ -67,7 +67,7 @@ class BranchQueue:
         """Add those of these that wait."""
         for node in nodes:
             if _waits(node):
-                heapq.heappush(self._heap, (-node.worth, next(self._numbers), node))
+                heapq.heappush(self._heap, (-node.draft.worth, next(self._numbers), node))
 
     def pop(self) -> Node | None:
         """Take the best out; None if there is none."""
@@ -86,4 +86,6 @@ class BranchQueue:
 
 
 def _waits(node: Node) -> bool:
-    return node.alive and node.is_branch and not node.assigned and node.next_token is None
+    if not node.alive or node.fact is not None:
+        return False
+    return node.draft.is_branch and not node.dispatch.assigned

@@ -1,11 +1,10 @@
-"""What is final: the committed tokens, when they end, and what became of the draft tokens."""
+"""The committed tokens of a request, and where they end."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
+from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.messages import EmitTokens, FinishReason
 
 if TYPE_CHECKING:
@@ -17,56 +16,6 @@ if TYPE_CHECKING:
 _KNOWN_COUNT = 20
 # Never 0, since worths are logarithms.
 _LEAST_RATE = 1e-6
-
-
-@dataclass(slots=True)
-class DraftStatistics:
-    """What became of the draft tokens.
-
-    Invariants:
-        When the method has finished, drafted = accepted + rejected + discarded.
-
-    Attributes:
-        drafted: Draft tokens received while they were wanted.
-        accepted: Those that became output.
-        rejected: Those that a target decided against.
-        discarded: Those that nothing was decided about, or that another drafter had found before.
-        own: Tokens of the target's own, which nobody had drafted.
-        corrections_ahead: Of the accepted those that a drafter had as a runner-up: corrections that
-            cost no draft, and where the runner-up was in a verification, no forward.
-        branch_drafted: Tokens found beside the chains. Only those that became a chain's count as
-            drafted, too.
-        branch_judged: Rows of verifications that such tokens took.
-        branch_accepted: Of these rows those whose tokens became output.
-        ranks: Where several tokens were drafted, how often the one of each rank was right; 0: none.
-    """
-
-    drafted: int = 0
-    accepted: int = 0
-    rejected: int = 0
-    discarded: int = 0
-    own: int = 0
-    corrections_ahead: int = 0
-    branch_drafted: int = 0
-    branch_judged: int = 0
-    branch_accepted: int = 0
-    ranks: Counter[int] = field(default_factory=Counter)
-
-    def __add__(self, later: DraftStatistics) -> DraftStatistics:
-        """Return what became of both methods' draft tokens, of one after the other."""
-        names = [each.name for each in fields(DraftStatistics)]
-        return DraftStatistics(*(getattr(self, it) + getattr(later, it) for it in names))
-
-    @property
-    def first_accepted(self) -> int:
-        """How many of the accepted tokens were their drafter's first choice."""
-        return self.accepted - self.corrections_ahead
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Share of the judged first choices that were accepted; 0 where none was judged."""
-        judged = self.first_accepted + self.rejected
-        return self.first_accepted / judged if judged else 0.0
 
 
 class Commitment:

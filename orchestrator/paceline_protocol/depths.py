@@ -30,7 +30,7 @@ class Depths:
 
     def of(self, last: Node) -> int:
         """Return the depth of a verification that ends with this node."""
-        return self._before(last) + last.is_branch
+        return self._before(last) + last.draft.is_branch
 
     def _before(self, node: Node) -> int:
         path = [node]

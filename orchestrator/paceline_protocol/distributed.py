@@ -34,7 +34,8 @@ from typing import TYPE_CHECKING
 
 from paceline_contract.calls import VerificationRule
 from paceline_protocol.branches import BranchQueue
-from paceline_protocol.commitment import Commitment, DraftStatistics
+from paceline_protocol.commitment import Commitment
+from paceline_protocol.draft_statistics import DraftCounter, DraftStatistics
 from paceline_protocol.drafts import ends_text, useful_guesses
 from paceline_protocol.drafts_in_flight import DraftsInFlight
 from paceline_protocol.messages import (
@@ -67,6 +68,9 @@ class DistributedDecoding:
     let idle drafters draft on; see that the frontier (what follows the last committed token) is
     being decided; give free targets the blocks that are due.
 
+    Attributes:
+        tree: What is drafted and known; for drawings, and not to be changed from outside.
+
     Invariants:
         All of invariants.py (tests/unit/protocol/test_invariants.py).
 
@@ -77,19 +81,15 @@ class DistributedDecoding:
     def __init__(self, task: DecodingTask, capacity: CapacityChanged) -> None:
         self._task = _with_lookahead_of(capacity, task)
         self._commitment = Commitment(task)
-        self._tree = TokenTree(
-            task.prompt[-1], length=len(task.prompt), statistics=self._commitment.statistics
-        )
+        counter = DraftCounter(self._commitment.statistics)
+        self.tree = TokenTree(task.prompt[-1], length=len(task.prompt), counter=counter)
         self._capacity = capacity
         self._waiting = BranchQueue()  # what no verification judges
         self._schedule = TargetSchedule(
-            self._tree,
-            statistics=self._commitment.statistics,
-            capacity=capacity,
-            waiting=self._waiting,
+            self.tree, counter=counter, capacity=capacity, waiting=self._waiting
         )
         self._drafts = DraftsInFlight(
-            self._tree, commitment=self._commitment, capacity=capacity, waiting=self._waiting
+            self.tree, commitment=self._commitment, capacity=capacity, waiting=self._waiting
         )
         self._finished = False
 
@@ -102,7 +102,7 @@ class DistributedDecoding:
         """Begin; see DecodingMethod."""
         commands: list[Command] = []
         if self._task.broadcast_prefill and self._commitment.finish_reason is None:
-            prompt = (self._tree.root,)
+            prompt = (self.tree.root,)
             commands += [self._start_verify(prompt, warms_up=True) for _ in self._capacity.targets]
         return commands + self._settle()
 
@@ -145,30 +145,33 @@ class DistributedDecoding:
         drafted = list(verification.along(path))
         node = verification.trunk[0]
         for accepted, logprob in zip(drafted, logprobs, strict=False):
-            self._learn(verification, node, accepted.token_id, logprob)
+            self._learn(verification, node, token_id=accepted.token_id, logprob=logprob)
             node = accepted
-        # What follows is the target's own, and is in the tree only where it is learnt.
+        # The target's own tokens are in the tree only where they are learnt:
+        #
+        #     node ── guessed … guessed ── next_token        reached: all of these, or fewer if a
+        #     └──── reached[:len(own)] ──┘                   fact contradicts one, or ends the text
         own = (*verification.guessed_along(path), verdict.next_token)
-        end, follows = node, node
+        reached = [node]
         for token_id, logprob in zip(own, logprobs[len(drafted) :], strict=True):
-            self._learn(verification, follows, token_id, logprob)
-            end = follows
-            if not end.alive or end.next_token != token_id:
-                break  # the text is contradicted, or has ended
-            follows = end.children[token_id]
-        if follows is not end:
-            follows.guessed = useful_guesses(
-                verdict.proposal, follows, task=self._task, commitment=self._commitment
+            self._learn(verification, reached[-1], token_id=token_id, logprob=logprob)
+            follows = reached[-1].decided_child() if reached[-1].alive else None
+            if follows is None or follows.token_id != token_id:
+                break
+            reached.append(follows)
+        if len(reached) > len(own):
+            reached[-1].dispatch.guesses = useful_guesses(
+                verdict.proposal, reached[-1], task=self._task, commitment=self._commitment
             )
-        self._schedule.learnt(verification, end)
+        self._schedule.learnt(verification, reached[: len(own)][-1])
 
     def _learn(
-        self, verification: Verification, node: Node, token_id: int, logprob: float | None
+        self, verification: Verification, node: Node, *, token_id: int, logprob: float | None
     ) -> None:
         # Under EXACT a verdict also tells what follows on the target's own guesses.
         is_exact = self._task.rule is VerificationRule.EXACT
         if (is_exact or verification.decides(node)) and not ends_text(node, self._commitment):
-            self._tree.decide(node, token_id, logprob)
+            self.tree.decide(node, token_id, logprob=logprob)
 
     def _take_capacity(self, capacity: CapacityChanged) -> list[Command]:
         self._capacity = capacity
@@ -193,14 +196,14 @@ class DistributedDecoding:
         return commands + self._schedule.promote()
 
     def _commit(self) -> list[Command]:
-        passed = self._tree.advance()
+        passed = self.tree.advance()
         if not passed:
             return []
-        logprobs = [node.logprob for node in passed if node.logprob is not None]
+        logprobs = [token.logprob for token in passed if token.logprob is not None]
         return [
             self._commitment.commit(
-                [node.token_id for node in passed],
-                accepted=[node.drafter is not None for node in passed],
+                [token.token_id for token in passed],
+                accepted=[token.was_drafted for token in passed],
                 logprobs=logprobs,
             )
         ]
@@ -209,7 +212,7 @@ class DistributedDecoding:
         if not self._capacity.targets:
             return []
         commands: list[Command] = []
-        path = self._tree.main_path()
+        path = self.tree.main_path()
         if not self._decides_frontier():
             if not self._schedule.free_targets:
                 commands.append(self._schedule.make_room())
@@ -234,7 +237,7 @@ class DistributedDecoding:
                 break
             if not tip.alive or tip.length <= main_path[0].length:
                 continue
-            path = self._tree.path_to(tip)
+            path = self.tree.path_to(tip)
             # main_path   root ── a ── b ── c
             # path        root ── a ── x ── y ── tip
             #             └ shared ┘   └── beside ──┘
@@ -255,7 +258,7 @@ class DistributedDecoding:
             #          └── sibling     parent is on a drafter's chain, its own block decides among
             #                          them: then the call assumes best, and asks what follows it.
             parent = best.parent
-            assumed = parent if parent is not None and parent.is_branch else best
+            assumed = parent if parent is not None and parent.draft.is_branch else best
             commands.append(self._start_verify((assumed,)))
         self._waiting.forget_what_is_over()
         return commands
@@ -263,14 +266,14 @@ class DistributedDecoding:
     def _finish(self, reason: FinishReason) -> list[Command]:
         self._finished = True
         commands = self._drafts.stop_all() + self._schedule.abandon_all()
-        self._tree.discard()
+        self.tree.discard()
         return [*commands, Finish(reason)]
 
     def _decides_frontier(self) -> bool:
-        return self._schedule.decide(self._tree.root)
+        return self._schedule.decide(self.tree.root)
 
     def _start_verify(self, trunk: Sequence[Node], *, warms_up: bool = False) -> Command:
-        prefix = self._commitment.prefix + self._tree.token_ids_to(trunk[0])
+        prefix = self._commitment.prefix + self.tree.token_ids_to(trunk[0])
         return self._schedule.start(trunk, prefix=prefix, task=self._task, warms_up=warms_up)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline_contract.proposal import NOTHING
 
 if TYPE_CHECKING:
-    from paceline_contract.proposal import Proposal
+    from paceline_contract.proposal import Distribution, Proposal
     from paceline_protocol.commitment import Commitment
     from paceline_protocol.task import DecodingTask
     from paceline_protocol.tree import Node, TokenTree
@@ -35,34 +34,51 @@ def useful_guesses(
     return guessed.useful_part(longest=longest, end_ids=task.eos_ids)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
+class _Place:
+    """A token of a draft, and how many tokens the drafter found to follow it.
+
+    Its node is None if the token did not become part of the tree.
+    """
+
+    node: Node | None
+    found_count: int = 0
+
+
 class Draft:
     """A draft in flight: where its chain's next token goes, and how many of its window are to come.
 
-    While it is cold, its drafter works through the prompt. A restart would begin that anew, so it
-    is left alone though the target may be ahead of it by now: else a drafter whose prefill takes
-    longer than a target's step would never draft at all.
+    While it is cold, its drafter works through the prompt. A restart would repeat this work, so a
+    cold draft goes on though the target may be ahead of it by now. Otherwise a drafter whose
+    prefill takes longer than a target's step would never draft at all.
+
+    Args:
+        draft_id: Its name.
+        drafter: Who drafts.
+        tip: What it follows.
+        missing: How many tokens its chain is to get.
+        cold: Whether its drafter has found no token yet.
+
+    Attributes:
+        tip: The last token of its chain; at first what it follows.
+        missing: How many tokens of its chain are still to come.
+        fruitful: Whether it has found a token of its chain.
     """
 
-    draft_id: int
-    drafter: int
-    tip: Node
-    missing: int
-    cold: bool
-    fruitful: bool = False
-    _found: list[Node | None] = field(default_factory=list)
-    """What it follows, then what became of each of its tokens: None if nothing did."""
-    _tip_index: int = 0
-    _ranks: Counter[int] = field(default_factory=Counter)
-    """How many tokens were found at a place, by the index of what they follow."""
-
-    def __post_init__(self) -> None:
-        self._found.append(self.tip)
+    def __init__(self, draft_id: int, drafter: int, *, tip: Node, missing: int, cold: bool) -> None:
+        self.draft_id = draft_id
+        self.drafter = drafter
+        self.tip = tip
+        self.missing = missing
+        self.fruitful = False
+        self._cold = cold
+        self._chain_end = _Place(tip)
+        self._places = [self._chain_end]  # what it follows, then each token that it found
 
     @property
     def is_stale(self) -> bool:
         """Whether its tokens are of no use any more."""
-        return not self.tip.alive or (self.tip.next_token is not None and not self.cold)
+        return not self.tip.alive or (self.tip.fact is not None and not self._cold)
 
     def graft(self, piece: Proposal, *, tree: TokenTree, commitment: Commitment) -> list[Node]:
         """Take in what it found, and return what stands beside its chain, each after its parent.
@@ -70,41 +86,55 @@ class Draft:
         Args:
             piece: See TokensDrafted.
             tree: What it grows.
-            commitment: Says where texts end, and how often tokens of each rank are right.
+            commitment: Says where sequences end, and how often tokens of each rank are right.
         """
-        self.cold = False
-        branches: list[Node] = []
+        self._cold = False
+        beside: list[Node] = []
         for index, token_id in enumerate(piece.token_ids):
-            parent_index = piece.parents[index] if piece.parents else self._tip_index
-            node: Node | None = None
-            parent = self._found[parent_index]
-            if parent_index == self._tip_index:
+            # Without parents a piece is a chain: each token follows the one before it.
+            parent = self._places[piece.parents[index]] if piece.parents else self._chain_end
+            parent.found_count += 1  # also for a token that the tree does not take: ranks count it
+            if parent is self._chain_end:
                 distribution = piece.distributions[index] if piece.distributions else None
-                if self.missing and self.tip.next_token is None and can_grow(self.tip, commitment):
-                    node = self.tip = tree.draft(
-                        self.tip,
-                        token_id,
-                        drafter=self.drafter,
-                        distribution=distribution,
-                        rate=commitment.hit_rate(1),
-                    )
-                    self._tip_index = len(self._found)
-                    self.missing -= 1
-                    self.fruitful = True
-            elif parent is not None and parent.alive and can_grow(parent, commitment):
-                if parent.next_token is None:
-                    rank = self._ranks[parent_index] + 1
-                    node = tree.branch(
-                        parent,
-                        token_id,
-                        drafter=self.drafter,
-                        rank=rank,
-                        rate=commitment.hit_rate(rank),
-                    )
-                    node.assigned |= ends_text(node, commitment)  # then nothing follows on it
-                    branches.append(node)
-                elif parent.next_token == token_id:
-                    node = parent.children[token_id]
-            self._ranks[parent_index] += 1
-            self._found.append(node)
-        return branches
+                place = self._extend_chain(token_id, distribution, tree=tree, commitment=commitment)
+            else:
+                place = self._set_beside(parent, token_id, tree=tree, commitment=commitment)
+                if place.node is not None:
+                    beside.append(place.node)
+            self._places.append(place)
+        return beside
+
+    def _extend_chain(
+        self,
+        token_id: int,
+        distribution: Distribution | None,
+        *,
+        tree: TokenTree,
+        commitment: Commitment,
+    ) -> _Place:
+        if not self.missing or self.tip.fact is not None or not can_grow(self.tip, commitment):
+            return _Place(None)
+        self.tip = tree.draft(
+            self.tip,
+            token_id,
+            drafter=self.drafter,
+            distribution=distribution,
+            rate=commitment.hit_rate(1),
+        )
+        self._chain_end = _Place(self.tip)
+        self.missing -= 1
+        self.fruitful = True
+        return self._chain_end
+
+    def _set_beside(
+        self, parent: _Place, token_id: int, *, tree: TokenTree, commitment: Commitment
+    ) -> _Place:
+        before, rank = parent.node, parent.found_count
+        if before is None or not before.alive or not can_grow(before, commitment):
+            return _Place(None)
+        if before.fact is not None:
+            return _Place(before.children.get(token_id))  # only the fact's token is left
+        rate = commitment.hit_rate(rank)
+        node = tree.branch(before, token_id, drafter=self.drafter, rank=rank, rate=rate)
+        node.dispatch.assigned |= ends_text(node, commitment)  # then nothing follows on it
+        return _Place(node)

@@ -122,14 +122,14 @@ class DraftsInFlight:
             for length in range(len(path), 0, -1):
                 if self.grows_at(path[length - 1]):
                     return length
-                if path[length - 1].drafter != self._capacity.text:
+                if path[length - 1].draft.drafter != self._capacity.text:
                     break
         return len(path)
 
     # --- commands -----------------------------------------------------------------------------
 
     def start(
-        self, drafter: int, tip: Node, window: int, *, task: DecodingTask, chunk_tokens: int = 1
+        self, drafter: int, tip: Node, *, window: int, task: DecodingTask, chunk_tokens: int = 1
     ) -> Command:
         """Let a drafter that has none draft after a token.
 
@@ -142,7 +142,7 @@ class DraftsInFlight:
         """
         self._count += 1
         self._in_flight[self._count] = Draft(
-            self._count, drafter, tip, missing=window, cold=drafter not in self._warm
+            self._count, drafter, tip=tip, missing=window, cold=drafter not in self._warm
         )
         is_text = drafter == self._capacity.text  # it says one thing, if any
         return StartDraft(
@@ -171,7 +171,7 @@ class DraftsInFlight:
             window = min(task.window, useful)
             is_near = tip.length + window <= committed + SPECULATION_LIMIT
             if is_near and can_grow(tip, self._commitment):
-                commands.append(self.start(drafter, tip, window, task=task))
+                commands.append(self.start(drafter, tip, window=window, task=task))
         return commands
 
     def ask_text(self, task: DecodingTask) -> list[Command]:
@@ -181,12 +181,12 @@ class DraftsInFlight:
             return []
         tip = self._tree.main_path()[-1]
         window = min(task.lookahead, self._commitment.limit - 1 - tip.length)
-        waits = tip.drafter == text and not tip.assigned
+        waits = tip.draft.drafter == text and not tip.dispatch.assigned
         ends = tip is self._text_ends or not can_grow(tip, self._commitment)
         is_far = tip.length + window > len(self._commitment.prefix) + SPECULATION_LIMIT
         if waits or ends or is_far or self.awaits_text:
             return []
-        return [self.start(text, tip, min(window, task.draft_window), task=task)]
+        return [self.start(text, tip, window=min(window, task.draft_window), task=task)]
 
     def stop_stale(self) -> list[Command]:
         """Withdraw those whose tokens are of no use any more."""

@@ -19,7 +19,7 @@ from paceline_protocol.speculative import SpeculativeDecoding
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline_protocol.commitment import DraftStatistics
+    from paceline_protocol.draft_statistics import DraftStatistics
     from paceline_protocol.messages import CapacityChanged, Command, Event
     from paceline_protocol.task import DecodingTask
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import NOTHING, Proposal
-from paceline_protocol.commitment import Commitment, DraftStatistics
+from paceline_protocol.commitment import Commitment
 from paceline_protocol.messages import (
     AbandonVerify,
     BlockVerified,
@@ -39,6 +39,7 @@ from paceline_protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_protocol.draft_statistics import DraftStatistics
     from paceline_protocol.task import DecodingTask
 
 

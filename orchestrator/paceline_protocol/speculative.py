@@ -36,7 +36,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paceline_protocol.commitment import Commitment, DraftStatistics
+from paceline_protocol.commitment import Commitment
+from paceline_protocol.draft_statistics import DraftCounter, DraftStatistics
 from paceline_protocol.drafts import can_grow, ends_text, useful_guesses
 from paceline_protocol.drafts_in_flight import DraftsInFlight
 from paceline_protocol.messages import (
@@ -84,13 +85,10 @@ class SpeculativeDecoding:
         self._capacity = capacity
         self._target: int | None = None
         self._trunk: tuple[Node, ...] = ()  # what is verified, or to be verified again
-        self._drafted = TokenTree(
-            task.prompt[-1], length=len(task.prompt), statistics=self._commitment.statistics
-        )
+        counter = DraftCounter(self._commitment.statistics)
+        self._drafted = TokenTree(task.prompt[-1], length=len(task.prompt), counter=counter)
         self._drafts = DraftsInFlight(self._drafted, commitment=self._commitment, capacity=capacity)
-        self._schedule = TargetSchedule(
-            self._drafted, statistics=self._commitment.statistics, capacity=capacity
-        )
+        self._schedule = TargetSchedule(self._drafted, counter=counter, capacity=capacity)
         self._block_start = self._drafted.root.length  # the root's, but for the target's guesses
         self._drafter_lost = False  # since something was committed
         self._finished = False
@@ -174,7 +172,7 @@ class SpeculativeDecoding:
             self._drafts.start(
                 self._capacity.drafters[0],
                 tip,
-                window,
+                window=window,
                 task=self._task,
                 # Else the target waits for the last one.
                 chunk_tokens=1 if self._drafts_ahead else window,
@@ -213,9 +211,9 @@ class SpeculativeDecoding:
         node = verification.trunk[0]
         accepted = (each.token_id for each in verification.along(path))
         for token_id in (*accepted, *verification.guessed_along(path), verdict.next_token):
-            self._drafted.decide(node, token_id, None)
+            self._drafted.decide(node, token_id)
             node = node.children[token_id]
-        node.guessed = useful_guesses(
+        node.dispatch.guesses = useful_guesses(
             verdict.proposal, node, task=self._task, commitment=self._commitment
         )
         self._schedule.learnt(verification, node)
@@ -224,8 +222,8 @@ class SpeculativeDecoding:
         passed = self._drafted.advance()
         self._block_start = self._next_block_start(tip, after=verification.trunk[-1].length)
         return self._commitment.commit(
-            [each.token_id for each in passed],
-            accepted=[each.drafter is not None for each in passed],
+            [token.token_id for token in passed],
+            accepted=[token.was_drafted for token in passed],
             logprobs=verdict.logprobs,
         )
 

@@ -32,7 +32,7 @@ from paceline_protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline_protocol.commitment import DraftStatistics
+    from paceline_protocol.draft_statistics import DraftStatistics
     from paceline_protocol.methods import DecodingMethod
 
 Successor: TypeAlias = "Callable[[tuple[int, ...], CapacityChanged], DecodingMethod]"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from paceline_protocol.branches import BranchQueue
-    from paceline_protocol.commitment import DraftStatistics
+    from paceline_protocol.draft_statistics import DraftCounter
     from paceline_protocol.messages import CapacityChanged, Command
     from paceline_protocol.task import DecodingTask
     from paceline_protocol.tree import Node, TokenTree
@@ -28,7 +28,7 @@ class TargetSchedule:
 
     Args:
         tree: What is drafted, and known.
-        statistics: Told of the rows that branches take.
+        counter: Is told of the rows that branches take.
         capacity: The targets there are.
         waiting: Takes branches that none of them judges any more; None if no target would take
             them up.
@@ -38,13 +38,13 @@ class TargetSchedule:
         self,
         tree: TokenTree,
         *,
-        statistics: DraftStatistics,
+        counter: DraftCounter,
         capacity: CapacityChanged,
         waiting: BranchQueue | None = None,
     ) -> None:
         self._tree = tree
         self._waiting = waiting
-        self._statistics = statistics
+        self._counter = counter
         self._capacity = capacity
         self._in_flight: dict[int, Verification] = {}
         self._count = 0
@@ -127,7 +127,7 @@ class TargetSchedule:
         }
         target = max(candidates, key=lambda free: kept[free].length if free in kept else 0)
         self._count += 1
-        is_kept = task.keep_prefill and target not in self._held and not trunk[0].is_branch
+        is_kept = task.keep_prefill and target not in self._held and not trunk[0].draft.is_branch
         branches = branches_beside(trunk, task=task)
         verification = Verification(
             self._count,
@@ -138,12 +138,12 @@ class TargetSchedule:
             warms_up=warms_up or is_kept,
             branches=branches,
             guesses=guesses_beside(trunk, branches, task=task),
-            is_guess=trunk[0].is_branch and not trunk[0].assigned,
+            is_guess=trunk[0].draft.is_branch and not trunk[0].dispatch.assigned,
         )
         verification.claim(rule=task.rule)
         self._in_flight[verification.verify_id] = verification
         self._held[target] = trunk[-1]
-        self._statistics.branch_judged += sum(node.is_branch for node in verification.nodes[1:])
+        self._counter.branches_judged(sum(node.draft.is_branch for node in verification.nodes[1:]))
         return StartVerify(
             verify_id=verification.verify_id,
             target=target,
@@ -153,7 +153,7 @@ class TargetSchedule:
             # A correction is where both models begin anew; with guesses not from the text alone.
             anticipate=anticipates and len(verification.nodes) > 1 and not task.own_guesses,
             propose=task.own_guesses,
-            is_branch=trunk[0].is_branch,
+            is_branch=trunk[0].draft.is_branch,
         )
 
     def abandon_worthless(self) -> list[Command]:
@@ -170,7 +170,7 @@ class TargetSchedule:
     def make_room(self) -> Command:
         """Withdraw one for the frontier: a branch's rather than the main path's."""
         usable = self._on_usable_targets()
-        return self._preempt([each for each in usable if each.trunk[0].is_branch] or usable)
+        return self._preempt([each for each in usable if each.trunk[0].draft.is_branch] or usable)
 
     def make_room_beside(self, path: Sequence[Node]) -> list[Command]:
         """Withdraw one that decides nothing on a path, if there is one."""

@@ -1,160 +1,173 @@
-"""The token tree of distributed speculative inference: what is drafted, and what is known of it.
+"""The token tree: drafted tokens, and what targets said about them.
 
-Theory of operation, for whoever changes this file.
+Theory of operation, for the engineer who changes this file.
 
 A node stands for the whole sequence that ends with it, so a fact about a node never changes. The
-root is the last committed token. Three kinds of fact hang on a node, and come in any order:
+root is the last committed token. Each node has three parts, one for each source of information.
+They come in any order:
 
-- What drafters said. `TokenTree.draft` adds a token to a drafter's chain, `TokenTree.branch` a
-  runner-up beside it. Equal tokens after equal sequences share one node, whoever found them.
-- What a target said. `TokenTree.decide` takes "after this sequence the target says t". Only the
-  first such fact counts: later ones repeat it under EXACT, and are void under REJECTION.
-- What was dispatched. `Verification.claim` and `Verification.release` mark which nodes a target
-  has. A fact also marks the token that it decides, and the end of a branch needs no verification.
+- `Node.draft`: what drafters said. `TokenTree.draft` adds a token to a drafter's chain,
+  `TokenTree.branch` adds a runner-up beside it. Equal tokens after equal sequences share one node.
+- `Node.fact`: what a target said. `TokenTree.decide` takes "after this sequence the target says t".
+  Only the first such fact counts: later ones repeat it under EXACT, and are void under REJECTION.
+- `Node.dispatch`: what verifications do about the token. `Verification.claim` and
+  `Verification.release` set it. A fact also marks the token that it decides, and the end of a
+  branch needs no verification.
 
         committed          root
     ── the ── cat ── sat ── on ──┬── the ──┬── mat       chain of drafter 0: the main path
                                  │         └── rug       runner-up of drafter 0: a branch
                                  └── a ── chair          chain of drafter 1
 
-The main path follows, at each node, the child that a dispatched block judges, else the child of the
-smallest drafter index. A branch is on no main path, and counts as no draft token, until a fact
-leads to it. Then `_adopt` makes it its drafter's chain, with what that drafter said to follow it.
+The main path follows, at each node, the child that a dispatched block judges, otherwise the child
+of the smallest drafter index. A branch is on no main path, and counts as no draft token, until a
+fact leads to it. Then `_adopt` makes it its drafter's chain, with what that drafter said to follow.
 
-A fact does two things at once, and this is all the surgery there is:
+A fact does two things at once, and these two are all the surgery there is:
 
     before decide(on, "a")            after
-        on ──┬── the ── mat               on ─── a ── chair      on.next_token is "a"
+        on ──┬── the ── mat               on ─── a ── chair      on.fact.token_id is "a"
              └── a ── chair               the, mat               not alive, cut off
 
 So a node with a fact has one child. `advance` commits by walking from the root along the facts: a
-fact that lies further down waits there until those above it have come.
+fact further down waits there until the facts above it have come.
 
-What is over must be freed at once, though a generation is long and the garbage collector may be
-off. So a node that the root has left keeps only its link to the next token, which a late verdict
-may ask for; and a contradicted node keeps only its link to its parent, by which `surviving` finds
-where its drafter goes on. Nothing leads from the living tree to what is over, and no cycle of links
-holds it (tests/unit/protocol/test_tree_memory.py). Whoever adds a link to a node says in `cut_off`
-and in `leave_behind` what becomes of it.
+Nodes that are over must be freed at once, though a generation is long and the garbage collector may
+be off. So a node that the root has left keeps only its link to the next token, which a late verdict
+may ask for. A contradicted node keeps only its link to its parent, by which `surviving` finds where
+its drafter goes on. No link leads from the living tree to a node that is over, and no cycle of
+links holds such a node (tests/unit/protocol/test_tree_memory.py). If you add a link to a node, say
+in `cut_off` and in `leave_behind` what becomes of it.
 
-Counting goes with surgery, since only surgery knows what a token was: each drafted token ends as
-accepted, rejected or discarded, once (tests/unit/protocol/test_invariants.py, CLEAN_END). A
-rejected subtree has one rejected token, its first; all below it were never judged.
+The tree counts nothing. It tells a `DraftCounter` (draft_statistics.py) what becomes of each token.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline_contract.proposal import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline_contract.proposal import Distribution
-    from paceline_protocol.commitment import DraftStatistics
+    from paceline_contract.proposal import Distribution, Proposal
+    from paceline_protocol.draft_statistics import DraftCounter
+
+
+class DraftFacts:
+    """What drafters said about a token; `TokenTree.draft` and `TokenTree.branch` set it.
+
+    Attributes:
+        drafter: The smallest index of the drafters that have the token in their chain. For a branch
+            the drafter that found it first. None if no drafter found it.
+        is_branch: Whether the token stands, or follows, beside all chains, and no fact led to it.
+        rank: The place that a drafter gave the token: 1 in a chain, 2 or more as a runner-up of its
+            siblings, 0 if no drafter found it.
+        worth: The logarithm of the probability that was expected of the sequence.
+        followers: By drafter: the token that the drafter holds likeliest to follow.
+        distribution: What the token was drawn from, unread; None unless under rejection sampling.
+    """
+
+    __slots__ = ("distribution", "drafter", "followers", "is_branch", "rank", "worth")
+
+    def __init__(self, before: DraftFacts | None) -> None:
+        self.drafter: int | None = None
+        self.is_branch: bool = before is not None and before.is_branch
+        self.rank = 0
+        self.worth: float = before.worth if before is not None else 0.0
+        self.followers: dict[int, Node] = {}
+        self.distribution: Distribution | None = None
+
+    @property
+    def is_in_chain(self) -> bool:
+        """Whether a drafter has the token in its chain."""
+        return self.drafter is not None and not self.is_branch
+
+
+class Fact(NamedTuple):
+    """What a target said follows a sequence.
+
+    Attributes:
+        token_id: The token.
+        logprob: The token's log probability, if the target said it.
+    """
+
+    token_id: int
+    logprob: float | None
+
+
+class DispatchMarks:
+    """What verifications do about a token; `Verification.claim` and `release` set it.
+
+    Attributes:
+        assigned: Whether the token needs no (further) verification: a verification has it in its
+            block or assumes it, or a fact decides it, or nothing can follow it.
+        was_branch: Whether a verification had the token as a branch.
+        judged: Under rejection sampling, the child whose fate decides what follows.
+        plain: Under rejection sampling, whether the target alone decides what follows.
+        guesses: The target's own guesses of what follows, for the next verification that begins
+            with the token. The method sets them, and the verification that takes them resets them.
+    """
+
+    __slots__ = ("assigned", "guesses", "judged", "plain", "was_branch")
+
+    def __init__(self) -> None:
+        self.assigned = False
+        self.was_branch = False
+        self.judged: Node | None = None
+        self.plain = False
+        self.guesses: Proposal = NOTHING
 
 
 class Node:
-    """A token after a sequence, and three kinds of fact about the two; see the head of this file.
+    """A token after a sequence; see the head of this file.
 
     Attributes:
         token_id: The token.
         parent: The sequence before it; None for the first root, and once the root has moved on.
         length: Tokens of the whole sequence, this one included.
         children: What may follow, by token.
-
-    Attributes that `TokenTree.draft` and `TokenTree.branch` set:
-        drafter: The smallest index of the drafters that have it in their chain; None if none has.
-        finder: Of a branch, the drafter that found it first.
-        rank: The place that a drafter gave it: 1 in a chain, 2 or more as a runner-up of its
-            siblings; 0 if none found it.
-        worth: The logarithm of the probability that was expected of the sequence.
-        is_branch: Whether it stands, or follows, beside all chains, and no fact led to it.
-        followers: By drafter: the token that the drafter holds likeliest to follow.
-        distribution: What it was drawn from, opaque; None unless under rejection sampling.
-
-    Attributes that verdicts set, by `TokenTree.decide`:
-        next_token: What the target says follows: the fact. None if unknown.
-        logprob: Of this token, if the target said so.
-        alive: Whether nothing known contradicts the sequence.
-        guessed: What the target guesses to follow, where it said so with the fact that led here;
-            the method sets it, and the verification that takes it along resets it.
-
-    Attributes that `Verification.claim` and `Verification.release` set:
-        assigned: Whether this token needs no (further) verification: one has it in its block or
-            assumes it, or a fact decides it, or nothing can follow it.
-        rides: Whether a verification had it as a branch.
-        judged: Under rejection sampling, the child whose fate decides what follows.
-        plain: Under rejection sampling, whether the target alone decides what follows.
+        alive: Whether no fact contradicts the sequence.
+        draft: What drafters said.
+        fact: What a target said to follow; None if unknown.
+        dispatch: What verifications do about it.
     """
 
-    __slots__ = (
-        "alive",
-        "assigned",
-        "children",
-        "distribution",
-        "drafter",
-        "finder",
-        "followers",
-        "guessed",
-        "is_branch",
-        "judged",
-        "length",
-        "logprob",
-        "next_token",
-        "parent",
-        "plain",
-        "rank",
-        "rides",
-        "token_id",
-        "worth",
-    )
+    __slots__ = ("alive", "children", "dispatch", "draft", "fact", "length", "parent", "token_id")
 
     def __init__(self, token_id: int, *, parent: Node | None, length: int) -> None:
         self.token_id = token_id
         self.parent = parent
         self.length = length
         self.children: dict[int, Node] = {}
-        # What drafters said.
-        self.drafter: int | None = None
-        self.finder: int | None = None
-        self.rank = 0
-        self.worth: float = parent.worth if parent is not None else 0.0
-        self.is_branch: bool = parent is not None and parent.is_branch
-        self.followers: dict[int, Node] = {}
-        self.distribution: Distribution | None = None
-        # What a target said.
-        self.next_token: int | None = None
-        self.logprob: float | None = None
         self.alive = True
-        self.guessed = NOTHING
-        # What was dispatched.
-        self.assigned = False
-        self.rides = False
-        self.judged: Node | None = None
-        self.plain = False
+        self.draft: DraftFacts = DraftFacts(None if parent is None else parent.draft)
+        self.fact: Fact | None = None
+        self.dispatch = DispatchMarks()
 
     def cut_off(self) -> None:
-        """Forget what was to follow, and what was drafted to follow, and judged."""
-        self.children, self.followers, self.judged = {}, {}, None
+        """Forget the tokens after it: drafted ones, and the judged one."""
+        self.children, self.draft.followers, self.dispatch.judged = {}, {}, None
 
     def leave_behind(self) -> None:
-        """Forget all but the text's next token, which a late verdict may still ask for."""
-        self.parent, self.followers, self.judged = None, {}, None
+        """Forget all but the next token, which a late verdict may still ask for."""
+        self.parent, self.draft.followers, self.dispatch.judged = None, {}, None
 
     def main_child(self) -> Node | None:
         """Return the child on the main path: the judged one, else the smallest drafter's."""
-        if len(self.children) < 2:
-            only = next(iter(self.children.values()), None)
-            return None if only is not None and only.is_branch else only
-        chains = (child for child in self.children.values() if not child.is_branch)
-        return self.judged or min(chains, key=_drafter_order, default=None)
+        if len(self.children) > 1 and self.dispatch.judged is not None:
+            return self.dispatch.judged
+        first: Node | None = None
+        for child in self.children.values():
+            if not child.draft.is_branch and (first is None or _drafter(child) < _drafter(first)):
+                first = child
+        return first
 
     def can_judge(self, child: Node) -> bool:
         """Whether a child's fate may decide what follows: nothing else does already."""
-        return not self.plain and self.judged in (None, child)
+        return not self.dispatch.plain and self.dispatch.judged in (None, child)
 
     def child(self, token_id: int) -> Node:
         """Return the child with this token; make it if there is none."""
@@ -164,6 +177,24 @@ class Node:
             self.children[token_id] = found
         return found
 
+    def decided_child(self) -> Node | None:
+        """Return the child that a fact leads to; None if nothing is decided."""
+        return None if self.fact is None else self.children[self.fact.token_id]
+
+
+class CommittedToken(NamedTuple):
+    """A token that the root has moved to.
+
+    Attributes:
+        token_id: The token.
+        was_drafted: Whether a drafter had it in its chain.
+        logprob: Its log probability, if the target said it.
+    """
+
+    token_id: int
+    was_drafted: bool
+    logprob: float | None
+
 
 class TokenTree:
     """A tree of drafted tokens below the last committed one.
@@ -171,13 +202,18 @@ class TokenTree:
     Invariants:
         A node with a fact has one child, the fact's. A living node's ancestors live.
 
+    Args:
+        last_token: The last committed token.
+        length: Tokens of the sequence that ends with it.
+        counter: Is told what becomes of each token.
+
     Attributes:
         root: The last committed token.
     """
 
-    def __init__(self, last_token: int, *, length: int, statistics: DraftStatistics) -> None:
+    def __init__(self, last_token: int, *, length: int, counter: DraftCounter) -> None:
         self.root = Node(last_token, parent=None, length=length)
-        self._statistics = statistics
+        self._counter = counter
 
     def draft(
         self,
@@ -192,22 +228,24 @@ class TokenTree:
 
         Args:
             tip: What it follows.
+            token_id: The token.
             drafter: Whose chain it is in.
             distribution: What it was drawn from.
             rate: How often a chain's token is right, in (0, 1].
         """
         is_new = token_id not in tip.children
         node = tip.child(token_id)
+        draft = node.draft
         if is_new:
-            node.worth += math.log(rate)
-        self._statistics.drafted += 1
-        if node.drafter is not None:
-            self._statistics.discarded += 1  # its twin counts
-        if (node.drafter is None or drafter < node.drafter) and tip.judged is not node:
+            draft.worth += math.log(rate)
+        is_twin = draft.is_in_chain
+        self._counter.drafted(is_twin=is_twin)
+        is_first = not is_twin or (draft.drafter is not None and drafter < draft.drafter)
+        if is_first and tip.dispatch.judged is not node:
             # What a token was drawn from is fixed once it is being judged.
-            node.drafter, node.distribution = drafter, distribution
-        node.is_branch, node.rank = False, 1
-        tip.followers.setdefault(drafter, node)
+            draft.drafter, draft.distribution = drafter, distribution
+        draft.is_branch, draft.rank = False, 1
+        tip.draft.followers.setdefault(drafter, node)
         return node
 
     def branch(self, parent: Node, token_id: int, *, drafter: int, rank: int, rate: float) -> Node:
@@ -215,46 +253,47 @@ class TokenTree:
 
         Args:
             parent: What it follows: a living node about which nothing is decided.
-            drafter: Who found it.
+            token_id: The token.
+            drafter: The drafter that found it.
             rank: Its place among its siblings, from 1 on.
             rate: How often a token of this rank is right, in (0, 1].
         """
         is_new = token_id not in parent.children
         node = parent.child(token_id)
         if is_new:
-            node.is_branch, node.finder, node.rank = True, drafter, rank
-            node.worth += math.log(rate)
-            self._statistics.branch_drafted += 1
-        parent.followers.setdefault(drafter, node)
+            draft = node.draft
+            draft.is_branch, draft.drafter, draft.rank = True, drafter, rank
+            draft.worth += math.log(rate)
+            self._counter.branch_drafted()
+        parent.draft.followers.setdefault(drafter, node)
         return node
 
-    def decide(self, node: Node, token_id: int, logprob: float | None) -> None:
-        """Learn what the target says after a text. Only the first word on it counts."""
-        if not node.alive or node.next_token is not None:
+    def decide(self, node: Node, token_id: int, *, logprob: float | None = None) -> None:
+        """Take in what the target says after a sequence. Only the first fact about it counts."""
+        if not node.alive or node.fact is not None:
             return
         had_several = len(node.children) > 1
         chosen = node.child(token_id)
-        if had_several and not node.is_branch:
-            self._statistics.ranks[chosen.rank] += 1
-        chosen.logprob = logprob
-        chosen.assigned = True
+        if had_several and not node.draft.is_branch:
+            self._counter.ranked(chosen.draft.rank)
+        chosen.dispatch.assigned = True
         for other in node.children.values():
             if other is not chosen:
                 self._bury(other)
-        node.next_token = token_id
+        node.fact = Fact(token_id, logprob)
         node.children = {token_id: chosen}
-        if chosen.is_branch and not node.is_branch:
+        if chosen.draft.is_branch and not node.draft.is_branch:
             self._adopt(chosen)
 
-    def advance(self) -> list[Node]:
-        """Move the root along the facts, and return the nodes passed: newly committed tokens."""
+    def advance(self) -> list[CommittedToken]:
+        """Move the root along the facts, and return the newly committed tokens."""
         passed = []
-        while self.root.next_token is not None:
-            left, self.root = self.root, self.root.children[self.root.next_token]
+        while (fact := self.root.fact) is not None:
+            left, self.root = self.root, self.root.children[fact.token_id]
             left.leave_behind()
-            passed.append(self.root)
-            self._statistics.corrections_ahead += self.root.rank > 1
-            self._statistics.branch_accepted += self.root.rides
+            draft = self.root.draft
+            passed.append(CommittedToken(fact.token_id, draft.is_in_chain, fact.logprob))
+            self._counter.committed(rank=draft.rank, was_branch=self.root.dispatch.was_branch)
         return passed
 
     def main_path(self) -> list[Node]:
@@ -281,24 +320,24 @@ class TokenTree:
             node = node.parent
         if node.length < self.root.length:
             node = self.root
-        while node.next_token is not None:
-            node = node.children[node.next_token]
+        while (decided := node.decided_child()) is not None:
+            node = decided
         return node
 
     def end_of_chain(self, node: Node, *, drafter: int) -> Node:
         """Return where a drafter continues from a node: after what it has drafted there already."""
         while True:
-            if node.next_token is not None:
-                node = node.children[node.next_token]
-            elif drafter in node.followers:
-                node = node.followers[drafter]
-                if node.is_branch:
+            if (decided := node.decided_child()) is not None:
+                node = decided
+            elif drafter in node.draft.followers:
+                node = node.draft.followers[drafter]
+                if node.draft.is_branch:
                     self._adopt(node)
             else:
                 return node
 
     def last_common(self, node: Node, other: Node) -> Node:
-        """Return the end of what two texts share; the other one is a living node."""
+        """Return the end of what two sequences share; the other one is a living node."""
         while not node.alive and node.parent is not None:
             node = node.parent
         if node.length <= self.root.length:
@@ -311,48 +350,44 @@ class TokenTree:
         return node
 
     def discard(self) -> None:
-        """Count what is left in the tree as discarded: the end has come."""
+        """Report what is left in the tree as discarded: the end has come."""
         for node in _subtree(self.root):
-            if node is not self.root and node.drafter is not None:
-                self._statistics.discarded += 1
+            if node is not self.root and node.draft.is_in_chain:
+                self._counter.discarded()
 
     def _adopt(self, branch: Node) -> None:
         """Make a branch, and what was said to follow it, its drafter's chain."""
-        drafter = branch.finder
+        drafter: int | None = None
         node: Node | None = branch
-        while node is not None and node.is_branch:
-            node.is_branch = False
-            if node.finder is not None:
-                drafter = node.finder
-                node.drafter = drafter
-                self._statistics.drafted += 1
-            follower = node.followers.get(drafter) if drafter is not None else None
-            if node.next_token is None:
-                node = follower
-                continue
-            chosen = node.children[node.next_token]
-            if follower is not None and follower is not chosen:
-                # It was rejected before it was in a chain.
-                self._statistics.drafted += 1
-                self._statistics.rejected += 1
-            node = chosen
+        while node is not None and node.draft.is_branch:
+            node.draft.is_branch = False
+            if node.draft.drafter is not None:
+                drafter = node.draft.drafter
+                self._counter.adopted()
+            follower = None if drafter is None else node.draft.followers.get(drafter)
+            decided = node.decided_child()
+            if decided is not None and follower not in (None, decided):
+                self._counter.adopted_too_late()
+            node = decided or follower
 
     def _bury(self, rejected: Node) -> None:
         """Mark a subtree as contradicted, because of its first token."""
         for node in [*_subtree(rejected)]:
             node.alive = False
             node.cut_off()
-            if node.drafter is None:
+            if not node.draft.is_in_chain:
                 continue
             if node is rejected:
-                self._statistics.rejected += 1
+                self._counter.rejected()
             else:
-                self._statistics.discarded += 1
+                self._counter.discarded()
 
 
-def _drafter_order(node: Node) -> int:
-    assert node.drafter is not None, "only a fact's token has no drafter, and it has no siblings"
-    return node.drafter
+def _drafter(node: Node) -> int:
+    assert node.draft.drafter is not None, (
+        "only a fact's token has no drafter, and it has no siblings"
+    )
+    return node.draft.drafter
 
 
 def _parent(node: Node) -> Node:

@@ -109,13 +109,13 @@ class Verification:
         Under rejection sampling a node that was given to a block, when that was dispatched, is
         decided by the fate of that block's token and by nothing else.
         """
-        return node in self._members and (node.judged is None or node.judged in self._members)
+        judged = node.dispatch.judged
+        return node in self._members and (judged is None or judged in self._members)
 
     def is_useful(self) -> bool:
         """Whether its verdict can still tell something new."""
         return any(
-            node.alive and node.next_token is None and self.decides(node)
-            for node in reversed(self.nodes)
+            node.alive and node.fact is None and self.decides(node) for node in reversed(self.nodes)
         )
 
     def claim(self, *, rule: VerificationRule) -> None:
@@ -124,21 +124,21 @@ class Verification:
         Under rejection sampling this also fixes what decides the nodes, before any outcome is
         known.
         """
-        self.trunk[0].guessed = NOTHING  # they ride along with one verification only
+        self.trunk[0].dispatch.guesses = NOTHING  # they ride along with one verification only
         for node in self.nodes:
-            node.assigned = True
-            node.rides |= node.is_branch
+            node.dispatch.assigned = True
+            node.dispatch.was_branch |= node.draft.is_branch
         if rule is VerificationRule.REJECTION:
             for node, judged in zip(self.trunk, self.trunk[1:], strict=False):
-                node.judged = judged
-            self.trunk[0].plain |= len(self.trunk) == 1
+                node.dispatch.judged = judged
+            self.trunk[0].dispatch.plain |= len(self.trunk) == 1
 
     def release(self) -> None:
         """Return what it judges to those tokens that wait for a verification."""
         for node, parent in zip(self.nodes[1:], self._parents, strict=True):
-            node.assigned = self.nodes[parent].next_token is not None
+            node.dispatch.assigned = self.nodes[parent].fact is not None
         if self.is_guess:
-            self.trunk[0].assigned = False
+            self.trunk[0].dispatch.assigned = False
 
 
 def due_nodes(
@@ -159,11 +159,13 @@ def due_nodes(
         growing: Whether a drafter is at work at the path's end.
         urgent: Whether a short run is due, too.
     """
-    first = next((i for i in range(1, len(path)) if not path[i].assigned), len(path))
+    first = next((i for i in range(1, len(path)) if not path[i].dispatch.assigned), len(path))
     if first == len(path):
         return ()
     end = first + 1
-    while end < len(path) and not path[end].assigned and path[end - 1].can_judge(path[end]):
+    while (
+        end < len(path) and not path[end].dispatch.assigned and path[end - 1].can_judge(path[end])
+    ):
         end += 1
     start = first - 1 if path[first - 1].can_judge(path[first]) else first
     closed = end < len(path) or not growing
@@ -177,10 +179,10 @@ def due_nodes(
 def frontier_nodes(path: Sequence[Node], *, task: DecodingTask, growing: bool) -> Sequence[Node]:
     """Return the nodes of a verification that decides what follows the root, now."""
     root = path[0]
-    urgent = task.dispatch is DispatchPolicy.WORK_CONSERVING or root.judged is not None
+    urgent = task.dispatch is DispatchPolicy.WORK_CONSERVING or root.dispatch.judged is not None
     nodes = due_nodes(path, task=task, growing=growing, urgent=urgent)
     return nodes if nodes and nodes[0] is root else (root,)
 
 
 def _distributions(judged: Iterable[Node]) -> tuple[Distribution, ...]:
-    return tuple(node.distribution for node in judged if node.distribution is not None)
+    return tuple(node.draft.distribution for node in judged if node.draft.distribution is not None)

@@ -40,7 +40,7 @@ class CallRecord:
         server: Its name.
         method: Such as "Verify".
         request: The message.
-        standing: What the orchestrator thought of the server then: empty is ready.
+        standing: What the orchestrator thought of the server then: None is ready.
         sent_at: When the client made it.
         withdrawn_at: When the client cancelled it, if only after its end.
         ended_at: When the client knew how it ended.
@@ -55,7 +55,7 @@ class CallRecord:
     server: str
     method: str
     request: Any
-    standing: str
+    standing: str | None
     sent_at: float
     withdrawn_at: float | None = None
     ended_at: float | None = None
@@ -191,7 +191,7 @@ class VirtualChannel:
         standing: Tells what the orchestrator thinks of the server.
     """
 
-    def __init__(self, link: Link, *, standing: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, link: Link, *, standing: Callable[[], str | None] = lambda: None) -> None:
         self._link = link
         self._standing = standing
         self._calls: set[VirtualCall] = set()

@@ -13,13 +13,13 @@ from prometheus_client import CollectorRegistry
 
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.decoding import probe
-from paceline_orchestrator.decoding.keeper import SessionKeeper
 from paceline_orchestrator.decoding.metrics import RequestMetrics
+from paceline_orchestrator.decoding.session_opener import SessionOpener
 from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.front.servicer import OrchestratorServicer
 from paceline_orchestrator.front.tokenizer import Codecs
-from paceline_orchestrator.planning.experience import Planning
+from paceline_orchestrator.planning.request_planner import RequestPlanner
 from paceline_orchestrator.scaling.demand import DemandMeter
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving import lanes
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.discovery import Discovery
     from paceline_orchestrator.fleet.server import ModelServer
-    from paceline_orchestrator.planning.computing import Computing
+    from paceline_orchestrator.planning.background_computation import BackgroundComputation
+    from paceline_orchestrator.planning.planner import Planner
     from support.virtual_network import CallRecord
     from support.virtual_servers import VirtualServer
 
@@ -94,7 +95,7 @@ class Stream(Received):
             self.arrivals.append((now(), list(message.chunk.token_ids)))
 
 
-class _Planning(Planning):
+class _Planning(RequestPlanner):
     """Plans, and leaves it at that: a simulation takes real time, and changes later plans.
 
     Attributes:
@@ -103,7 +104,7 @@ class _Planning(Planning):
 
     refinement_count = 0
 
-    async def _refine(self, computing: Computing) -> None:
+    async def _refine(self, computing: BackgroundComputation) -> None:
         self.refinement_count += 1
 
 
@@ -203,7 +204,11 @@ class VirtualSystem:
 
 @asynccontextmanager
 async def virtual_system(
-    *models: VirtualServer, discovery: Discovery | None = None, seed: int = 0, **settings: Any
+    *models: VirtualServer,
+    discovery: Discovery | None = None,
+    seed: int = 0,
+    planner: Planner | None = None,
+    **settings: Any,
 ) -> AsyncIterator[VirtualSystem]:
     """Run an orchestrator until it is left; no handler of a model may have met a bug.
 
@@ -211,12 +216,13 @@ async def virtual_system(
         models: All there are, in the order in which equals are chosen.
         discovery: Which of them the orchestrator knows; None is all, and waits until it is so.
         seed: Breaks ties between servers; 0 lets the first ones be chosen.
+        planner: Chooses among the methods; None is the usual one.
         settings: The orchestrator's.
     """
     by_address = {it.address: it for it in models}
 
     def open_channel(where: Endpoint) -> Any:
-        def standing() -> str:
+        def standing() -> str | None:
             return next((it.status for it in pool.servers if it.name == where.name), "REMOVED")
 
         return VirtualChannel(by_address[where.address].link, standing=standing)
@@ -228,12 +234,12 @@ async def virtual_system(
         probe=probe.answers,
         draw_lot=random.random if seed else lambda: 0.0,
     )
-    keeper, tasks, codecs = SessionKeeper(), asyncio.TaskGroup(), Codecs()
-    planning, registry = _Planning(pool, cpu_clock=lambda: 0), CollectorRegistry()
+    opener, tasks, codecs = SessionOpener(), asyncio.TaskGroup(), Codecs()
+    planning, registry = _Planning(pool, planner=planner, cpu_clock=lambda: 0), CollectorRegistry()
     demand = DemandMeter(pool, lookahead=5, clock=now)
     servicer = OrchestratorServicer(
         pool=pool,
-        keeper=keeper,
+        opener=opener,
         codecs=codecs,
         planning=planning,
         demand=demand,
@@ -241,7 +247,7 @@ async def virtual_system(
         settings=OrchestratorSettings(targets=("127.0.0.1:1",), **settings),
         tasks=tasks,
     )
-    async with pool, keeper:
+    async with pool, opener:
         await tasks.__aenter__()
         try:
             model = await pool.wait_for_model(10)

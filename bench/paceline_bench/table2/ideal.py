@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from paceline_bench.node import SimulatedNode
     from paceline_contract.proposal import Proposal
     from paceline_engine.terms.draft_tree import Ranked
-    from paceline_protocol.commitment import DraftStatistics
+    from paceline_protocol.draft_statistics import DraftStatistics
     from paceline_protocol.laboratory.simulation import SimulationResult
     from paceline_protocol.messages import Command, Event
     from paceline_protocol.methods import DecodingMethod

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paceline.errors import PacelineError
     from paceline_orchestrator.decoding.deadline import Deadline
     from paceline_orchestrator.decoding.exchange import SessionSpec
-    from paceline_orchestrator.decoding.keeper import SessionKeeper
+    from paceline_orchestrator.decoding.session_opener import SessionOpener
     from paceline_orchestrator.decoding.slots import ServerNeeds
     from paceline_orchestrator.fleet.familiarity import FamiliarText
     from paceline_orchestrator.fleet.pool import ServerPool
@@ -42,7 +42,7 @@ class AssignedServers:
         model: The target model that the request is pinned to.
         make_spec: What a session at a server is opened for, by what the server said of its model.
         needs: How many servers there is work for: so many slots there are at first.
-        keeper: Opens and closes sessions.
+        opener: Opens and closes sessions.
         note_fallback: Told of everything that did not go as planned, by its kind.
         rule: How draft tokens are judged; see Candidates.
         self_drafting: Whether targets that draft for themselves are taken first.
@@ -60,7 +60,7 @@ class AssignedServers:
         *,
         make_spec: Callable[[ModelFacts], SessionSpec],
         needs: ServerNeeds,
-        keeper: SessionKeeper,
+        opener: SessionOpener,
         deadline: Deadline,
         note_fallback: Callable[[Fallback], None],
         rule: VerificationRule = VerificationRule.EXACT,
@@ -72,7 +72,7 @@ class AssignedServers:
             pool, model, rule=rule, self_drafting=self_drafting, text=text, suits=suits
         )
         self._make_spec = make_spec
-        self._keeper = keeper
+        self._opener = opener
         self._deadline = deadline
         self._note_fallback = note_fallback
         self._opened: Callable[[RemoteSession, PacelineError | None], None] = lambda *_: None
@@ -287,7 +287,7 @@ class AssignedServers:
         session = RemoteSession(
             server,
             self._make_spec(server.facts),
-            keeper=self._keeper,
+            opener=self._opener,
             deadline=self._deadline,
             note_repair=self._note_fallback,
             tolerance=self._candidates.tolerance,

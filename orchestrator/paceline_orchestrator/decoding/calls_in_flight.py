@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline_orchestrator.decoding.call import CallUnderWay
+    from paceline_orchestrator.decoding.decided_tokens import DecidedTokens, LikeliestByPosition
     from paceline_orchestrator.decoding.exchange import Decoded, Drafted, Judged
-    from paceline_orchestrator.decoding.ledger import Ledger, LikeliestKept
     from paceline_orchestrator.decoding.recorder import CallRecord, Recorder
     from paceline_orchestrator.decoding.session import RemoteSession
     from paceline_orchestrator.fleet.pool import ServerPool
@@ -64,6 +64,7 @@ class _Running:
 
     call: StartCall
     session: RemoteSession
+    _: KW_ONLY
     sent: CallUnderWay[Any]
     record: CallRecord
     replaced: _Running | None = None
@@ -88,7 +89,7 @@ class CallsInFlight:
         tasks: What waits for answers runs here.
         recorder: Told of everything.
         pool: Told which servers are well.
-        ledger: Told what targets decide; knows what is final.
+        decided: Is told what targets decide; knows what is final.
         logprobs: Whether verdicts shall carry them.
         top_logprobs: How many of the likeliest tokens verdicts shall tell at each place.
         likeliest: Told of them; None if there are none.
@@ -102,17 +103,17 @@ class CallsInFlight:
         *,
         recorder: Recorder,
         pool: ServerPool,
-        ledger: Ledger,
+        decided: DecidedTokens,
         logprobs: bool,
         top_logprobs: int,
-        likeliest: LikeliestKept | None,
+        likeliest: LikeliestByPosition | None,
         answered: Callable[[Event], None],
         failed: Callable[[StartCall, RemoteSession, PacelineError], None],
     ) -> None:
         self._tasks = tasks
         self._recorder = recorder
         self._pool = pool
-        self._ledger = ledger
+        self._decided = decided
         self._logprobs = logprobs
         self._top_logprobs = top_logprobs
         self._likeliest = likeliest
@@ -192,12 +193,12 @@ class CallsInFlight:
                 anticipate=call.anticipate,
                 propose=call.propose,
             ),
-            final_length=self._ledger.final_length,
+            final_length=self._decided.final_length,
         )
         record = self._recorder.verifying(session.server.name, asked)
         self._follow(
-            _Running(call, session, sent, record, replaced),
-            partial(self._take_verdict, call, session, asked.proposal),
+            _Running(call, session, sent=sent, record=record, replaced=replaced),
+            partial(self._take_verdict, call, session=session, asked=asked.proposal),
         )
 
     def _start_draft(self, call: StartDraft, session: RemoteSession) -> None:
@@ -218,12 +219,12 @@ class CallsInFlight:
                 width=call.width if session.tree_token_limit else 1,
                 branch_count=call.branch_count if session.tree_token_limit else 0,
             ),
-            final_length=self._ledger.final_length,
+            final_length=self._decided.final_length,
             report=report,
         )
         self._follow(
-            _Running(call, session, sent, record),
-            partial(self._take_end, session, DraftEnded(call.draft_id)),
+            _Running(call, session, sent=sent, record=record),
+            partial(self._take_end, DraftEnded(call.draft_id), session=session),
         )
 
     def _start_decode(self, call: StartDecode, session: RemoteSession) -> None:
@@ -235,10 +236,10 @@ class CallsInFlight:
             if not record.is_running:
                 return  # withdrawn a moment before
             self._recorder.decoded(record, decoded)
-            self._ledger.note(decoded.start_length, decoded.token_ids)
+            self._decided.add(decoded.start_length, decoded.token_ids)
             if self._likeliest is not None:
                 told = decoded.top_logprobs
-                self._likeliest.note(text, decoded.token_ids, likeliest=told)
+                self._likeliest.add(text, decoded.token_ids, likeliest=told)
                 text = (*text, *decoded.token_ids)
             self._answered(TokensDecoded(call.decode_id, decoded.token_ids, decoded.logprobs))
             if session.is_retired:
@@ -258,8 +259,8 @@ class CallsInFlight:
             report=report,
         )
         self._follow(
-            _Running(call, session, sent, record),
-            partial(self._take_end, session, DecodeEnded(call.decode_id)),
+            _Running(call, session, sent=sent, record=record),
+            partial(self._take_end, DecodeEnded(call.decode_id), session=session),
         )
 
     # --- ending -------------------------------------------------------------------------------
@@ -282,15 +283,15 @@ class CallsInFlight:
                 take(answer)
 
     def _take_verdict(
-        self, call: StartVerify, session: RemoteSession, asked: Proposal, judged: Judged
+        self, call: StartVerify, judged: Judged, *, session: RemoteSession, asked: Proposal
     ) -> None:
         path = judged.accepted_path
         decided = (*asked.along(path), judged.next_token)
         if asked is not call.proposal:
             path = call.proposal.trunk[: len(path)]
-        self._ledger.note(len(call.prefix), decided)
+        self._decided.add(len(call.prefix), decided)
         if self._likeliest is not None:
-            self._likeliest.note(call.prefix, decided, likeliest=judged.top_logprobs)
+            self._likeliest.add(call.prefix, decided, likeliest=judged.top_logprobs)
         self._judged.append((session, judged))
         self._answered(
             BlockVerified(
@@ -302,7 +303,9 @@ class CallsInFlight:
             )
         )
 
-    def _take_end(self, session: RemoteSession, ended: DraftEnded | DecodeEnded, _: None) -> None:
+    def _take_end(
+        self, ended: DraftEnded | DecodeEnded, _: None, *, session: RemoteSession
+    ) -> None:
         self._answered(ended)
         self._pool.report_success(session.server)
 

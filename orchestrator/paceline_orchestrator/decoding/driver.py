@@ -16,7 +16,7 @@ turn of the event loop leads from an answer to the calls that follow from it:
                                             v  _obey
                Start...    the RPC is sent          (CallsInFlight.start)
                Stop...     the call is withdrawn    (CallsInFlight.withdraw)
-               EmitTokens  the ledger checks the tokens, which then wait in _final
+               EmitTokens  DecidedTokens checks them, which then wait in _final
                Finish      the method is asked nothing more
                             | _turned
     - - - - - - - - - - - - v - - the turn ends; the servers have the new calls - - - - - - - -
@@ -37,11 +37,11 @@ What runs when
 
 Who owns what
 
-- The driver owns the methods, the ledger, the calls under way, and the task group they run in.
+- The driver owns the methods, the decided tokens, the calls under way, and their task group.
 - `RequestServers` owns slots, sessions, timers and the text drafter. It exists before the driver,
   and the driver listens to it. `lose` and `widen` may post a `CapacityChanged` before they return:
   so the method hears that a server is gone before it hears that the server's call failed.
-- `SessionKeeper` opens and closes sessions in tasks of its own, which may outlive the request.
+- `SessionOpener` opens and closes sessions in tasks of its own, which may outlive the request.
 
 What may be cancelled where
 
@@ -49,7 +49,7 @@ What may be cancelled where
   was withdrawn.
 - The client or the deadline may cancel `run` anywhere. From then on `_is_over` holds and nothing
   begins: all calls are withdrawn, the method counts what it leaves, and sessions are closed by
-  their keeper. `run` waits for the tasks of its own group only.
+  their opener. `run` waits for the tasks of its own group only.
 - A failure cancels nothing by itself. `_fail` keeps the first one and wakes `_work`, which delivers
   the final tokens and ends; `run` raises the failure after the task group, which would wrap it.
 """
@@ -68,10 +68,10 @@ from paceline.errors import (
     SessionError,
 )
 from paceline_orchestrator.decoding.calls_in_flight import COURTESY_SECONDS, CallsInFlight
-from paceline_orchestrator.decoding.ledger import Ledger, LikeliestKept
+from paceline_orchestrator.decoding.decided_tokens import DecidedTokens, LikeliestByPosition
 from paceline_orchestrator.decoding.statistics import TextStatistics
 from paceline_orchestrator.decoding.text_drafter import TEXT_DRAFTER
-from paceline_protocol.commitment import DraftStatistics
+from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.messages import (
     AbandonVerify,
     BlockVerified,
@@ -154,8 +154,8 @@ class Driver:
         self._text = servers.text
         self._recorder = recorder
         self._deadline = deadline
-        self._ledger = Ledger(prompt_length)
-        self._likeliest = LikeliestKept(prompt_length) if top_logprobs else None
+        self._decided = DecidedTokens(prompt_length)
+        self._likeliest = LikeliestByPosition(prompt_length) if top_logprobs else None
         self._deliver = deliver
         self._conclude = conclude
         self._reconsider = reconsider
@@ -166,7 +166,7 @@ class Driver:
             self._tasks,
             recorder=recorder,
             pool=pool,
-            ledger=self._ledger,
+            decided=self._decided,
             logprobs=logprobs,
             top_logprobs=top_logprobs,
             likeliest=self._likeliest,
@@ -356,11 +356,11 @@ class Driver:
     def _obey(self, command: Command) -> None:
         match command:
             case EmitTokens():
-                self._ledger.settle(command.token_ids)
+                self._decided.finalize(command.token_ids)
                 if self._text is not None:
-                    self._text.settle(command.token_ids)
+                    self._text.finalize(command.token_ids)
                 kept = self._likeliest
-                likeliest = kept.settle(command.token_ids) if kept is not None else ()
+                likeliest = kept.finalize(command.token_ids) if kept is not None else ()
                 self._final.append((command, likeliest))
             case AbandonVerify() | StopDraft():
                 by_rejection = command.by_rejection and self._finish is None
@@ -393,7 +393,7 @@ class Driver:
             return
         # Its model's context is shorter than the text may become: it rests, until this text of
         # which a part is only drafted gets shorter again, or for good.
-        if session is not None and self._ledger.final_length >= session.limit_length:
+        if session is not None and self._decided.final_length >= session.limit_length:
             self._outgrown.append(session)
         self._answer_at_once([DraftEnded(draft.draft_id)])
 

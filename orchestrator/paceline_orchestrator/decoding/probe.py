@@ -13,8 +13,8 @@ from paceline_contract.calls import DraftOptions
 from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding.deadline import Deadline
 from paceline_orchestrator.decoding.exchange import SessionSpec
-from paceline_orchestrator.decoding.keeper import SessionKeeper
 from paceline_orchestrator.decoding.session import RemoteSession
+from paceline_orchestrator.decoding.session_opener import SessionOpener
 from paceline_orchestrator.fleet.discovery import Role
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ async def answers(server: ModelServer) -> bool:
         request_id="probe",
         share="probe",
     )
-    async with SessionKeeper() as keeper:
+    async with SessionOpener() as opener:
         session = RemoteSession(
             server,
             spec,
-            keeper=keeper,
+            opener=opener,
             deadline=Deadline.after(_PROBE_SECONDS),
             note_repair=lambda _: None,
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.decoding.exchange import Decoded, Drafted, Judged
     from paceline_orchestrator.decoding.metrics import RequestMetrics
     from paceline_orchestrator.decoding.statistics import Fallback
-    from paceline_protocol.commitment import DraftStatistics
+    from paceline_protocol.draft_statistics import DraftStatistics
     from paceline_protocol.messages import EmitTokens, StartDecode, StartDraft, StartVerify
 
 
@@ -45,6 +45,7 @@ class CallRecord:
 
     call_id: int
     server: str
+    _: KW_ONLY
     prefix: Sequence[int]
     started_ns: int
     token_ids: list[int] = field(default_factory=list)
@@ -103,7 +104,9 @@ class Recorder:
         self._call_ids = count(1)
         self._verifying: Counter[str] = Counter()
         self._drafts: list[CallRecord] = []
-        self._whole = CallRecord(0, "orchestrator", (), arrived_ns)  # the request itself
+        self._whole = CallRecord(
+            0, "orchestrator", prefix=(), started_ns=arrived_ns
+        )  # the request itself
         self._statistics = Statistics(queue_ns=waited_ns)
         self.targets_used = 0
 
@@ -122,7 +125,11 @@ class Recorder:
     def drafting(self, server: str, draft: StartDraft, *, models: Sequence[str] = ()) -> CallRecord:
         """A draft was started, where these models compute."""
         record = CallRecord(
-            next(self._call_ids), server, draft.prefix, time.perf_counter_ns(), models=models
+            next(self._call_ids),
+            server,
+            prefix=draft.prefix,
+            started_ns=time.perf_counter_ns(),
+            models=models,
         )
         self._drafts.append(record)
         self._statistics.untold_count += 1
@@ -149,8 +156,8 @@ class Recorder:
         record = CallRecord(
             next(self._call_ids),
             server,
-            verify.prefix,
-            time.perf_counter_ns(),
+            prefix=verify.prefix,
+            started_ns=time.perf_counter_ns(),
             token_ids=list(verify.proposal.along(verify.proposal.trunk)),
             depth=verify.depth,
             branch_count=verify.proposal.branch_count,
@@ -162,7 +169,9 @@ class Recorder:
 
     def decoding(self, server: str, decode: StartDecode) -> CallRecord:
         """A decode was started. Each of its answers ends what looks like a verification."""
-        record = CallRecord(next(self._call_ids), server, decode.prefix, time.perf_counter_ns())
+        record = CallRecord(
+            next(self._call_ids), server, prefix=decode.prefix, started_ns=time.perf_counter_ns()
+        )
         self._begin_at_target(record)
         return record
 
@@ -309,8 +318,8 @@ class Recorder:
         event = TimelineEvent(
             kind,
             record.server,
-            self._since_arrival(now_ns if start_ns is None else start_ns),
-            self._since_arrival(now_ns),
+            start_ns=self._since_arrival(now_ns if start_ns is None else start_ns),
+            end_ns=self._since_arrival(now_ns),
             position=record.position if position is None else position,
             token_ids=tuple(record.token_ids if token_ids is None else token_ids),
             call_id=record.call_id,

@@ -128,9 +128,9 @@ async def close_session(server: ModelServer, session_id: str, *, timeout_seconds
 def send_verify(
     server: ModelServer,
     call: PrefixCall,
+    *,
     proposal: Proposal,
     options: VerifyOptions,
-    *,
     timeout_seconds: float,
 ) -> _VerifyRpc:
     """Send a proposal to be judged."""
@@ -180,8 +180,8 @@ async def read_verdict(rpc: _VerifyRpc, *, sent_ns: int, block_length: int) -> J
 def send_decode(
     server: ModelServer,
     call: PrefixCall,
-    options: DecodeOptions,
     *,
+    options: DecodeOptions,
     timeout_seconds: float,
 ) -> _DecodeRpc:
     """Ask for the target's own tokens after a prefix."""
@@ -226,8 +226,8 @@ async def read_decoded(
 def send_draft(
     server: ModelServer,
     call: PrefixCall,
-    options: DraftOptions,
     *,
+    options: DraftOptions,
     timeout_seconds: float,
 ) -> _DraftRpc:
     """Ask for the tokens that follow a prefix."""

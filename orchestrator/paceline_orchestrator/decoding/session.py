@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.decoding.call import Sent
     from paceline_orchestrator.decoding.deadline import Deadline
     from paceline_orchestrator.decoding.exchange import Decoded, Drafted, Judged, SessionSpec
-    from paceline_orchestrator.decoding.keeper import Opening, SessionKeeper
+    from paceline_orchestrator.decoding.session_opener import Opening, SessionOpener
     from paceline_orchestrator.fleet.server import ModelServer
 
 _CALL_SLACK_SECONDS = 1.0
@@ -65,7 +65,7 @@ class RemoteSession:
     Args:
         server: Where it is.
         spec: What it is for.
-        keeper: Opens and closes it.
+        opener: Opens and closes it.
         note_repair: Told of each repair: a lost session, or a prefix sent again.
         tolerance: How many times as long as others its server may have a call in sight.
     """
@@ -75,17 +75,17 @@ class RemoteSession:
         server: ModelServer,
         spec: SessionSpec,
         *,
-        keeper: SessionKeeper,
+        opener: SessionOpener,
         deadline: Deadline,
         note_repair: Callable[[Fallback], None],
         tolerance: float = 1.0,
     ) -> None:
         self.server = server
         self._spec = spec
-        self._keeper = keeper
+        self._opener = opener
         self._deadline = deadline
         self._note_repair = note_repair
-        self._opening = keeper.open(server, spec)
+        self._opening = opener.open(server, spec)
         self._checks = AnswerChecks(server, spec)
         self._patience = Patience(server, limit_length=self.limit_length, tolerance=tolerance)
         self._held = HeldTokens()
@@ -102,7 +102,7 @@ class RemoteSession:
         """End it. Its calls must have been withdrawn."""
         self._is_closed = True
         self.server.session_count -= 1
-        self._keeper.close(self.server, self._opening)
+        self._opener.close(self.server, self._opening)
 
     def retire(self) -> None:
         """End it as soon as the call that is under way, if one is, has ended."""
@@ -171,7 +171,11 @@ class RemoteSession:
         def send(handle: str) -> Sent:
             call = self._next_call(handle, prefix)
             rpc = send_verify(
-                self.server, call, proposal, options, timeout_seconds=self._call_seconds
+                self.server,
+                call,
+                proposal=proposal,
+                options=options,
+                timeout_seconds=self._call_seconds,
             )
             seconds = self._patience.seconds(call, block_length=len(proposal))
             return self._patience.begin(call, rpc, seconds=seconds, block_length=len(proposal))
@@ -210,7 +214,7 @@ class RemoteSession:
 
         def send(handle: str) -> Sent:
             call = self._next_call(handle, prefix)
-            rpc = send_draft(self.server, call, options, timeout_seconds=self._call_seconds)
+            rpc = send_draft(self.server, call, options=options, timeout_seconds=self._call_seconds)
             seconds = self._patience.seconds(call, steps=steps)
             return self._patience.begin(call, rpc, seconds=seconds)
 
@@ -246,7 +250,9 @@ class RemoteSession:
 
         def send(handle: str) -> Sent:
             call = self._next_call(handle, prefix)
-            rpc = send_decode(self.server, call, options, timeout_seconds=self._call_seconds)
+            rpc = send_decode(
+                self.server, call, options=options, timeout_seconds=self._call_seconds
+            )
             return self._patience.begin(call, rpc, seconds=self._patience.seconds(call))
 
         async def read(sent: Sent) -> None:
@@ -314,8 +320,8 @@ class RemoteSession:
         match error:
             case SessionNotFoundError():
                 self._note_repair(Fallback.SESSION_LOST)
-                self._keeper.forget(self.server, self._opening)
-                self._opening = self._keeper.open(self.server, self._spec)
+                self._opener.forget(self.server, self._opening)
+                self._opening = self._opener.open(self.server, self._spec)
                 self._asked_at = time.monotonic()
             case PrefixNotHeldError() | PrefixMismatchError():
                 self._note_repair(Fallback.PREFIX_RESENT)

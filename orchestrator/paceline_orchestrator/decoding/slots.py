@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.discovery import Role
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
-    from paceline_orchestrator.planning.growth import Growth
+    from paceline_orchestrator.planning.target_scaling import TargetScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class ServerNeeds:
 
     target_count: int
     drafter_count: int
-    growth: Growth | None
+    growth: TargetScaling | None
     drafts: bool
 
 

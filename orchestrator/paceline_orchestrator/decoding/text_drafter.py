@@ -131,7 +131,7 @@ class TextDrafter:
         if not found:
             return NOTHING
         self.statistics.drafted += len(found)
-        self._note(draft.prefix, found)
+        self._add(draft.prefix, found)
         make = self._make_distribution
         return Proposal(tuple(found), distributions=tuple(map(make, found)) if make else ())
 
@@ -140,7 +140,7 @@ class TextDrafter:
         self._room.give_back(self._taken)
         self._taken, self._is_ready = 0, False
 
-    def settle(self, token_ids: Sequence[int]) -> None:
+    def finalize(self, token_ids: Sequence[int]) -> None:
         """Let tokens become final, and see whether they are what was proposed."""
         for token_id in token_ids:
             self._judge(token_id)
@@ -151,7 +151,7 @@ class TextDrafter:
         self._taken += self._room.take(max(0, count - self._taken))
         return count <= self._taken
 
-    def _note(self, prefix: Sequence[int], found: list[int]) -> None:
+    def _add(self, prefix: Sequence[int], found: list[int]) -> None:
         last = self._guesses[-1] if self._guesses else None
         if last is not None and list(prefix[len(last.prefix) :]) == last.token_ids:
             last.token_ids += found

@@ -94,10 +94,10 @@ def check_model_info(info: pb.GetModelInfoResponse) -> None:
         BadAnswerError: A field is out of its limits.
     """
     for field, most in _TEXTS.items():
-        _in_range(f"the length of {field}", len(getattr(info, field)), 0, most)
+        _in_range(f"the length of {field}", len(getattr(info, field)), least=0, most=most)
     demand(bool(info.fingerprint), "fingerprint", "is missing")
-    _in_range("vocabulary_size", info.vocabulary_size, 1, _MOST_VOCABULARY)
-    _in_range("context_length", info.context_length, 1, _MOST_CONTEXT)
+    _in_range("vocabulary_size", info.vocabulary_size, least=1, most=_MOST_VOCABULARY)
+    _in_range("context_length", info.context_length, least=1, most=_MOST_CONTEXT)
     at_most("eos_token_ids", info.eos_token_ids, MOST_END_TOKENS)
     demand(
         all(it < info.vocabulary_size for it in info.eos_token_ids),
@@ -112,14 +112,19 @@ def check_model_info(info: pb.GetModelInfoResponse) -> None:
     )
     at_most("verification_rules", info.verification_rules, _MOST_RULES)
     _check_latencies(info.forward_latencies)
-    _in_range("prefill_fixed_ns", info.prefill_fixed_ns, 0, _LONGEST_FORWARD_NS)
-    _in_range("prefill_ns_per_token", info.prefill_ns_per_token, 0, _LONGEST_FORWARD_NS)
-    _in_range("tree_token_limit", info.tree_token_limit, 0, _MOST_CONTEXT)
-    _in_range("tree_depth_limit", info.tree_depth_limit, 0, _MOST_CONTEXT)
-    _in_range("self_draft_depth", info.self_draft_depth, 0, _MOST_DEPTH)
+    _in_range("prefill_fixed_ns", info.prefill_fixed_ns, least=0, most=_LONGEST_FORWARD_NS)
+    _in_range("prefill_ns_per_token", info.prefill_ns_per_token, least=0, most=_LONGEST_FORWARD_NS)
+    _in_range("tree_token_limit", info.tree_token_limit, least=0, most=_MOST_CONTEXT)
+    _in_range("tree_depth_limit", info.tree_depth_limit, least=0, most=_MOST_CONTEXT)
+    _in_range("self_draft_depth", info.self_draft_depth, least=0, most=_MOST_DEPTH)
     at_most("stages", info.stages, _MOST_STAGES)
     for stage in info.stages:
-        _in_range("the length of stages.model_name", len(stage.model_name), 0, _TEXTS["model_name"])
+        _in_range(
+            "the length of stages.model_name",
+            len(stage.model_name),
+            least=0,
+            most=_TEXTS["model_name"],
+        )
     _check_hardware(info.hardware)
 
 
@@ -129,15 +134,17 @@ def check_timing(timing: CallTiming) -> None:
     Raises:
         BadAnswerError: A field is out of its limits.
     """
-    _in_range("timing.queue_ns", timing.queue_ns, 0, _LONGEST_CALL_NS)
-    _in_range("timing.forward_ns", timing.forward_ns, 0, _LONGEST_CALL_NS)
-    _in_range("timing.forward_count", timing.forward_count, 0, _MOST_FORWARDS)
-    _in_range("timing.row_count", timing.row_count, 0, _MOST_CONTEXT)
+    _in_range("timing.queue_ns", timing.queue_ns, least=0, most=_LONGEST_CALL_NS)
+    _in_range("timing.forward_ns", timing.forward_ns, least=0, most=_LONGEST_CALL_NS)
+    _in_range("timing.forward_count", timing.forward_count, least=0, most=_MOST_FORWARDS)
+    _in_range("timing.row_count", timing.row_count, least=0, most=_MOST_CONTEXT)
     if timing.stages:
         at_most("timing.stages", timing.stages, _MOST_STAGES)
         for stage in timing.stages:
-            _in_range("timing.stages.forward_ns", stage.forward_ns, 0, _LONGEST_CALL_NS)
-            _in_range("timing.stages.forward_count", stage.forward_count, 0, _MOST_FORWARDS)
+            _in_range("timing.stages.forward_ns", stage.forward_ns, least=0, most=_LONGEST_CALL_NS)
+            _in_range(
+                "timing.stages.forward_count", stage.forward_count, least=0, most=_MOST_FORWARDS
+            )
 
 
 def check_proposal_lengths(proposal: Proposal, *, most: int) -> None:
@@ -186,7 +193,9 @@ def check_grant(grant: SessionGrant) -> None:
     Raises:
         BadAnswerError: A field is out of its limits.
     """
-    _in_range("the length of session_id", len(grant.session_id), 1, _MOST_HANDLE_CHARACTERS)
+    _in_range(
+        "the length of session_id", len(grant.session_id), least=1, most=_MOST_HANDLE_CHARACTERS
+    )
     check_lease(grant.lease)
 
 
@@ -207,8 +216,13 @@ def check_chat_template(template: pb.ChatTemplate) -> None:
     Raises:
         BadAnswerError: A field is out of its limits.
     """
-    _in_range("the length of fingerprint", len(template.fingerprint), 1, 64)
-    _in_range("the length of source", len(template.source.encode()), 1, MOST_CHAT_TEMPLATE_BYTES)
+    _in_range("the length of fingerprint", len(template.fingerprint), least=1, most=64)
+    _in_range(
+        "the length of source",
+        len(template.source.encode()),
+        least=1,
+        most=MOST_CHAT_TEMPLATE_BYTES,
+    )
     at_most("named_tokens", template.named_tokens, _MOST_NAMED_TOKENS)
     at_most("special_tokens", template.special_tokens, _MOST_SPECIAL_TOKENS)
     for field, texts in (
@@ -217,7 +231,7 @@ def check_chat_template(template: pb.ChatTemplate) -> None:
         ("special_tokens", template.special_tokens),
     ):
         longest = max(map(len, texts), default=0)
-        _in_range(f"the length of {field}", longest, 0, _MOST_TOKEN_CHARACTERS)
+        _in_range(f"the length of {field}", longest, least=0, most=_MOST_TOKEN_CHARACTERS)
 
 
 def _check_latencies(latencies: Sequence[pb.ForwardLatency]) -> None:
@@ -225,7 +239,7 @@ def _check_latencies(latencies: Sequence[pb.ForwardLatency]) -> None:
     before = 0
     for each in latencies:
         demand(each.rows > before, "forward_latencies.rows", "do not ascend from 1 on")
-        _in_range("forward_latencies.median_ns", each.median_ns, 0, _LONGEST_FORWARD_NS)
+        _in_range("forward_latencies.median_ns", each.median_ns, least=0, most=_LONGEST_FORWARD_NS)
         before = each.rows
 
 
@@ -233,11 +247,11 @@ def _check_hardware(hardware: pb.Hardware) -> None:
     if not hardware.identity:
         return  # it does not say
     length = len(hardware.identity)
-    _in_range("the length of hardware.identity", length, 1, _MOST_IDENTITY_CHARACTERS)
+    _in_range("the length of hardware.identity", length, least=1, most=_MOST_IDENTITY_CHARACTERS)
     is_part = math.isfinite(hardware.share) and 0 < hardware.share <= 1
     demand(is_part, "hardware.share", "is not in (0, 1]")
 
 
-def _in_range(field: str, value: int, least: int, most: int) -> None:
+def _in_range(field: str, value: int, *, least: int, most: int) -> None:
     if not least <= value <= most:
         raise BadAnswerError(f"{field} is not in [{least}, {most}]")

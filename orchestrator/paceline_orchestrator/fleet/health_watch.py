@@ -125,9 +125,9 @@ class HealthWatch:
     async def _take_serving(self, server: ModelServer) -> None:
         if server.adopt(await fetch_facts(server.models)):
             server.bugs.clear()
-        server.trouble = ""
+        server.trouble = None
         if server.health_status:
-            server.health_status = ""
+            server.health_status = None
             self._pauses.after_reconnection(server)
         self._tell(server)
 
@@ -138,12 +138,12 @@ class HealthWatch:
         from an earlier stream stands.
         """
         if server.health_status != NOT_SERVING:
-            server.trouble = LOADING if server.health_status else ""
+            server.trouble = LOADING if server.health_status else None
         server.health_status = NOT_SERVING
         self._tell(server)
         try:
             await fetch_facts(server.models)
-            server.trouble = ""
+            server.trouble = None
         except LoadingError:
             server.trouble = LOADING
         except PacelineError:

@@ -88,7 +88,7 @@ class Pauses:
     def after_reconnection(self, server: ModelServer) -> None:
         """Let a server work that can be reached again, if it paused because it could not be."""
         if server.pause_status == _CONNECTION_LOST:
-            server.pause_status = ""
+            server.pause_status = None
 
     def probe(self, server: ModelServer) -> None:
         """Ask a server for a token; without one it is out until it answers."""
@@ -115,7 +115,7 @@ class Pauses:
 
     def _resume(self, server: ModelServer, pause_count: int) -> None:
         if server.pause_count == pause_count and server.pause_status != SILENT:
-            server.pause_status = ""
+            server.pause_status = None
             self._tell(server)
 
     async def _probe(self, server: ModelServer) -> None:
@@ -126,5 +126,5 @@ class Pauses:
             self._take_out(server, SILENT)
             await asyncio.sleep(pause_seconds)
         if server.pause_status == SILENT:
-            server.pause_status = ""
+            server.pause_status = None
             self._tell(server)

@@ -25,7 +25,7 @@ from paceline_orchestrator.fleet.fitting import commonest_model, drafter_obstacl
 from paceline_orchestrator.fleet.health_watch import HealthWatch
 from paceline_orchestrator.fleet.listeners import Listeners
 from paceline_orchestrator.fleet.pauses import Pauses
-from paceline_orchestrator.fleet.server import REMOVED, ModelServer
+from paceline_orchestrator.fleet.server import REMOVED, ModelServer, ServerLoad
 from paceline_orchestrator.fleet.silence import SilenceWatch
 from paceline_orchestrator.fleet.standing import Orders, standings
 from paceline_orchestrator.fleet.standing_log import StandingLog
@@ -233,7 +233,7 @@ class ServerPool:
         ready = [it for it in self._in_order[role] if it.ready]
         found = [it for it in ready if it.facts is not None and fits(it.facts)]
 
-        def rank(server: ModelServer) -> tuple[tuple[float, int, int, bool], float]:
+        def rank(server: ModelServer) -> tuple[ServerLoad, float]:
             length = text.length_at(server.process_name) if text is not None else 0
             load = server.load(tolerated_calls=tolerated_calls, familiar_length=length)
             return load, self._draw_lot()
@@ -301,12 +301,12 @@ class ServerPool:
     def _tell(self, server: ModelServer) -> None:
         """Tell the listeners, if what this server may be used for changed."""
         for changed in (server, *self._find_twins(server.role)):
-            if changed.told == (changed.ready, changed.leaving):
+            if changed.announced == changed.usability:
                 continue
-            if changed.ready and not changed.told[0]:
+            if changed.ready and not changed.announced.is_ready:
                 changed.ready_since = self.latest_ready_at = time.monotonic()
                 changed.last_order = self.orders.count
-            changed.told = changed.ready, changed.leaving
+            changed.announced = changed.usability
             self._listeners.call_soon()
         self._standing_log.look_soon()
 

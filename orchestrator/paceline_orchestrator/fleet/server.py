@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.v1.drafter_service_pb2_grpc import DrafterServiceStub
 from paceline.v1.model_service_pb2_grpc import ModelServiceStub
@@ -32,6 +32,35 @@ SILENT = "SILENT"
 """The pause status of one that left calls unanswered: it gets work when it has computed a token."""
 
 
+class Usability(NamedTuple):
+    """What a server can be used for.
+
+    Attributes:
+        is_ready: Whether it takes work.
+        is_leaving: Whether it is about to end, though it still serves.
+    """
+
+    is_ready: bool
+    is_leaving: bool
+
+
+class ServerLoad(NamedTuple):
+    """How servers are ordered: the smallest load first, compared field by field.
+
+    Attributes:
+        call_count: Requests whose primary target it is, and calls of other orchestrators.
+        session_count: Sessions of this orchestrator.
+        unfamiliarity: Minus the number of the sequence's tokens that it has had before.
+        may_be_busy: Whether other orchestrators may have requests there: it was not free a moment
+            ago.
+    """
+
+    call_count: float
+    session_count: int
+    unfamiliarity: int
+    may_be_busy: bool
+
+
 class ModelServer:
     """How to reach it, what it is, what it costs, how loaded it is, and whether it takes work.
 
@@ -43,17 +72,17 @@ class ModelServer:
         session_count: Sessions that this orchestrator has open there.
         call_count: Verifications or drafts of this orchestrator that run or wait there.
         primary_count: Requests of this orchestrator whose primary target it is.
-        health_status: Empty if the server says that it is well, else why not.
-        trouble: What else is known of why not, such as the words of an error; empty for nothing.
+        health_status: Why the server is not well; None if it says that it is.
+        trouble: What else is known of why not, such as the words of an error; None for nothing.
         bugs: What went wrong here, unforeseen, while its health was followed.
         twin: The server that is the same process at another address; None if there is none.
-        pause_status: Empty, or why it gets no work for a while, though it may be well.
+        pause_status: Why it gets no work for a while, though it may be well; None if it does.
         pause_count: Pauses so far; the newest one counts.
         failure_count: Failures since the last good answer; see Pauses.
         failed_at: When the last one was counted, on the monotonic clock.
         ready_since: When it became ready, on the monotonic clock.
         last_order: How many requests had begun when one last took it.
-        told: Whether it was ready, and leaving, when the pool's listeners were last told.
+        announced: Its usability when the pool's listeners were last told of it.
     """
 
     def __init__(
@@ -76,15 +105,15 @@ class ModelServer:
         self.session_count = 0
         self.call_count = 0
         self.primary_count = 0
-        self.health_status = NOT_REACHED
-        self.trouble = ""
+        self.health_status: str | None = NOT_REACHED
+        self.trouble: str | None = None
         self.bugs: set[type[Exception]] = set()
         self.twin: ModelServer | None = None
-        self.pause_status = ""
+        self.pause_status: str | None = None
         self.pause_count = 0
         self.failure_count = 0
         self.failed_at = 0.0
-        self.told = (False, False)
+        self.announced = Usability(is_ready=False, is_leaving=False)
         self.ready_since = 0.0
         self.last_order = 0
 
@@ -101,11 +130,11 @@ class ModelServer:
     @property
     def ready(self) -> bool:
         """Whether it takes work now."""
-        return not self.status
+        return self.status is None
 
     @property
-    def status(self) -> str:
-        """Empty if it is ready, else the reason why not."""
+    def status(self) -> str | None:
+        """The reason why it is not ready; None if it is."""
         if self.endpoint.availability is not Availability.READY:
             return self.endpoint.availability.name
         return self.health_status or self.misfit or self._doubled or self.pause_status
@@ -116,15 +145,15 @@ class ModelServer:
         return self.endpoint.availability is Availability.READY and not self.health_status
 
     @property
-    def misfit(self) -> str:
-        """Empty if it is what it is listed as, as far as it has said what it is."""
+    def misfit(self) -> str | None:
+        """How it is not what it is listed as; None if it is, or has not said what it is."""
         if self.facts is None or self.facts.role in {None, self.role}:
-            return ""
+            return None
         return f"is a {self.facts.role}, not a {self.role}"
 
     @property
-    def _doubled(self) -> str:
-        return f"is {self.twin.name}, listed twice" if self.twin else ""
+    def _doubled(self) -> str | None:
+        return f"is {self.twin.name}, listed twice" if self.twin else None
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -144,22 +173,28 @@ class ModelServer:
         is_terminating = self.endpoint.availability is Availability.TERMINATING
         return is_terminating or self.health_status == NOT_SERVING
 
-    def load(
-        self, *, tolerated_calls: int = 0, familiar_length: int = 0
-    ) -> tuple[float, int, int, bool]:
-        """Return what servers are chosen by, the smallest first: who works there, and who may come.
+    def load(self, *, tolerated_calls: int = 0, familiar_length: int = 0) -> ServerLoad:
+        """Return its load; servers with the smallest load are chosen first.
 
-        Of equals comes first who has had most of the text, and then who was free a moment ago: at
-        the others there may be requests of other orchestrators. Calls of others count in halves, or
-        what is left of those long gone would tell equals apart, for all orchestrators alike.
+        Calls of other orchestrators count in halves. Otherwise the rest of calls that ended long
+        ago would order equal servers, in the same way at all orchestrators.
 
         Args:
-            tolerated_calls: So many of those that were met there do not count.
-            familiar_length: So many of the text's tokens it has had before.
+            tolerated_calls: So many calls of other orchestrators do not count.
+            familiar_length: So many of the sequence's tokens it has had before.
         """
         other_calls = max(0.0, round(2 * self.latency.other_calls) / 2 - tolerated_calls)
-        is_met = not self.latency.seems_free
-        return self.primary_count + other_calls, self.session_count, -familiar_length, is_met
+        return ServerLoad(
+            call_count=self.primary_count + other_calls,
+            session_count=self.session_count,
+            unfamiliarity=-familiar_length,
+            may_be_busy=not self.latency.seems_free,
+        )
+
+    @property
+    def usability(self) -> Usability:
+        """What it can be used for now."""
+        return Usability(is_ready=self.ready, is_leaving=self.leaving)
 
     @property
     def process_name(self) -> str:
@@ -192,4 +227,4 @@ class ModelServer:
         self.latency = ObservedLatency()
         self.silence.forget()
         if self.pause_status != SILENT:
-            self.pause_status = ""
+            self.pause_status = None

@@ -135,7 +135,16 @@ class SilenceWatch:
             waiting.is_in_sight, waiting.work = is_in_sight, work
         else:
             now = asyncio.get_running_loop().time()
-            waiting = Waiting(rpc, patience_seconds, now, is_in_sight, now, now, work, tolerance)
+            waiting = Waiting(
+                rpc=rpc,
+                patience_seconds=patience_seconds,
+                heard_at=now,
+                is_in_sight=is_in_sight,
+                answered_at=now,
+                looked_at=now,
+                work=work,
+                tolerance=tolerance,
+            )
             self._waiting.add(waiting)
         self._look_at(waiting.due_at)
         return waiting

@@ -106,7 +106,7 @@ def _obstacle(server: ModelServer, model: ModelFacts | None) -> Standing | None:
 def _ill(server: ModelServer) -> Standing | None:
     """Say what its own health says against it, or the attempt to hear of it."""
     status, trouble = server.health_status, server.trouble
-    if not status:
+    if status is None:
         return None
     if status == NOT_SERVING:
         if trouble == LOADING:
@@ -140,10 +140,10 @@ def _listed_wrong(server: ModelServer) -> Standing | None:
 
 
 def _paused(server: ModelServer) -> Standing | None:
+    if server.pause_status is None:
+        return None
     kind, _, words = server.pause_status.partition(": ")
     match kind:
-        case "":
-            return None
         case "SILENT":
             return Standing(
                 Word.SILENT, "it left calls unanswered: it has to compute a token for a probe first"

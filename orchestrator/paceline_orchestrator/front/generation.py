@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from paceline_contract.calls import LikeliestTokens
     from paceline_contract.max_gram import MaxGramRules
-    from paceline_orchestrator.decoding.keeper import SessionKeeper
     from paceline_orchestrator.decoding.metrics import RequestMetrics
+    from paceline_orchestrator.decoding.session_opener import SessionOpener
     from paceline_orchestrator.decoding.statistics import (
         Statistics,
         TextStatistics,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.front.order import Order
     from paceline_orchestrator.front.translation import ClientMessage
     from paceline_orchestrator.planning.planner import Plan
-    from paceline_protocol.commitment import DraftStatistics
+    from paceline_protocol.draft_statistics import DraftStatistics
     from paceline_protocol.messages import CapacityChanged, EmitTokens
     from paceline_protocol.methods import DecodingMethod, Strategy
 
@@ -56,7 +56,7 @@ class Generation:
     Args:
         order: What to decode.
         pool: The model servers.
-        keeper: Opens and closes its sessions.
+        opener: Opens and closes its sessions.
         metrics: Where it is counted.
         text_rules: What texts propose by.
         charge: Told how many tokens to count: the prefix, then those of the text as they become
@@ -71,7 +71,7 @@ class Generation:
         order: Order,
         *,
         pool: ServerPool,
-        keeper: SessionKeeper,
+        opener: SessionOpener,
         metrics: RequestMetrics,
         text_rules: MaxGramRules,
         charge: Callable[[int], None] | None = None,
@@ -103,11 +103,11 @@ class Generation:
             make_spec=lambda it: order.session_spec(it, length=self._position),
             suits=lambda it, role: order.suits(it, role=role, length=self._position),
             needs=order.server_needs,
-            keeper=keeper,
+            opener=opener,
             deadline=order.deadline,
             note_fallback=self._recorder.fallback,
-            rule=order.options.rule,
-            self_drafting=order.plan.method.self_drafts or order.own_guesses,
+            rule=order.options.wish.rule,
+            self_drafting=order.plan.method.self_drafts or order.plan.own_guesses,
             text=pool.familiarity.text(order.prefix, share=order.share),
         )
         self._servers = RequestServers(assigned, pool=pool, text=_text_drafter(order, text_rules))
@@ -199,7 +199,7 @@ class Generation:
     @property
     def verifier_limit(self) -> int:
         """How many targets it could use now, if there were enough."""
-        return replace(self._order, plan=self._wanted).verifier_limit
+        return self._wanted.target_limit
 
     @property
     def teaches(self) -> Plan:
@@ -338,7 +338,7 @@ class Generation:
 def _text_drafter(order: Order, rules: MaxGramRules) -> TextDrafter | None:
     if not order.drafts_from_text:
         return None
-    is_rejection = order.options.rule is VerificationRule.REJECTION
+    is_rejection = order.options.wish.rule is VerificationRule.REJECTION
     return TextDrafter(
         order.prefix,
         proposer=rules.begin(vocabulary_size=order.model.vocabulary_size),

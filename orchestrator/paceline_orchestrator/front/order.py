@@ -7,14 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from paceline_contract.calls import VerificationRule
-from paceline_contract.limits import MOST_TARGETS
 from paceline_orchestrator.decoding.exchange import SessionSpec
 from paceline_orchestrator.decoding.slots import ServerNeeds
 from paceline_orchestrator.fleet.discovery import Role
-from paceline_orchestrator.planning.growth import Growth
 from paceline_orchestrator.planning.measurements import MOST_TREE_TOKENS
-from paceline_protocol.draft_shape import CHAIN
-from paceline_protocol.methods import METHODS
+from paceline_orchestrator.planning.target_scaling import TargetScaling
 from paceline_protocol.task import DecodingTask, DispatchPolicy
 
 if TYPE_CHECKING:
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.wire import ModelFacts
     from paceline_orchestrator.front.text import StreamedText
     from paceline_orchestrator.planning.planner import Plan, Wish
-    from paceline_protocol.draft_shape import Shape
 
 # What a session reserves beyond the text there is: a server takes further steps of its own as the
 # text grows, so that a request for the longest of texts does not shut out the others at once.
@@ -40,8 +36,6 @@ class Options:
 
     wish: Wish
     drafter_count: int = 1
-    rule: VerificationRule = VerificationRule.EXACT
-    dispatch: DispatchPolicy = DispatchPolicy.WORK_CONSERVING
     sampling: object | None = None
     ignore_eos: bool = False
     logprobs: bool = False
@@ -122,7 +116,7 @@ class Order:
         """
         wish, plan = self.options.wish, self.plan
         is_open = wish.strategy is None and wish.drafter is None and plan.drafter is None
-        is_exact = self.options.rule is VerificationRule.EXACT
+        is_exact = self.options.wish.rule is VerificationRule.EXACT
         return is_open and is_exact and not plan.method.self_drafts and self._missing > 0
 
     @property
@@ -135,30 +129,6 @@ class Order:
     def drafts_from_text(self) -> bool:
         """Whether the text itself may draft."""
         return self._drafts and (self.plan.drafter is None or self.plan.drafter.has_text)
-
-    @property
-    def shape(self) -> Shape:
-        """How wide its drafts are: chains where the model's servers judge no trees."""
-        drafts = self.plan.method.drafts
-        return self.plan.shape if drafts and self.model.tree_token_limit else CHAIN
-
-    @property
-    def own_guesses(self) -> bool:
-        """Whether targets' own guesses ride along: where nothing comes later for them."""
-        may = self.plan.method.overlaps or self.shape == CHAIN
-        in_blocks = self.options.dispatch is DispatchPolicy.BLOCKS
-        return self.plan.own_guesses and may and not in_blocks
-
-    @property
-    def verifier_limit(self) -> int:
-        """Targets that it could use if there were as many: one where nothing runs ahead."""
-        wish = self.options.wish
-        if wish.strategy is None:
-            # The planner may have chosen SI for want of targets.
-            may_run_ahead = self.plan.method.drafts
-        else:
-            may_run_ahead = METHODS[wish.strategy].overlaps
-        return (wish.target_count or MOST_TARGETS) if may_run_ahead else 1
 
     def suits(self, server: ModelFacts, *, role: Role, length: int) -> bool:
         """Whether a server's context is long enough for it.
@@ -186,7 +156,7 @@ class Order:
             fingerprint=server.fingerprint,
             sampling=self.options.sampling,
             seed=self.seed,
-            rule=self.options.rule,
+            rule=self.options.wish.rule,
             reserve_length=min(length + _RESERVED_AHEAD, limit),
             limit_length=limit,
             request_id=self.request_id,
@@ -204,30 +174,30 @@ class Order:
             max_tokens=self._missing,
             eos_ids=self.eos_ids,
             lookahead=max(1, self.plan.lookahead),
-            rule=self.options.rule,
-            dispatch=self.options.dispatch,
-            width=self.shape.width,
-            branches=self.shape.branches,
+            rule=self.options.wish.rule,
+            dispatch=self.options.wish.dispatch,
+            width=self.plan.shape.width,
+            branches=self.plan.shape.branches,
             tree_tokens=min(MOST_TREE_TOKENS, self.model.tree_token_limit),
             tree_depth=self.model.tree_depth_limit,
             drafts_ahead=self.plan.drafts_ahead,
             hit_rates=self.plan.hit_rates,
-            own_guesses=self.own_guesses,
+            own_guesses=self.plan.own_guesses,
             broadcast_prefill=is_alone and self.plan.broadcast_prefill,
             keep_prefill=is_alone and self.plan.keep_prefill,
         )
 
     @property
-    def _growth(self) -> Growth | None:
+    def _growth(self) -> TargetScaling | None:
         """How it takes more targets if they come while it runs; None if it does not."""
         if (
             not self.plan.method.overlaps
             or self.options.wish.target_count is not None
-            or self.options.dispatch is DispatchPolicy.BLOCKS
+            or self.options.wish.dispatch is DispatchPolicy.BLOCKS
         ):
             return None
         drafter = self.plan.drafter
-        return Growth(
+        return TargetScaling(
             self.plan.lookahead,
             is_fixed=self.options.wish.lookahead is not None,
             has_text=drafter is not None and drafter.has_servers and drafter.has_text,

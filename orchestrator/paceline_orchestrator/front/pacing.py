@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline_orchestrator.front.generation import Generation
-    from paceline_orchestrator.planning.experience import Planning
     from paceline_orchestrator.planning.planner import Plan, Wish
+    from paceline_orchestrator.planning.request_planner import RequestPlanner
 
 _INTERVAL_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 60.0
@@ -80,7 +80,7 @@ class Pacing:
         planning: Asked how they are to be decoded by now.
     """
 
-    def __init__(self, planning: Planning) -> None:
+    def __init__(self, planning: RequestPlanner) -> None:
         self._planning = planning
         self._paces: dict[Generation, _Pace] = {}
         self._plans: dict[_Kind, Plan] = {}
@@ -248,10 +248,10 @@ class Pacing:
     def _likeness(self, generation: Generation) -> _Likeness:
         order = generation.order
         return _Likeness(
-            order.model.fingerprint,
-            order.options.wish,
-            bisect_left(self._context_lengths, order.limit_length),
-            generation.has_outgrown_drafters,
+            model_fingerprint=order.model.fingerprint,
+            wish=order.options.wish,
+            short_count=bisect_left(self._context_lengths, order.limit_length),
+            has_outgrown_drafters=generation.has_outgrown_drafters,
         )
 
     def _kind(self, generation: Generation, *, rate: float | None = None) -> _Kind:

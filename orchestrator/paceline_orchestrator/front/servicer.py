@@ -46,12 +46,12 @@ from paceline_serving.version import VERSION
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from paceline_orchestrator.decoding.keeper import SessionKeeper
     from paceline_orchestrator.decoding.metrics import RequestMetrics
+    from paceline_orchestrator.decoding.session_opener import SessionOpener
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.wire import ModelFacts
     from paceline_orchestrator.front.tokenizer import Codec, Codecs
-    from paceline_orchestrator.planning.experience import Planning
+    from paceline_orchestrator.planning.request_planner import RequestPlanner
     from paceline_orchestrator.scaling.demand import DemandMeter
     from paceline_orchestrator.settings import OrchestratorSettings
     from paceline_serving.keys import Caller
@@ -64,7 +64,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     Args:
         pool: The model servers.
-        keeper: Opens and closes sessions.
+        opener: Opens and closes sessions.
         planning: Chooses how to decode.
         demand: Told which streams run.
         metrics: Where requests are counted.
@@ -76,16 +76,16 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self,
         *,
         pool: ServerPool,
-        keeper: SessionKeeper,
+        opener: SessionOpener,
         codecs: Codecs,
-        planning: Planning,
+        planning: RequestPlanner,
         demand: DemandMeter,
         metrics: RequestMetrics,
         settings: OrchestratorSettings,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._pool = pool
-        self._keeper = keeper
+        self._opener = opener
         self._codecs = codecs
         self._planning = planning
         self._demand = demand
@@ -182,7 +182,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             generation = Generation(
                 order,
                 pool=self._pool,
-                keeper=self._keeper,
+                opener=self._opener,
                 metrics=self._metrics,
                 text_rules=self._text_rules,
                 charge=caller.charge if caller else None,
@@ -305,7 +305,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         )
         check_lengths(request, model)
         given_count = len(request.token_ids.ids) + len(request.resume_token_ids)
-        await self._keeper.gate.passed(given_count, share=share)
+        await self._opener.long_texts.wait_turn(given_count, share=share)
         codec = self._codecs.get(model.tokenizer_fingerprint)
         prompt = await self._tokenise(request, codec, model, share=share)
         check_tokens(request, model, prompt=prompt)
@@ -316,6 +316,13 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         await self._texts.run(
             lambda: text.resume(resumed), size=len(resumed), share=share, field="resume_token_ids"
         )
+        plan = self._planning.plan(
+            options.wish,
+            model,
+            prompt_length=len(prompt) + len(resumed),
+            limit_length=len(prompt) + max_tokens,
+        )
+        self._planning.begin(plan, options.wish, model=model)
         return Order(
             options=options,
             request_id=request_id,
@@ -326,12 +333,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             resumed=resumed,
             max_tokens=max_tokens,
             seed=seed_of(request),
-            plan=self._planning.plan(
-                options.wish,
-                model,
-                prompt_length=len(prompt) + len(resumed),
-                limit_length=len(prompt) + max_tokens,
-            ),
+            plan=plan,
             arrived_ns=arrived_ns,
             waited_ns=waited_ns,
             deadline=deadline,

@@ -89,7 +89,9 @@ class TextWorkers:
         given_up: asyncio.Future[None] = loop.create_future()
         timer = loop.call_later(self._most_seconds, self._give_up, share, given_up)
         # A thread goes on when nobody waits any more, and its share's lock is held as long.
-        done.add_done_callback(lambda _: self._end(share, lock, timer, given_up))
+        done.add_done_callback(
+            lambda _: self._end(share, lock=lock, timer=timer, given_up=given_up)
+        )
         await asyncio.wait((done, given_up), return_when=asyncio.FIRST_COMPLETED)
         if done.done():
             return done.result()
@@ -120,6 +122,7 @@ class TextWorkers:
     def _end(
         self,
         share: str,
+        *,
         lock: asyncio.Lock,
         timer: asyncio.TimerHandle,
         given_up: asyncio.Future[None],

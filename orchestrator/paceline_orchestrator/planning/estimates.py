@@ -32,7 +32,7 @@ and leave targets idle. So each request gets at least what plain decoding would 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline_contract.limits import MOST_LOOKAHEAD
@@ -69,6 +69,7 @@ class Option:
     """
 
     strategy: Strategy
+    _: KW_ONLY
     lookahead: int
     target_count: int
     token_ns: int
@@ -100,7 +101,7 @@ def plain(measurements: Measurements) -> Option:
     else:
         turn_ns = measurements.turn_ns(1)
     token_ns = max(measurements.target_step_ns, turn_ns)
-    return Option(Strategy.AUTOREGRESSIVE, 0, 1, round(token_ns))
+    return Option(Strategy.AUTOREGRESSIVE, lookahead=0, target_count=1, token_ns=round(token_ns))
 
 
 def own_guesses_are_free(option: Option, measurements: Measurements) -> bool:
@@ -127,7 +128,7 @@ def self_speculative(measurements: Measurements) -> Option:
     round_ns = measurements.call_ns + _judging_ns(measurements, rows)
     round_ns = max(round_ns, measurements.turn_ns(rows))
     token_ns = round(round_ns / (1 + measurements.guesses_accepted))
-    return Option(Strategy.SELF_SPECULATIVE, 0, 1, token_ns)
+    return Option(Strategy.SELF_SPECULATIVE, lookahead=0, target_count=1, token_ns=token_ns)
 
 
 def speculative(
@@ -144,7 +145,9 @@ def speculative(
         for candidate in ([lookahead] if lookahead else _sustainable_lookaheads(measurements))
     )
     keeps_up = _keeps_up(measurements, best, drafting=measurements.drafting_count)
-    return Option(Strategy.SPECULATIVE, best, 1, token_ns, keeps_up)
+    return Option(
+        Strategy.SPECULATIVE, lookahead=best, target_count=1, token_ns=token_ns, keeps_up=keeps_up
+    )
 
 
 def _speculative_ahead(measurements: Measurements, lookahead: int | None) -> Option:
@@ -152,7 +155,9 @@ def _speculative_ahead(measurements: Measurements, lookahead: int | None) -> Opt
         (_ahead_token_ns(measurements, candidate), candidate)
         for candidate in ([lookahead] if lookahead else range(1, MOST_LOOKAHEAD + 1))
     )
-    return Option(Strategy.SPECULATIVE, best, 1, token_ns, drafts_ahead=True)
+    return Option(
+        Strategy.SPECULATIVE, lookahead=best, target_count=1, token_ns=token_ns, drafts_ahead=True
+    )
 
 
 def _ahead_token_ns(measurements: Measurements, lookahead: int) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from paceline_contract.limits import MOST_LOOKAHEAD
-from paceline_orchestrator.planning.dispatching import affordable_lookahead
+from paceline_orchestrator.planning.dispatch_limits import affordable_lookahead
 from paceline_orchestrator.planning.equation import needed_target_count, smallest_lookahead
 from paceline_orchestrator.planning.estimates import (
     Option,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from paceline_orchestrator.planning.measurements import Measurements
-    from paceline_orchestrator.planning.rehearsal import Rehearsals
+    from paceline_orchestrator.planning.simulated_lookaheads import SimulatedLookaheads
 
 # DSI's lookaheads whose times differ by less are equally good, and the longest has the least work.
 _SAME_TIME = 1.002
@@ -37,14 +37,15 @@ class Case:
         measurements: What is known.
         lookahead: What the request asks for; None leaves the choice to the forecast.
         target_count: Targets that it may count on, 1 or more.
-        rehearsals: DSI on the virtual clock, as far as it was simulated.
+        lookaheads: What was simulated of DSI's lookaheads.
         may_draft_ahead: Whether SI's drafter may go on while the target verifies.
     """
 
     measurements: Measurements
+    _: KW_ONLY
     lookahead: int | None
     target_count: int
-    rehearsals: Rehearsals
+    lookaheads: SimulatedLookaheads
     may_draft_ahead: bool = True
 
 
@@ -56,7 +57,7 @@ def _distributed(case: Case) -> Option:
     affordable = affordable_lookahead(measurements)
     rehearsed = {
         each: round(min(time_ns, target_ns) * stretch(measurements, each))
-        for each, time_ns in case.rehearsals.times(measurements, case.target_count).items()
+        for each, time_ns in case.lookaheads.times(measurements, case.target_count).items()
     }
     if lookahead is None:
         lookahead = _longest_of_the_best(rehearsed, at_least=affordable)
@@ -69,9 +70,9 @@ def _distributed(case: Case) -> Option:
         token_ns = round(token_ns * stretch(measurements, lookahead))
     return Option(
         Strategy.DISTRIBUTED,
-        lookahead,
-        min(needed, case.target_count),
-        token_ns,
+        lookahead=lookahead,
+        target_count=min(needed, case.target_count),
+        token_ns=token_ns,
         note=_cost(measurements, affordable),
     )
 

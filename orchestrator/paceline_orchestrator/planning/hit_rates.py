@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline_orchestrator.planning.means import Mean
+from paceline_orchestrator.planning.decaying_mean import DecayingMean
 from paceline_protocol.ranks import DEFAULT_RANK_DECAY, MOST_WIDTH, hit_rates, shares_of
 
 if TYPE_CHECKING:
-    from paceline_protocol.commitment import DraftStatistics
+    from paceline_protocol.draft_statistics import DraftStatistics
 
 ASSUMED_ACCEPTANCE_RATE = 0.7
 """Of two models that have not worked together yet."""
@@ -33,8 +33,8 @@ class HitRates:
     """
 
     def __init__(self) -> None:
-        self._first = Mean(ASSUMED_ACCEPTANCE_RATE)
-        self._decays = [Mean(DEFAULT_RANK_DECAY) for _ in range(MOST_WIDTH - 1)]
+        self._first = DecayingMean(ASSUMED_ACCEPTANCE_RATE)
+        self._decays = [DecayingMean(DEFAULT_RANK_DECAY) for _ in range(MOST_WIDTH - 1)]
 
     @property
     def acceptance_rate(self) -> float:

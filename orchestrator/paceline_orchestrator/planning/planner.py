@@ -4,8 +4,8 @@ Each method brings a forecast (`forecasts`); the fastest wins. The lookahead of 
 simulating the protocol itself, calls and their cost included, since with work-conserving dispatch
 shorter blocks than Equation 1 allows are often better. Two things hold it up: a verification costs
 this process CPU time, and under load the servers are shared. Where a request has a target to
-itself, what drafts is then simulated in the form in which it would run (`forms`): with the trees
-that pay, ahead or not; and these forms are what is compared.
+itself, what drafts is then simulated as it would run (`simulated_shapes`), ahead or not, with each
+shape of trees; then the fastest shapes are compared.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from paceline_contract.calls import VerificationRule
-from paceline_orchestrator.planning.computing import let_others_run
-from paceline_orchestrator.planning.dispatching import affordable_targets
+from paceline_orchestrator.planning.background_computation import let_others_run
+from paceline_orchestrator.planning.dispatch_limits import affordable_targets
 from paceline_orchestrator.planning.estimates import (
     Option,
     own_guesses_are_free,
@@ -24,13 +24,17 @@ from paceline_orchestrator.planning.estimates import (
     speculative,
 )
 from paceline_orchestrator.planning.forecasts import FORECASTS, Case
-from paceline_orchestrator.planning.forms import Forms
-from paceline_orchestrator.planning.growth import TEXT_LOOKAHEAD, TEXT_TARGETS
-from paceline_orchestrator.planning.rehearsal import Rehearsals, rounded, setting_of
-from paceline_orchestrator.planning.starts import Start, Starts
+from paceline_orchestrator.planning.prefill_broadcast import PrefillBroadcasts, PrefillCase
+from paceline_orchestrator.planning.simulated_lookaheads import (
+    SimulatedLookaheads,
+    rounded,
+    setting_of,
+)
+from paceline_orchestrator.planning.simulated_shapes import SimulatedShapes
+from paceline_orchestrator.planning.target_scaling import TEXT_LOOKAHEAD, TEXT_TARGETS
 from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.methods import METHODS, Strategy
-from paceline_protocol.task import ASSUMED_RATES
+from paceline_protocol.task import ASSUMED_RATES, DispatchPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,6 +85,7 @@ class Plan:
         hit_rates: What is known of their draft tokens; see DecodingTask.
         own_guesses: Whether targets' own guesses ride along; see DecodingTask.
         drafts_ahead: Whether SI's drafter goes on while the target verifies.
+        target_limit: Targets that it could use if there were as many: 1 where nothing runs ahead.
     """
 
     strategy: Strategy
@@ -98,6 +103,7 @@ class Plan:
     own_guesses: bool = False
     drafts_ahead: bool = False
     is_crowded: bool = False
+    target_limit: int = 1
 
     @property
     def method(self) -> Method:
@@ -113,7 +119,8 @@ class Wish:
         strategy: The method.
         lookahead: Draft tokens in a verification.
         target_count: The most targets to use.
-        rule: How draft tokens are judged; nobody chooses that but the request.
+        rule: How draft tokens are judged; only the request chooses it.
+        dispatch: When verifications are sent; only the request chooses it.
         drafter: Who drafts.
         shape: How wide drafts are. Left to the planner only where the method is, too: else a chain.
         may_draft_ahead: Whether SI's drafter may go on while the target verifies.
@@ -123,6 +130,7 @@ class Wish:
     lookahead: int | None = None
     target_count: int | None = None
     rule: VerificationRule = VerificationRule.EXACT
+    dispatch: DispatchPolicy = DispatchPolicy.WORK_CONSERVING
     drafter: DrafterKind | None = None
     shape: Shape | None = None
     may_draft_ahead: bool = True
@@ -144,12 +152,15 @@ class Planner:
         `choose` is cheap: it simulates nothing, and makes do with closed forms. `refine` takes 100
         ms or more for each setting that `choose` would have liked to have simulated: call it on a
         worker thread. Both can run at the same time.
+
+    Args:
+        shapes: What is known of tree shapes; None: nothing yet.
     """
 
-    def __init__(self) -> None:
-        self._rehearsals = Rehearsals()
-        self._starts = Starts()
-        self._forms = Forms()
+    def __init__(self, *, shapes: SimulatedShapes | None = None) -> None:
+        self._lookaheads = SimulatedLookaheads()
+        self._broadcasts = PrefillBroadcasts()
+        self._shapes = shapes or SimulatedShapes()
 
     def choose(
         self,
@@ -162,25 +173,27 @@ class Planner:
         has_target = not measurements.is_crowded
         if wish.strategy is None and has_target:
             asked = None if wish.leaves_trees_open else wish.shape or CHAIN
-            options = self._forms.of(options, measurements, asked=asked)
+            options = self._shapes.of(options, measurements, asked=asked)
         wanted = [option for option in options if wish.strategy in (None, option.strategy)]
         if not wanted:  # speculation asked for, and no drafter: it will find one or decode plainly
             assert wish.strategy is not None
             option = Option(
                 wish.strategy,
-                wish.lookahead or 1,
-                1,
-                measurements.verification_ns,
+                lookahead=wish.lookahead or 1,
+                target_count=1,
+                token_ns=measurements.verification_ns,
                 drafts_ahead=case.may_draft_ahead and wish.strategy is Strategy.SPECULATIVE,
             )
             return self._plan(option, measurements, others=())
         best = _fastest(wanted)
         may_overlap = any(option.method.overlaps for option in options)
         if best.method.drafts and has_target and may_overlap:
-            self._rehearsals.ask_for(measurements, case.target_count)
+            self._lookaheads.ask_for(measurements, case.target_count)
         others = [each for each in options if each is not best]
         if wish.drafter is DrafterKind.SERVER_AND_MAX_GRAM and best.method.overlaps:
-            best = _with_room_for_text(best, wish, measurements, case.target_count)
+            best = _with_room_for_text(
+                best, wish, measurements=measurements, available=case.target_count
+            )
         return self._plan(best, measurements, others=others)
 
     def choose_for_text(
@@ -197,7 +210,13 @@ class Planner:
             wish: What the request says.
             by_text: The same, with what is known of the text as of a drafter.
         """
-        case = Case(measurements, wish.lookahead, 1, self._rehearsals, may_draft_ahead=False)
+        case = Case(
+            measurements,
+            lookahead=wish.lookahead,
+            target_count=1,
+            lookaheads=self._lookaheads,
+            may_draft_ahead=False,
+        )
         ranked = [
             FORECASTS[strategy](replace(case, measurements=by_text) if method.drafts else case)
             for strategy, method in METHODS.items()
@@ -220,18 +239,18 @@ class Planner:
         return replace(
             plan,
             broadcast_prefill=False,
-            note=f"{note} ({_why(best, measurements, others)})",
+            note=f"{note} ({_why(best, measurements, others=others)})",
             drafter=(wish.drafter or DrafterKind.MAX_GRAM) if drafts else None,
         )
 
     @property
     def is_missing_some(self) -> bool:
         """Whether there is something to `refine`."""
-        kinds = (self._rehearsals, self._starts, self._forms)
+        kinds = (self._lookaheads, self._broadcasts, self._shapes)
         return any(each.is_missing_some for each in kinds)
 
     def refine(self, after_event: Callable[[], None] = let_others_run) -> None:
-        """Simulate what `choose` wanted to know: DSI's lookahead and start, and methods' forms.
+        """Simulate what `choose` wanted to know: DSI's lookahead and prefill, and tree shapes.
 
         Nothing is simulated where drafts come slower than verdicts, nor where a request has no
         target to itself.
@@ -241,10 +260,10 @@ class Planner:
         Args:
             after_event: Called every millisecond or more often; may end it with an exception.
         """
-        if self._rehearsals.simulate_missing(after_event):
-            self._forms.forget_missing()  # the next request asks for them with a better lookahead
-        self._starts.simulate_missing(after_event)
-        self._forms.simulate_missing(after_event)
+        if self._lookaheads.simulate_missing(after_event):
+            self._shapes.forget_missing()  # the next request asks for them with a better lookahead
+        self._broadcasts.simulate_missing(after_event)
+        self._shapes.simulate_missing(after_event)
 
     def _case(self, measurements: Measurements, wish: Wish) -> Case:
         """Say what forecasts are for.
@@ -255,7 +274,13 @@ class Planner:
         if wish.strategy is None:
             available = max(1, min(available, measurements.side_by_side))
         may_draft_ahead = wish.may_draft_ahead and measurements.side_by_side > 0
-        return Case(measurements, wish.lookahead, available, self._rehearsals, may_draft_ahead)
+        return Case(
+            measurements,
+            lookahead=wish.lookahead,
+            target_count=available,
+            lookaheads=self._lookaheads,
+            may_draft_ahead=may_draft_ahead,
+        )
 
     def _plan(
         self, option: Option, measurements: Measurements, *, others: Sequence[Option]
@@ -264,33 +289,33 @@ class Planner:
             strategy=option.strategy,
             lookahead=option.lookahead,
             target_count=option.target_count,
-            broadcast_prefill=self._broadcasts(option, measurements),
+            broadcast_prefill=self._broadcasts_prefill(option, measurements),
             keep_prefill=option.target_count > 1
             and measurements.target_first_ns > measurements.target_step_ns,
             token_ns=option.token_ns,
             plain_token_ns=plain(measurements).token_ns,
-            note=f"{option} ({_why(option, measurements, others)})",
+            note=f"{option} ({_why(option, measurements, others=others)})",
             shape=option.shape,
             own_guesses=own_guesses_are_free(option, measurements),
             drafts_ahead=option.drafts_ahead,
             is_crowded=measurements.is_crowded,
         )
 
-    def _broadcasts(self, option: Option, measurements: Measurements) -> bool:
+    def _broadcasts_prefill(self, option: Option, measurements: Measurements) -> bool:
         if option.target_count == 1:
             return False
         ratio = measurements.target_first_ns / measurements.verification_ns
-        start = Start(
+        case = PrefillCase(
             setting=setting_of(measurements, option.target_count),
             first=rounded(ratio, 4),
             lookahead=option.lookahead,
             acceptance_percent=5 * round(20 * measurements.acceptance_rate),
         )
-        return self._starts.broadcasts(start)
+        return self._broadcasts.is_better(case)
 
 
 def _with_room_for_text(
-    option: Option, wish: Wish, measurements: Measurements, available: int
+    option: Option, wish: Wish, *, measurements: Measurements, available: int
 ) -> Option:
     """Plan for what the text drafts beyond a drafter, at once and for nothing.
 
@@ -333,7 +358,7 @@ def _has_what_it_needs(method: Method, measurements: Measurements) -> bool:
     )
 
 
-def _why(best: Option, measurements: Measurements, others: Sequence[Option]) -> str:
+def _why(best: Option, measurements: Measurements, *, others: Sequence[Option]) -> str:
     reasons = [str(option) for option in others] or ["no drafter"]
     if measurements.request_count > 1:
         reasons.append(

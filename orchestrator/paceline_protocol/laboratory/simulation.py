@@ -180,7 +180,15 @@ class _Run:
                     self._finished = True
 
     def _begin(self, command: _Start, *, kind: SpanKind, server: int, call_id: int) -> None:
-        span = Span(kind, server, call_id, self._now, self._now, len(command.prefix), [])
+        span = Span(
+            kind,
+            server,
+            call_id=call_id,
+            start=self._now,
+            end=self._now,
+            position=len(command.prefix),
+            token_ids=[],
+        )
         busy = any(work.span.machine == span.machine for work in self._working.values())
         assert not busy, "a method gives a server one thing to do at a time"
         if isinstance(command, StartVerify):

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_orchestrator.decoding.keeper import LongTextGate
+from paceline_orchestrator.decoding.session_opener import LongTextQueue
 from support.fake_text import EOS, byte_tokenizer, continuation, next_token
 from support.orchestrating import PROMPT, STRATEGIES, a_drafter, orchestrating, targets
 
@@ -31,11 +31,11 @@ async def test_the_text_is_the_decoded_tokens():
 async def test_token_ids_wait_for_their_turn_before_anything_is_made_of_them(monkeypatch):
     lengths = []
 
-    async def passed(_gate, length, *, share):
+    async def wait_turn(_queue, length, *, share):
         assert share
         lengths.append(length)
 
-    monkeypatch.setattr(LongTextGate, "passed", passed)
+    monkeypatch.setattr(LongTextQueue, "wait_turn", wait_turn)
     async with orchestrating(targets=targets(1)) as system:
         token_ids = pb.TokenIds(ids=PROMPT)
         await system.generate(token_ids=token_ids, resume_token_ids=[7, 8])

@@ -1,9 +1,10 @@
 """The promises of the protos that drafters and targets serve.
 
 Each test runs against the real host with the simulated backend, behind the real servicers,
-interceptors and gRPC: by RPCs, and by messages of a stream. A test that knows no more of a server than the wire says runs against the
-fake servers of the orchestrator's tests, too, unless it is marked with a capability that they leave
-out. With --target or --drafter it runs against a server at an address instead.
+interceptors and gRPC: by RPCs, and by messages of a stream. A test that knows no more of a server
+than the wire says runs against the fake servers of the orchestrator's tests, too, unless it is
+marked with a capability that they leave out. With --target or --drafter it runs against a server at
+an address instead.
 """
 
 from __future__ import annotations

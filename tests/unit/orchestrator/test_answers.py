@@ -15,8 +15,8 @@ from paceline_contract.calls import DecodeOptions, DraftOptions, VerificationRul
 from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding.deadline import Deadline, patience_seconds
 from paceline_orchestrator.decoding.exchange import SessionSpec
-from paceline_orchestrator.decoding.keeper import Opening
 from paceline_orchestrator.decoding.session import RemoteSession
+from paceline_orchestrator.decoding.session_opener import Opening
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.fleet.latency import ObservedLatency
 
@@ -91,7 +91,7 @@ def a_session(server, *, rule=VerificationRule.EXACT):
     return RemoteSession(
         server,
         SessionSpec(fingerprint="it", reserve_length=9, rule=rule),
-        keeper=SimpleNamespace(open=lambda *_: opening, close=lambda *_: None),
+        opener=SimpleNamespace(open=lambda *_: opening, close=lambda *_: None),
         deadline=Deadline.after(60),
         note_repair=lambda _: None,
     )

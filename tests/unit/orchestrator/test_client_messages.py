@@ -29,8 +29,8 @@ from paceline_orchestrator.front.translation import (
     started_message,
     timeline_message,
 )
-from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.draft_shape import Shape
+from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.messages import FinishReason
 from paceline_protocol.methods import Strategy
 
@@ -39,9 +39,10 @@ ORDER = SimpleNamespace(
     seed=51,
     model=SimpleNamespace(fingerprint="f"),
     prompt=(1,) * 52,
-    plan=SimpleNamespace(strategy=Strategy.SPECULATIVE, lookahead=53, note="n"),
-    options=SimpleNamespace(rule=VerificationRule.REJECTION),
-    shape=Shape(54, 55),
+    plan=SimpleNamespace(
+        strategy=Strategy.SPECULATIVE, lookahead=53, note="n", shape=Shape(54, 55)
+    ),
+    options=SimpleNamespace(wish=SimpleNamespace(rule=VerificationRule.REJECTION)),
 )
 TOOK = Statistics(
     drafts=DraftStatistics(
@@ -257,5 +258,5 @@ def test_a_server_that_takes_no_work_has_its_status_and_its_word():
     }
     standing = Standing(Word.SILENT, "y")
     assert server_message(server, standing) == pb.ServerInfo(status="x", **told)
-    server.status = ""
+    server.status = None
     assert server_message(server, standing) == pb.ServerInfo(status="SILENT: y", **told)

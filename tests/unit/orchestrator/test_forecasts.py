@@ -14,8 +14,8 @@ import pytest
 from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.planning.estimates import distributed_token_ns, on_its_part
 from paceline_orchestrator.planning.forecasts import FORECASTS, Case
-from paceline_orchestrator.planning.growth import Growth
 from paceline_orchestrator.planning.measurements import Measurements
+from paceline_orchestrator.planning.target_scaling import TargetScaling
 from paceline_protocol.methods import Strategy
 
 NODE = Measurements(
@@ -32,7 +32,9 @@ NODE = Measurements(
 def forecast(node=NODE, *, lookahead=None, target_count=7, rehearsed=()):
     """What is promised where these times were simulated, by lookahead."""
     known = SimpleNamespace(times=lambda *_: dict(rehearsed))
-    return FORECASTS[Strategy.DISTRIBUTED](Case(node, lookahead, target_count, known))
+    return FORECASTS[Strategy.DISTRIBUTED](
+        Case(node, lookahead=lookahead, target_count=target_count, lookaheads=known)
+    )
 
 
 def stretched(time_ns, *, lookahead):
@@ -93,7 +95,7 @@ def test_a_lookahead_is_taken_only_if_its_verifications_can_be_dispatched():
 
 def test_growth_needs_what_equation_1_says_and_two_targets_more_for_the_text():
     def limits(lookahead, *, is_fixed):
-        each = (Growth(lookahead, is_fixed=is_fixed, has_text=it) for it in (False, True))
+        each = (TargetScaling(lookahead, is_fixed=is_fixed, has_text=it) for it in (False, True))
         return [it.target_limit(50, 10) for it in each]
 
     assert limits(3, is_fixed=False) == [5, 7]

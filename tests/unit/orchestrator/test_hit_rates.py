@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from paceline_orchestrator.planning.hit_rates import HitRates, LearntRates, Pair
-from paceline_protocol.commitment import DraftStatistics
+from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.ranks import MOST_WIDTH
 
 

@@ -10,15 +10,15 @@ import pytest
 from paceline_contract.calls import CallTiming
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.row_prices import RowPrices
-from paceline_orchestrator.planning.experience import Planning
 from paceline_orchestrator.planning.hit_rates import HitRates, Pair
 from paceline_orchestrator.planning.planner import DrafterKind, Wish
-from paceline_protocol.commitment import DraftStatistics
+from paceline_orchestrator.planning.request_planner import RequestPlanner
 from paceline_protocol.draft_shape import Shape
+from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.methods import METHODS, Strategy
 
 MS = 1_000_000
-MODEL = SimpleNamespace(fingerprint="target")
+MODEL = SimpleNamespace(fingerprint="target", tree_token_limit=0)
 SI = Strategy.SPECULATIVE
 ASSUMED = 20  # values that an assumption counts for
 
@@ -44,11 +44,15 @@ def a_planning(*, drafts=True, self_draft_depth=0):
     target = a_server(30, row_ms=2, self_draft_depth=self_draft_depth)
     drafters = [a_server(3, row_ms=0)] if drafts else []
     pool = SimpleNamespace(targets=lambda _: [target], drafters=lambda _: drafters)
-    return Planning(pool)
+    return RequestPlanner(pool)
 
 
 def a_plan(planning, **wish):
-    return planning.plan(Wish(**wish), MODEL, prompt_length=5)
+    """Plan a request, and begin it."""
+    wish = Wish(**wish)
+    plan = planning.plan(wish, MODEL, prompt_length=5)
+    planning.begin(plan, wish, model=MODEL)
+    return plan
 
 
 def learn(planning, drafts, *, strategy=SI, **text):

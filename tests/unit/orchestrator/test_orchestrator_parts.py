@@ -1,4 +1,4 @@
-"""The small parts: endpoints, deadlines, latencies, the ledger, what may be imported."""
+"""The small parts: endpoints, deadlines, latencies, decided tokens, what may be imported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.errors import InvalidFieldError, InvariantViolatedError
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_contract.calls import CallTiming, VerificationRule
 from paceline_orchestrator.decoding.deadline import Deadline
-from paceline_orchestrator.decoding.ledger import Ledger
+from paceline_orchestrator.decoding.decided_tokens import DecidedTokens
 from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery, parse_endpoints
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.row_prices import RowPrices
@@ -192,12 +192,10 @@ def an_order(*, tree_token_limit=0, **plan):
         plan=SimpleNamespace(method=METHODS[plan["strategy"]], **plan),
         prefix=(1, 2),
         eos_ids=frozenset(),
-        options=SimpleNamespace(**rules),
+        options=SimpleNamespace(wish=SimpleNamespace(**rules)),
         model=SimpleNamespace(tree_token_limit=tree_token_limit, tree_depth_limit=tree_token_limit),
         _missing=5,
     )
-    order.shape = Order.shape.fget(order)
-    order.own_guesses = Order.own_guesses.fget(order)
     order.task = partial(Order.task, order)
     return order
 
@@ -207,28 +205,12 @@ def test_a_request_is_decoded_with_the_trees_and_the_hit_rates_of_its_plan():
     task = an_order(tree_token_limit=20, **planned).task(is_alone=True)
     assert (task.width, task.branches, task.tree_tokens, task.tree_depth) == (3, 2, 20, 20)
     assert task.hit_rates == planned["hit_rates"]
-    assert an_order(**planned).task(is_alone=True).width == 1
-    plain = an_order(tree_token_limit=20, strategy=Strategy.AUTOREGRESSIVE, **planned)
-    assert plain.task(is_alone=True).width == 1
 
 
 @pytest.mark.parametrize("drafts_ahead", [False, True])
 def test_a_request_drafts_ahead_if_its_plan_says_so(drafts_ahead):
     order = an_order(strategy=Strategy.SPECULATIVE, drafts_ahead=drafts_ahead)
     assert order.task(is_alone=True).drafts_ahead is drafts_ahead
-
-
-@pytest.mark.parametrize(
-    ("strategy", "shape", "ride"),
-    [
-        (Strategy.SPECULATIVE, CHAIN, True),
-        (Strategy.SPECULATIVE, Shape(2, 0), False),
-        (Strategy.DISTRIBUTED, Shape(2, 0), True),
-    ],
-)
-def test_own_guesses_ride_along_where_nothing_comes_later_for_them(strategy, shape, ride):
-    planned = {"strategy": strategy, "shape": shape, "own_guesses": True}
-    assert an_order(tree_token_limit=20, **planned).task(is_alone=True).own_guesses is ride
 
 
 @pytest.mark.parametrize("policy", pb.DispatchPolicy.values())
@@ -248,19 +230,19 @@ def test_only_a_request_that_is_alone_keeps_targets_busy_with_its_prompt(is_idle
 
 
 def test_only_what_a_target_decided_becomes_final():
-    ledger = Ledger(10)
-    ledger.note(9, [1, 2])
-    ledger.note(11, [3, 4])
-    ledger.note(11, [5])
-    ledger.settle([2, 5])
-    assert ledger.final_length == 12
+    decided = DecidedTokens(10)
+    decided.add(9, [1, 2])
+    decided.add(11, [3, 4])
+    decided.add(11, [5])
+    decided.finalize([2, 5])
+    assert decided.final_length == 12
     with pytest.raises(InvariantViolatedError):
-        ledger.settle([9])
+        decided.finalize([9])
 
 
 def test_a_token_without_a_verdict_is_not_let_through():
     with pytest.raises(InvariantViolatedError):
-        Ledger(10).settle([1])
+        DecidedTokens(10).finalize([1])
 
 
 def test_the_orchestrator_imports_no_torch_and_the_clusters_client_only_where_it_is_used():

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.planning.evidence import Evidence
 from paceline_orchestrator.planning.hit_rates import Pair
-from paceline_protocol.commitment import DraftStatistics
+from paceline_protocol.draft_shape import CHAIN
+from paceline_protocol.draft_statistics import DraftStatistics
+from paceline_protocol.methods import METHODS, Strategy
 from support.fake_text import continuation
 from support.orchestrating import PROMPT
 from support.virtual_servers import drafters, targets
@@ -45,6 +48,12 @@ def code_and_prose(count, *, code_first=True):
     return lambda position: right(position) and (position < begin) is code_first
 
 
+def learn(system, drafts):
+    """Have the planner learn what became of an earlier request's drafts."""
+    plan = SimpleNamespace(method=METHODS[Strategy.SPECULATIVE], shape=CHAIN, pair=BAD_PAIR)
+    system.planning.learn(drafts, plan=plan, verification_count=0)
+
+
 async def decode(agrees, count, *, part=1 / 3, target_count=1, is_bad=False, **request):
     """Decode at new servers, with a drafter whose step is that part of a target's.
 
@@ -56,8 +65,7 @@ async def decode(agrees, count, *, part=1 / 3, target_count=1, is_bad=False, **r
     async with virtual_system(*models) as system:
         if is_bad:
             wrong = DraftStatistics(drafted=2000, rejected=2000)
-            rates = system.servicer._planning._rates.of(BAD_PAIR)
-            rates.learn(wrong, width=1)
+            learn(system, wrong)
         stream = await system.generate(max_tokens=count, **request)
         await system.settle()
         assert system.leftovers() == []
@@ -114,8 +122,7 @@ async def test_what_began_plainly_for_wrong_drafts_drafts_again_where_they_are_r
 async def test_what_began_plainly_in_a_crowd_tries_when_it_is_alone():
     drafter = drafters(1, latency_seconds=STEP_SECONDS / 3)
     async with virtual_system(*drafter, *targets(1, latency_seconds=STEP_SECONDS)) as system:
-        rates = system.servicer._planning._rates.of(BAD_PAIR)
-        rates.learn(DraftStatistics(drafted=2000, rejected=2000), width=1)
+        learn(system, DraftStatistics(drafted=2000, rejected=2000))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(system.generate(max_tokens=10), name="a crowd")
             asked = tasks.create_task(system.generate(max_tokens=400), name="a client")
@@ -166,8 +173,7 @@ async def test_a_request_that_says_how_it_is_decoded_keeps_to_that(wish):
 async def test_what_a_trial_shows_the_next_request_begins_with():
     drafter = drafters(1, latency_seconds=STEP_SECONDS / 3)
     async with virtual_system(*drafter, *targets(1, latency_seconds=STEP_SECONDS)) as system:
-        rates = system.servicer._planning._rates.of(BAD_PAIR)
-        rates.learn(DraftStatistics(drafted=300, rejected=300), width=1)
+        learn(system, DraftStatistics(drafted=300, rejected=300))
         first = await system.generate(max_tokens=600)
         second = await system.generate(max_tokens=60)
     assert first.started.strategy == PLAIN

@@ -16,8 +16,8 @@ from paceline_orchestrator.decoding.text_drafter import TextDrafter
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.front.pacing import Pacing
 from paceline_orchestrator.planning.planner import Planner, Wish
-from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.draft_shape import Shape
+from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.methods import Strategy
 from support.fake_text import continuation
 from support.orchestrating import PROMPT
@@ -31,7 +31,7 @@ PLAIN, SI, DSI = Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE, Strategy.DISTRIB
 class _ByCount(Planner):
     """Takes one method up to so many requests, and plain decoding with more."""
 
-    def __init__(self, alone, *, most):
+    def __init__(self, alone=SI, *, most=1):
         super().__init__()
         self._alone, self._most = alone, most
 
@@ -42,12 +42,16 @@ class _ByCount(Planner):
         return super().choose(measurements, wish)
 
 
+def system_by_count():
+    """A system that decodes one request by SI, and more plainly."""
+    return virtual_system(*models(), planner=_ByCount())
+
+
 class _Requests:
     """Asks a system for texts, and keeps what came and when."""
 
-    def __init__(self, system, *, alone=SI, most=1):
+    def __init__(self, system):
         self.system = system
-        system.servicer._planning._planner = _ByCount(alone, most=most)
         self._tasks = asyncio.TaskGroup()
         self._reading = {}
 
@@ -91,7 +95,7 @@ def models(target_count=1):
 
 @virtually
 async def test_who_drafts_decodes_plainly_as_soon_as_others_crowd_the_target():
-    async with virtual_system(*models()) as system, _Requests(system) as requests:
+    async with system_by_count() as system, _Requests(system) as requests:
         first = requests.ask(100)
         await asyncio.sleep(0.5)
         assert first.started.strategy == pb.STRATEGY_SPECULATIVE
@@ -113,12 +117,12 @@ async def test_who_is_left_drafts_again_and_who_began_plainly_does_then(monkeypa
     def learnt(drafts, *, plan, **_):
         plans.append((drafts.accepted > 0, plan.strategy))
 
-    async with virtual_system(*models()) as system, _Requests(system) as requests:
+    async with system_by_count() as system, _Requests(system) as requests:
         first = requests.ask(400)
         await asyncio.sleep(0.1)
         requests.ask(10)
         last = requests.ask(500)
-        monkeypatch.setattr(system.servicer._planning, "learn", learnt)
+        monkeypatch.setattr(system.planning, "learn", learnt)
         await asyncio.sleep(1.5)
         drafted = requests.calls("Draft", since=now() - 0.5)
         assert drafted == [], "two are too many"
@@ -151,9 +155,9 @@ async def test_draft_tokens_are_learnt_as_far_as_all_drafts_were_wide(first, las
     def learnt(_drafts, *, plan, **_):
         widths.append(plan.shape.width)
 
-    async with virtual_system(*models()) as system, _Requests(system) as requests:
-        planner = system.servicer._planning._planner = _Shaped(SI, most=1)
-        monkeypatch.setattr(system.servicer._planning, "learn", learnt)
+    planner = _Shaped()
+    async with virtual_system(*models(), planner=planner) as system, _Requests(system) as requests:
+        monkeypatch.setattr(system.planning, "learn", learnt)
         planner.width = first
         stream = requests.ask(400)
         await asyncio.sleep(0.5)
@@ -165,7 +169,7 @@ async def test_draft_tokens_are_learnt_as_far_as_all_drafts_were_wide(first, las
 
 @virtually
 async def test_a_request_alone_does_not_take_itself_for_company():
-    async with virtual_system(*models()) as system, _Requests(system) as requests:
+    async with system_by_count() as system, _Requests(system) as requests:
         alone = requests.ask(400)
     assert changes(alone) == 0
     assert requests.calls("Decode", since=0.0) == []
@@ -174,8 +178,8 @@ async def test_a_request_alone_does_not_take_itself_for_company():
 @virtually
 async def test_dsi_gives_its_other_targets_back():
     async with (
-        virtual_system(*models(3)) as system,
-        _Requests(system, alone=DSI, most=3) as requests,
+        virtual_system(*models(3), planner=_ByCount(DSI, most=3)) as system,
+        _Requests(system) as requests,
     ):
         first = requests.ask(300)
         await asyncio.sleep(0.3)
@@ -193,8 +197,8 @@ async def test_dsi_gives_its_other_targets_back():
 async def test_what_a_change_withdraws_counts_as_no_rejection():
     perfect = drafters(1, agrees=lambda _: True)
     async with (
-        virtual_system(*perfect, *models(3)[1:]) as system,
-        _Requests(system, alone=DSI) as requests,
+        virtual_system(*perfect, *models(3)[1:], planner=_ByCount(DSI)) as system,
+        _Requests(system) as requests,
     ):
         stream = requests.ask(300)
         await asyncio.sleep(0.3)
@@ -208,7 +212,7 @@ async def test_what_a_change_withdraws_counts_as_no_rejection():
 
 @virtually
 async def test_a_load_that_goes_up_and_down_changes_it_less_and_less_often():
-    async with virtual_system(*models()) as system, _Requests(system) as requests:
+    async with system_by_count() as system, _Requests(system) as requests:
         stream = requests.ask(900)
         while stream.finished is None:
             requests.ask(3)
@@ -221,7 +225,7 @@ async def test_a_load_that_goes_up_and_down_changes_it_less_and_less_often():
 
 @virtually
 async def test_a_change_that_is_taken_back_in_time_does_not_begin_the_same_method_anew():
-    async with virtual_system(*models()) as system, _Requests(system) as requests:
+    async with system_by_count() as system, _Requests(system) as requests:
         first = requests.ask(10)
         stream = requests.ask(400)
         await requests.end_of(first)
@@ -242,7 +246,7 @@ async def test_a_change_that_is_taken_back_in_time_does_not_begin_the_same_metho
 
 @virtually
 async def test_what_is_taken_back_before_a_request_has_a_server_is_not_how_it_begins():
-    async with virtual_system(*models()) as system, _Requests(system) as requests:
+    async with system_by_count() as system, _Requests(system) as requests:
         system.models[1].link.hold("OpenSession")
         stream = requests.ask(20)
         await asyncio.sleep(0.2)
@@ -260,7 +264,7 @@ async def test_what_is_taken_back_before_a_request_has_a_server_is_not_how_it_be
 )
 @virtually
 async def test_what_a_request_says_of_its_method_stays(wish):
-    async with virtual_system(*models()) as system, _Requests(system) as requests:
+    async with system_by_count() as system, _Requests(system) as requests:
         stream = requests.ask(100, **wish)
         await asyncio.sleep(0.3)
         requests.ask(30)
@@ -276,7 +280,7 @@ async def test_the_text_takes_no_prompt_in_for_who_is_about_to_decode_plainly(mo
         read.append(drafter)
 
     monkeypatch.setattr(TextDrafter, "read_prompt", read_prompt)
-    async with virtual_system(*models()) as system, _Requests(system) as requests:
+    async with system_by_count() as system, _Requests(system) as requests:
         stream = requests.ask(60)
         await asyncio.sleep(0.3)
         requests.ask(60)
@@ -421,8 +425,8 @@ def test_the_primary_target_is_not_among_the_slots_that_go():
 @virtually
 async def test_who_has_lost_a_target_stays_with_the_one_that_has_its_text():
     async with (
-        virtual_system(*models(3)) as system,
-        _Requests(system, alone=DSI, most=2) as requests,
+        virtual_system(*models(3), planner=_ByCount(DSI, most=2)) as system,
+        _Requests(system) as requests,
     ):
         stream = requests.ask(300)
         await asyncio.sleep(0.3)
@@ -437,7 +441,7 @@ async def test_who_has_lost_a_target_stays_with_the_one_that_has_its_text():
 
 @virtually
 async def test_a_drafter_that_is_lost_meanwhile_changes_nothing_of_the_text():
-    async with virtual_system(*models()) as system, _Requests(system) as requests:
+    async with system_by_count() as system, _Requests(system) as requests:
         stream = requests.ask(600)
         await asyncio.sleep(0.2)
         requests.ask(100)
@@ -451,7 +455,7 @@ async def test_a_drafter_that_is_lost_meanwhile_changes_nothing_of_the_text():
 
 @virtually
 async def test_what_was_resumed_and_what_tokens_carry_goes_on_with_the_next_method():
-    async with virtual_system(*models()) as system, _Requests(system) as requests:
+    async with system_by_count() as system, _Requests(system) as requests:
         resumed = continuation(PROMPT, 7)
         stream = requests.ask(107, resume_token_ids=resumed, logprobs=True, top_logprobs=2)
         await asyncio.sleep(0.3)

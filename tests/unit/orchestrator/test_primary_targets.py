@@ -17,14 +17,14 @@ from paceline_orchestrator.decoding import probe
 from paceline_orchestrator.decoding.assigned_servers import AssignedServers
 from paceline_orchestrator.decoding.deadline import Deadline
 from paceline_orchestrator.decoding.exchange import SessionSpec
-from paceline_orchestrator.decoding.keeper import Opening
+from paceline_orchestrator.decoding.session_opener import Opening
 from paceline_orchestrator.decoding.slots import ServerNeeds
 from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.fleet.server import ModelServer
 from paceline_orchestrator.fleet.wire import ModelFacts
-from paceline_orchestrator.planning.growth import Growth
+from paceline_orchestrator.planning.target_scaling import TargetScaling
 from support.fake_models import FakeModelServer
 from support.orchestrating import orchestrating
 
@@ -56,7 +56,7 @@ class KnownTargets(ServerPool):
         endpoint = Endpoint(f"{role}-{len(self._servers)}", "127.0.0.1:1", role)
         server = ModelServer(endpoint, grpc.aio.insecure_channel("127.0.0.1:1"))
         server.adopt(replace(MODEL, forward_latencies=((1, step_ns),)))
-        server.health_status = ""
+        server.health_status = None
         server.ready_since = ready_since
         self._servers[endpoint] = server
         self._in_order[role].append(server)
@@ -80,7 +80,7 @@ def servers_to_be(pool, target_count=1, *, drafter_count=0, growth=None, text=()
         MODEL,
         make_spec=lambda _: SessionSpec(fingerprint="it", reserve_length=1),
         needs=needs(target_count, drafter_count=drafter_count, growth=growth),
-        keeper=SimpleNamespace(open=opened_at_once, close=lambda *_: None),
+        opener=SimpleNamespace(open=opened_at_once, close=lambda *_: None),
         deadline=Deadline.after(60),
         note_fallback=lambda _: None,
         text=pool.familiarity.text(text, share=""),
@@ -287,7 +287,9 @@ async def test_targets_that_come_later_shorten_the_blocks_and_the_servers_say_so
     pool = KnownTargets(0)
     pool.add(Role.TARGET, step_ns=4000)
     pool.add(Role.DRAFTER, step_ns=1000)
-    servers = await some_servers(pool, drafter_count=1, growth=Growth(lookahead=4, is_fixed=False))
+    servers = await some_servers(
+        pool, drafter_count=1, growth=TargetScaling(lookahead=4, is_fixed=False)
+    )
     assert servers.lookahead is None
     for _ in range(5):
         pool.add(Role.TARGET, step_ns=4000, ready_since=float("inf"))

@@ -20,7 +20,7 @@ from paceline_orchestrator.decoding.statistics import (
     ModelForwards,
     Statistics,
 )
-from paceline_protocol.commitment import DraftStatistics
+from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.messages import EmitTokens, StartDecode, StartDraft, StartVerify
 from paceline_protocol.methods import Strategy
 

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from paceline import errors
 from paceline_orchestrator.decoding.metrics import RequestMetrics
 from paceline_orchestrator.decoding.statistics import Fallback, ModelForwards, Statistics
-from paceline_protocol.commitment import DraftStatistics
+from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.methods import Strategy
 from support.virtual_servers import targets
 from support.virtual_system import virtual_system

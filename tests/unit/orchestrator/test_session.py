@@ -14,8 +14,8 @@ from paceline_contract.calls import DraftOptions, PrefixCall, VerifyOptions
 from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding.deadline import Deadline
 from paceline_orchestrator.decoding.exchange import SessionSpec
-from paceline_orchestrator.decoding.keeper import Opening, SessionKeeper
 from paceline_orchestrator.decoding.session import RemoteSession
+from paceline_orchestrator.decoding.session_opener import Opening, SessionOpener
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.fleet.discovery import Endpoint, Role
 from paceline_orchestrator.fleet.server import ModelServer
@@ -34,11 +34,11 @@ async def a_session(fake, *, seconds=20.0):
         channel = pod_channel(fake.address, credentials=None)
         server = ModelServer(Endpoint("it", fake.address, Role(fake.role)), channel)
         server.adopt(await fetch_facts(server.models))
-        async with SessionKeeper() as keeper:
+        async with SessionOpener() as opener:
             session = RemoteSession(
                 server,
                 SessionSpec(fingerprint=fake.fingerprint, reserve_length=100),
-                keeper=keeper,
+                opener=opener,
                 deadline=Deadline.after(seconds),
                 note_repair=lambda kind: session.repairs.update([kind.value]),
             )
@@ -57,17 +57,17 @@ async def test_a_session_for_a_long_text_is_opened_when_it_is_its_turn():
         asked.append((length, share))
         await turn.wait()
 
-    async with serving(fake), SessionKeeper() as keeper:
+    async with serving(fake), SessionOpener() as opener:
         channel = pod_channel(fake.address, credentials=None)
         server = ModelServer(Endpoint("it", fake.address, Role(fake.role)), channel)
-        keeper.gate.passed = passed
+        opener.long_texts.wait_turn = passed
         spec = SessionSpec(fingerprint=fake.fingerprint, reserve_length=100, share="a")
-        opening = keeper.open(server, spec)
+        opening = opener.open(server, spec)
         await asyncio.sleep(0)
         assert (asked, len(fake.sessions)) == ([(100, "a")], 0)
         turn.set()
         assert (await opening).session_id in fake.sessions
-        keeper.close(server, opening)
+        opener.close(server, opening)
     await channel.close()
 
 
@@ -125,14 +125,14 @@ async def test_a_loss_that_two_calls_hear_of_is_made_good_once_and_by_the_newer(
 
 async def test_who_waits_for_an_opening_that_is_replaced_waits_for_the_new_one():
     openings = [asyncio.get_running_loop().create_future() for _ in range(2)]
-    keeper = SimpleNamespace(
+    opener = SimpleNamespace(
         open=lambda *_: openings.pop(0), close=lambda *_: None, forget=lambda *_: None
     )
     first, second = openings
     session = RemoteSession(
         SimpleNamespace(session_count=0),
         SessionSpec(fingerprint="it", reserve_length=1),
-        keeper=keeper,
+        opener=opener,
         deadline=Deadline.after(20),
         note_repair=lambda _: None,
     )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from types import SimpleNamespace
 
 import pytest
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_protocol.draft_statistics import DraftStatistics
+from paceline_protocol.methods import METHODS, Strategy
 from support.fake_text import EOS, continuation, next_token
 from support.orchestrating import PROMPT
 from support.virtual_servers import VirtualServer, drafters, targets
@@ -161,7 +164,11 @@ async def test_under_auto_a_text_that_is_too_long_for_its_drafter_is_decoded_as_
     reach = len(PROMPT) + 60
     models = [*drafters(1, context_length=reach), *targets(1)]
     async with virtual_system(*models) as system:
-        system.planning._text_rate.add(0, count=2000)  # texts have said nothing of their rest
+        # Texts have said nothing of their rest.
+        learnt = {"plan": SimpleNamespace(method=METHODS[Strategy.SPECULATIVE])}
+        system.planning.learn(
+            DraftStatistics(), **learnt, verification_count=0, text_rejected_count=2000
+        )
         stream = await decoded(system, 120)
         (decode,) = system.records("Decode")
         call = decode.request.call

@@ -423,7 +423,7 @@ async def test_hundreds_of_servers_are_not_each_compared_with_all_others(monkeyp
     for index in range(300):
         server = Counted(Endpoint(f"t{index}", f"h:{index}", Role.TARGET), MagicMock())
         server.adopt(facts)
-        server.health_status = ""
+        server.health_status = None
         servers.append(server)
     told = standings(servers, model=facts, orders=Orders())
     assert {it.word for it in told.values()} == {Word.USED}
@@ -494,8 +494,8 @@ async def test_a_bug_in_what_is_told_ends_nothing_and_is_logged_once(caplog):
 
 
 class ServerOfAName:
-    health_status = ""
-    trouble = ""
+    health_status = None
+    trouble = None
 
     def __init__(self, name):
         self.name = name

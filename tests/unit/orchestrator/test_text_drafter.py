@@ -20,9 +20,15 @@ PROMPT = (1, 2, 3, 4, 1, 2)
 PAPERS = MaxGramRules()
 
 
-async def a_drafter(prompt=PROMPT, *, slot=1, is_beside=False, rules=PAPERS, **settings):
-    max_gram = rules.begin(vocabulary_size=len(rules.bigrams))
-    drafter = TextDrafter(prompt, proposer=max_gram, slot=slot, is_beside=is_beside, **settings)
+def a_proposer(rules=PAPERS):
+    return rules.begin(vocabulary_size=len(rules.bigrams))
+
+
+async def a_drafter(
+    prompt=PROMPT, *, slot=1, is_beside=False, rules=PAPERS, proposer=None, **settings
+):
+    proposer = a_proposer(rules) if proposer is None else proposer
+    drafter = TextDrafter(prompt, proposer=proposer, slot=slot, is_beside=is_beside, **settings)
     await drafter.read_prompt()
     return drafter
 
@@ -44,7 +50,7 @@ async def test_it_sits_after_the_servers_while_there_is_none_or_always():
 async def test_it_follows_texts_that_come_and_go():
     drafter, text = await a_drafter(), [*PROMPT]
     for final, assumed in (((), (3,)), ((3, 4), (1, 2, 9)), ((7,), ()), ((3, 4, 1), (2, 3, 4))):
-        drafter.settle(final)
+        drafter.finalize(final)
         text += final
         reference = MaxGram()
         reference.extend((*text, *assumed))
@@ -67,7 +73,7 @@ async def test_it_counts_what_became_of_what_it_said():
     drafter = await a_drafter()
     assert ask(drafter, PROMPT) == (3, 4, 1)
     assert ask(drafter, (*PROMPT, 3, 4, 1)) == (2, 3, 4), "it goes on from there"
-    drafter.settle((3, 4, 1, 2, 9, 4))
+    drafter.finalize((3, 4, 1, 2, 9, 4))
     took = drafter.statistics
     assert (took.drafted, took.accepted, took.rejected) == (6, 4, 1)
 
@@ -75,7 +81,7 @@ async def test_it_counts_what_became_of_what_it_said():
 async def test_what_it_said_of_another_text_is_not_judged():
     drafter = await a_drafter()
     assert ask(drafter, (*PROMPT, 4)) == (1, 2, 4)
-    drafter.settle((3, 1, 2))
+    drafter.finalize((3, 1, 2))
     assert (drafter.statistics.accepted, drafter.statistics.rejected) == (0, 0)
 
 
@@ -84,48 +90,57 @@ async def test_of_a_long_prompt_the_end_is_searched(monkeypatch):
     drafter = await a_drafter((9, 8, 1, 2, 3, 1))
     assert ask(drafter, (9, 8, 1, 2, 3, 1)) == (2, 3, 1)
     assert not ask(drafter, (9, 8, 1, 2, 3, 1, 9))
-    drafter.settle((2,))
+    drafter.finalize((2,))
     assert ask(drafter, (9, 8, 1, 2, 3, 1, 2)) == (3, 1, 2)
+
+
+def free(room):
+    """How many tokens there is room for."""
+    count = room.take(10**9)
+    room.give_back(count)
+    return count
 
 
 async def test_a_later_text_has_the_room_that_others_leave_it_and_nothing_is_indexed_beyond():
     room = IndexRoom(10)
-    first, second = [await a_drafter(PROMPT, room=room) for _ in range(2)]
+    proposer = a_proposer()
+    first = await a_drafter(PROMPT, room=room)
+    second = await a_drafter(PROMPT, room=room, proposer=proposer)
     assert ask(first, PROMPT) == (3, 4, 1), "it has all of its prompt"
     assert ask(second, PROMPT) == (), "it has the last four tokens, which repeat nothing"
-    second.settle((3,))
+    second.finalize((3,))
     assert ask(second, (*PROMPT, 3)) == (), "there is no room for another"
     first.close()
     assert ask(first, PROMPT) == ()
     assert ask(second, (*PROMPT, 3)) == (4, 1, 2), "there is again"
-    assert len(second._proposer) == 5
+    assert len(proposer) == 5
     second.close()
     assert room.take(99) == 10
 
 
 async def test_a_text_without_any_room_reads_nothing_and_says_nothing():
-    drafter = await a_drafter(PROMPT, room=IndexRoom(0))
+    proposer = a_proposer()
+    drafter = await a_drafter(PROMPT, room=IndexRoom(0), proposer=proposer)
     assert ask(drafter, PROMPT) == ()
-    drafter.settle((3,))
+    drafter.finalize((3,))
     assert ask(drafter, (*PROMPT, 3)) == ()
-    assert len(drafter._proposer) == 0
+    assert len(proposer) == 0
 
 
 @virtually
 async def test_a_request_leaves_its_room_to_others_however_it_ends():
     async with virtual_system(*targets(1)) as system:
         room = system.servicer._text_rules.room
-        everything = room.take(10**9)
-        room.give_back(everything)
+        everything = free(room)
         request = {"drafter": pb.DRAFTER_KIND_MAX_GRAM, "strategy": pb.STRATEGY_SPECULATIVE}
         await system.generate(**request)
         reading = asyncio.ensure_future(system.generate(**request, max_tokens=999))
         await asyncio.sleep(1)
-        assert room._free < everything
+        assert free(room) < everything
         reading.cancel()
         await asyncio.wait([reading])
         await system.settle()
-        assert room._free == everything
+        assert free(room) == everything
 
 
 @pytest.mark.parametrize("make", [None, lambda token_id: ("one hot", token_id)])
@@ -139,5 +154,5 @@ async def test_what_it_said_before_the_targets_own_token_is_judged_too():
     drafter = await a_drafter()
     assert ask(drafter, PROMPT) == (3, 4, 1)
     assert ask(drafter, (*PROMPT, 3, 4, 1, 2), 1) == (3,), "the target's 2 came between"
-    drafter.settle((3, 4, 1, 2, 3))
+    drafter.finalize((3, 4, 1, 2, 3))
     assert (drafter.statistics.accepted, drafter.statistics.rejected) == (4, 0)

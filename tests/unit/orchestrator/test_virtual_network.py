@@ -80,13 +80,13 @@ def a_call(fake, handle, *, sequence=1, token_ids=TEXT):
 
 def verify(server, call, *, timeout_seconds=10.0):
     return rpcs.send_verify(
-        server, call, Proposal(), VerifyOptions(), timeout_seconds=timeout_seconds
+        server, call, proposal=Proposal(), options=VerifyOptions(), timeout_seconds=timeout_seconds
     )
 
 
 def draft(server, call, *, max_tokens=3):
     options = DraftOptions(max_tokens=max_tokens)
-    return rpcs.send_draft(server, call, options, timeout_seconds=10.0)
+    return rpcs.send_draft(server, call, options=options, timeout_seconds=10.0)
 
 
 def drafts(rpc, *, max_tokens=3):

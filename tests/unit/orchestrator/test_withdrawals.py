@@ -328,7 +328,7 @@ def test_a_call_that_nobody_can_wait_for_any_more_does_not_keep_others_from_bein
         MagicMock(create_task=create_task),
         recorder=MagicMock(),
         pool=MagicMock(),
-        ledger=MagicMock(),
+        decided=MagicMock(),
         logprobs=False,
         top_logprobs=0,
         likeliest=None,

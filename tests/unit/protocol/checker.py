@@ -36,7 +36,7 @@ from unit.protocol.idleness import Idleness
 
 if TYPE_CHECKING:
     from paceline_contract.proposal import Proposal
-    from paceline_protocol.commitment import DraftStatistics
+    from paceline_protocol.draft_statistics import DraftStatistics
     from paceline_protocol.methods import DecodingMethod, Method
 
 Text = tuple[int, ...]
@@ -143,7 +143,7 @@ class CheckedMethod:
         return commands
 
     def handle(self, event: Event) -> list[Command]:
-        finished, stale = self.finish, self._is_stale(event)
+        finished, stale = self.finish, self.is_stale(event)
         self._note(event)
         commands = self.method.handle(event)
         if finished or stale:
@@ -159,7 +159,7 @@ class CheckedMethod:
 
     # --- what happens -------------------------------------------------------------------------
 
-    def _is_stale(self, event: Event) -> bool:
+    def is_stale(self, event: Event) -> bool:
         match event:
             case TokensDrafted() | DraftEnded() | DraftFailed():
                 return event.draft_id not in self.drafts

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from paceline_protocol.branches import BranchQueue, branches_beside
-from paceline_protocol.commitment import Commitment, DraftStatistics
+from paceline_protocol.commitment import Commitment
+from paceline_protocol.draft_statistics import DraftCounter, DraftStatistics
 from paceline_protocol.task import DecodingTask
 from paceline_protocol.tree import TokenTree
 
@@ -23,7 +24,7 @@ def rate(rank, ranks=()):
 @pytest.fixture
 def tree():
     """A chain of 10 11, with 20 30 beside 10, 21 beside 11, and 25 after 20."""
-    tree = TokenTree(5, length=1, statistics=DraftStatistics())
+    tree = TokenTree(5, length=1, counter=DraftCounter(DraftStatistics()))
     ten = tree.draft(tree.root, 10, drafter=0, distribution=None, rate=rate(1))
     twenty = branch(tree, tree.root, 20, rank=2)
     branch(tree, tree.root, 30, rank=3)
@@ -76,16 +77,16 @@ def test_what_is_assigned_decided_or_dead_waits_no_longer(tree):
     queue = BranchQueue()
     nodes = {node.token_id: node for node in branches_beside(tree.main_path(), task=TASK)}
     queue.extend(nodes.values())
-    nodes[20].assigned = True
-    tree.decide(nodes[25], 77, None)
-    tree.decide(tree.main_path()[1], 11, None)  # 21 is dead
+    nodes[20].dispatch.assigned = True
+    tree.decide(nodes[25], 77)
+    tree.decide(tree.main_path()[1], 11)  # 21 is dead
     assert tokens(iter(queue.pop, None)) == [30]
 
 
 def test_what_is_over_is_forgotten_in_time(tree):
     queue = BranchQueue()
     for token_id in range(100, 500):
-        branch(tree, tree.root, token_id, rank=2).assigned = token_id < 490
+        branch(tree, tree.root, token_id, rank=2).dispatch.assigned = token_id < 490
         queue.extend([tree.root.children[token_id]])
     queue.forget_what_is_over()
     assert len(tokens(iter(queue.pop, None))) == 10
@@ -93,12 +94,12 @@ def test_what_is_over_is_forgotten_in_time(tree):
 
 def test_a_rank_is_judged_where_it_is_known_that_the_text_comes_so_far():
     statistics = DraftStatistics()
-    tree = TokenTree(5, length=1, statistics=statistics)
+    tree = TokenTree(5, length=1, counter=DraftCounter(statistics))
     tree.draft(tree.root, 10, drafter=0, distribution=None, rate=rate(1))
     twenty = branch(tree, tree.root, 20, rank=2)
     for rank, token_id in enumerate((25, 26, 27), 1):
         branch(tree, twenty, token_id, rank=rank)
-    tree.decide(twenty, 26, None)
+    tree.decide(twenty, 26)
     assert not statistics.ranks, "the text may go on with 10"
-    tree.decide(tree.root, 20, None)
+    tree.decide(tree.root, 20)
     assert statistics.ranks == {2: 1}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline_protocol.commitment import Commitment, DraftStatistics
+from paceline_protocol.commitment import Commitment
+from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.messages import EmitTokens, FinishReason
 from paceline_protocol.task import DecodingTask
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.depths import Depths
+from paceline_protocol.draft_statistics import DraftCounter, DraftStatistics
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.target_schedule import TargetSchedule
 from paceline_protocol.task import DecodingTask
@@ -47,7 +47,7 @@ def test_a_depth_counts_the_ends_before_a_node_down_from_the_root():
 def test_a_branch_comes_after_its_siblings():
     root, chained = chain(1)
     branch = Node(9, parent=root, length=2)
-    branch.is_branch = True
+    branch.draft.is_branch = True
     depths = Depths({root}, root_length=1)
     assert (depths.of(chained), depths.of(branch)) == (1, 2)
 
@@ -72,9 +72,9 @@ def test_an_event_looks_at_each_verification_once_or_twice(monkeypatch):
 
 def _verifications_on_a_chain():
     statistics = DraftStatistics()
-    tree = TokenTree(0, length=1, statistics=statistics)
+    tree = TokenTree(0, length=1, counter=DraftCounter(statistics))
     capacity = CapacityChanged(targets=tuple(range(_TARGETS)), drafters=(0,))
-    verifications = TargetSchedule(tree, statistics=statistics, capacity=capacity)
+    verifications = TargetSchedule(tree, counter=DraftCounter(statistics), capacity=capacity)
     tip = tree.root
     for token_id in range(_TARGETS):
         before, tip = tip, tree.draft(tip, token_id, drafter=0, distribution=None)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from paceline_protocol.commitment import DraftStatistics
+from paceline_protocol.draft_statistics import DraftCounter, DraftStatistics
 from paceline_protocol.tree import Node, TokenTree
 
 
 @pytest.fixture
 def tree():
-    return TokenTree(5, length=3, statistics=DraftStatistics())
+    return TokenTree(5, length=3, counter=DraftCounter(DraftStatistics()))
 
 
 def grow(tree: TokenTree, tip: Node, *token_ids: int, drafter: int = 0) -> list[Node]:
@@ -27,10 +27,10 @@ def tokens(nodes: list[Node]) -> list[int]:
 
 def test_facts_are_committed_in_order_whatever_the_order_they_came_in(tree):
     a, b = grow(tree, tree.root, 10, 11)
-    tree.decide(b, 12, None)
-    tree.decide(a, 11, None)
+    tree.decide(b, 12)
+    tree.decide(a, 11)
     assert tree.advance() == []
-    tree.decide(tree.root, 10, None)
+    tree.decide(tree.root, 10)
     assert tokens(tree.advance()) == [10, 11, 12]
     assert tree.root.length == 6
 
@@ -38,21 +38,21 @@ def test_facts_are_committed_in_order_whatever_the_order_they_came_in(tree):
 def test_a_fact_buries_every_text_that_contradicts_it(tree):
     a, b, c = grow(tree, tree.root, 10, 11, 12)
     (rival,) = grow(tree, tree.root, 20, drafter=1)
-    tree.decide(tree.root, 20, None)
+    tree.decide(tree.root, 20)
     assert [node.alive for node in (a, b, c, rival)] == [False, False, False, True]
     assert tree.root.children == {20: rival}
 
 
 def test_only_the_first_word_on_a_text_counts(tree):
-    tree.decide(tree.root, 10, None)
-    tree.decide(tree.root, 11, None)
+    tree.decide(tree.root, 10)
+    tree.decide(tree.root, 11)
     assert tokens(tree.advance()) == [10]
 
 
 def test_facts_about_dead_texts_are_dropped(tree):
     (wrong,) = grow(tree, tree.root, 10)
-    tree.decide(tree.root, 11, None)
-    tree.decide(wrong, 12, None)
+    tree.decide(tree.root, 11)
+    tree.decide(wrong, 12)
     assert wrong.children == {}
 
 
@@ -65,7 +65,7 @@ def test_the_main_path_follows_the_smallest_drafter(tree):
 
 def test_the_main_path_follows_a_judged_token_whoever_drafted_it(tree):
     (judged,) = grow(tree, tree.root, 20, drafter=1)
-    tree.root.judged = judged
+    tree.root.dispatch.judged = judged
     grow(tree, tree.root, 10, drafter=0)
     assert tokens(tree.main_path()) == [5, 20]
 
@@ -73,21 +73,21 @@ def test_the_main_path_follows_a_judged_token_whoever_drafted_it(tree):
 def test_equal_tokens_share_a_node_that_belongs_to_the_smallest_drafter(tree):
     later = tree.draft(tree.root, 10, drafter=1, distribution="q")
     assert tree.draft(tree.root, 10, drafter=0, distribution="p") is later
-    assert (later.drafter, later.distribution) == (0, "p")
+    assert (later.draft.drafter, later.draft.distribution) == (0, "p")
 
 
 def test_what_a_judged_token_was_drawn_from_is_fixed(tree):
     node = tree.draft(tree.root, 10, drafter=1, distribution="q")
-    tree.root.judged = node
+    tree.root.dispatch.judged = node
     tree.draft(tree.root, 10, drafter=0, distribution="p")
-    assert (node.drafter, node.distribution) == (1, "q")
+    assert (node.draft.drafter, node.draft.distribution) == (1, "q")
 
 
 def test_a_pruned_drafter_goes_on_where_its_chain_survives(tree):
     a, _, c = grow(tree, tree.root, 10, 11, 12)
-    tree.decide(a, 99, None)
+    tree.decide(a, 99)
     assert tokens(tree.path_to(tree.surviving(c))) == [5, 10, 99]
-    tree.decide(tree.root, 98, None)
+    tree.decide(tree.root, 98)
     tree.advance()
     assert tree.surviving(c) is tree.root
 
@@ -98,7 +98,7 @@ def test_what_two_texts_share_ends_at_their_last_common_node(tree):
     before = tree.root
     assert tree.last_common(b, c) is a
     assert tree.last_common(c, c) is c
-    tree.decide(tree.root, 30, None)
+    tree.decide(tree.root, 30)
     tree.advance()
     assert tree.last_common(b, tree.root) is before
     assert tree.last_common(tree.root, tree.root) is tree.root
@@ -106,10 +106,10 @@ def test_what_two_texts_share_ends_at_their_last_common_node(tree):
 
 def test_what_is_left_at_the_end_counts_as_discarded():
     counts = DraftStatistics()
-    tree = TokenTree(5, length=1, statistics=counts)
+    tree = TokenTree(5, length=1, counter=DraftCounter(counts))
     grow(tree, tree.root, 10, 11, 12)
     grow(tree, tree.root, 10, 20, drafter=1)
-    tree.decide(tree.root, 10, None)
+    tree.decide(tree.root, 10)
     tree.advance()
     tree.discard()
     assert counts.drafted == 5

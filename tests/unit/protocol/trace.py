@@ -84,7 +84,7 @@ class _Player:
         for word in words:
             options |= _read(_GIVEN, word)
         targets, drafters = (tuple(range(options.pop(role))) for role in ("targets", "drafters"))
-        self._prompt = options["prompt"]
+        self._prompt = self._final = options["prompt"]
         (row,) = (row for row in METHODS.values() if row.label == label)
         self._method = row.create(DecodingTask(**options), CapacityChanged(targets, drafters))
         self._drawn: list[str] = []
@@ -103,6 +103,9 @@ class _Player:
                 commands = self._method.handle(_event(line))
         yield from (f"-> {self._words(command)}" for command in commands)
         yield from [] if commands else ["-> nothing"]
+        for command in commands:
+            if isinstance(command, EmitTokens):
+                self._final += command.token_ids
         self._is_over |= any(isinstance(command, Finish) for command in commands)
         drawn = self._drawing()
         if drawn != self._drawn and not self._is_over:
@@ -111,7 +114,7 @@ class _Player:
 
     def _drawing(self) -> list[str]:
         """Draw what follows the committed text, of a method that has a tree."""
-        tree: TokenTree | None = getattr(self._method, "_tree", None)
+        tree: TokenTree | None = getattr(self._method, "tree", None)
         if tree is None or not tree.root.children:
             return []
         head = f"tree: {self._committed} "
@@ -120,7 +123,7 @@ class _Player:
 
     @property
     def _committed(self) -> str:
-        return self._text(self._method._commitment.prefix)
+        return self._text(self._final)
 
     def _statistics(self) -> Iterator[str]:
         counts = self._method.statistics
@@ -264,9 +267,9 @@ def _branches(node: Node) -> Iterator[str]:
     for child in children:
         is_first, is_last = child is children[0], child is children[-1]
         stem = ("──" if is_last else "┬─") if is_first else ("└─" if is_last else "├─")
-        is_decided = node.next_token is not None
-        mark = "!" if is_decided else "" if child.assigned else "?"
-        mark += "'" if child.is_branch else ""
+        is_decided = node.fact is not None
+        mark = "!" if is_decided else "" if child.dispatch.assigned else "?"
+        mark += "'" if child.draft.is_branch else ""
         label = f"{stem} {child.token_id}{mark} "
         first, *more = list(_branches(child)) or [""]
         yield (label + first).rstrip()

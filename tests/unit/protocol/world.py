@@ -168,7 +168,7 @@ class World:
             return self._change_capacity()
         if self.ghosts and self._happens(self.weather.ghosts):
             ghost = self.random.choice(self.ghosts)
-            if self.method._is_stale(ghost):
+            if self.method.is_stale(ghost):
                 return ghost
         draft_weight = self.weather.drafter_weight * len(drafts)
         verify_weight = self.weather.target_weight * len(verifications)

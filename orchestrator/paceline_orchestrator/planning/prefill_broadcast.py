@@ -1,9 +1,10 @@
-"""How a long prompt comes to the targets of DSI: what is better says the virtual clock.
+"""Whether DSI sends a prompt to all targets at its start, or to each with its first verification.
 
-Each target has to work through the prompt once. Either all begin with that at the start, or each
-does when it gets its first verification, so that draft tokens found meanwhile are judged with it.
-The first way has every target ready sooner, the second has the first tokens sooner. Which counts
-for more depends on everything: no rule that we tried was right on all rows of the paper's Table 2.
+Each target has to prefill the prompt once. If all targets begin at once, every target is ready
+sooner. If each begins with its first verification, draft tokens found meanwhile are judged in the
+same forward, and the first tokens come sooner. No rule that we tried was right on all rows of the
+paper's Table 2. The choice affects only the first corrections, and both runs use the same random
+numbers, so a short simulation separates them.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline_orchestrator.planning.computing import let_others_run
-from paceline_orchestrator.planning.rehearsal import VERIFICATION
-from paceline_orchestrator.planning.simulated import Simulated
+from paceline_orchestrator.planning.background_computation import let_others_run
+from paceline_orchestrator.planning.simulated_lookaheads import VERIFICATION
+from paceline_orchestrator.planning.simulation_cache import SimulationCache
 from paceline_protocol.distributed import DistributedDecoding
 from paceline_protocol.laboratory.oracles import AgreementOracle
 from paceline_protocol.laboratory.simulation import ServerLatency, simulate
@@ -23,17 +24,15 @@ from paceline_protocol.task import DecodingTask
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline_orchestrator.planning.rehearsal import Setting
+    from paceline_orchestrator.planning.simulated_lookaheads import Setting
 
-# What the prompt's way changes is over after a few corrections. Both ways meet the same draws, so
-# few are enough to tell them apart where it matters.
 _TOKENS = 40
 _REPEATS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """The beginning of a request.
+class PrefillCase:
+    """What the better choice depends on.
 
     Attributes:
         first: A target's first forward, the prompt's, in the setting's unit.
@@ -47,20 +46,22 @@ class Start:
     acceptance_percent: int
 
 
-class Starts(Simulated[Start, bool]):
-    """What is known of starts."""
+class PrefillBroadcasts(SimulationCache[PrefillCase, bool]):
+    """The choices that were simulated."""
 
     def __init__(self) -> None:
         super().__init__(is_better_broadcast)
 
-    def broadcasts(self, start: Start) -> bool:
+    def is_better(self, case: PrefillCase) -> bool:
         """Whether all targets should begin with the prompt. No, until that was simulated."""
-        if start.setting.target_count == 1 or start.first <= VERIFICATION:
+        if case.setting.target_count == 1 or case.first <= VERIFICATION:
             return False
-        return bool(self.get(start))
+        return bool(self.get(case))
 
 
-def is_better_broadcast(start: Start, *, after_event: Callable[[], None] = let_others_run) -> bool:
+def is_better_broadcast(
+    start: PrefillCase, *, after_event: Callable[[], None] = let_others_run
+) -> bool:
     """Whether requests that begin so are done sooner if the prompt goes to all targets at once.
 
     Args:
@@ -81,7 +82,7 @@ def is_better_broadcast(start: Start, *, after_event: Callable[[], None] = let_o
 
 
 def _total_time(
-    start: Start, *, seed: int, broadcast: bool, after_event: Callable[[], None]
+    start: PrefillCase, *, seed: int, broadcast: bool, after_event: Callable[[], None]
 ) -> float:
     setting = start.setting
     oracle = AgreementOracle(start.acceptance_percent / 100, seed=seed, length=_TOKENS + 1)

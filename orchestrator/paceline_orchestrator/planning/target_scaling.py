@@ -1,4 +1,4 @@
-"""What a running request makes of targets that come while it runs: its speculation runs deeper."""
+"""How a running request uses targets that become free while it runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ TEXT_LOOKAHEAD, TEXT_TARGETS = 2, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
-    """How far a plan can stretch, by Equation 1 with the latencies of now.
+class TargetScaling:
+    """How many targets a plan can use, by Equation 1 with the present latencies.
 
     Attributes:
-        is_fixed: Whether the client said so; else more targets take shorter blocks.
+        lookahead: As planned.
+        is_fixed: Whether the client set the lookahead; otherwise more targets mean shorter blocks.
         has_text: Whether the text drafts beyond the drafter.
     """
 

@@ -1,4 +1,4 @@
-"""Answers that take a simulation: those that are known, and those that are still to be found."""
+"""Answers of simulations: the known ones, and the cases that wait to be simulated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from paceline_orchestrator.planning.computing import let_others_run
+from paceline_orchestrator.planning.background_computation import let_others_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,8 +25,8 @@ class Simulation(Protocol[_CaseIn, _AnswerOut]):
         """Return the answer, unless what is called between events ends it with an exception."""
 
 
-class Simulated(Generic[_Case, _Answer]):
-    """What was simulated lately, and what is still to be.
+class SimulationCache(Generic[_Case, _Answer]):
+    """Answers of late simulations, and cases that wait for one.
 
     Concurrency:
         `simulate_missing` computes for long, on a worker thread; all else is cheap, and may run

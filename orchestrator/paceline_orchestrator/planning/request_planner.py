@@ -1,4 +1,4 @@
-"""What the planner is told: measured latencies, costs and load, and how often drafts are right.
+"""Plans requests from the measured latencies, costs and load, and from how often drafts are right.
 
 The orchestrator is stateless, and one of several. Of its own requests it knows where they are; of
 the others' it hears in the answers of the servers: how many calls were in a forward, and how long
@@ -16,16 +16,21 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import NoTargetError, TokenizerMismatchError, UnsupportedError
 from paceline_contract.calls import VerificationRule
+from paceline_contract.limits import MOST_TARGETS
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.hardware import count_side_by_side
 from paceline_orchestrator.fleet.row_prices import RowPrices
-from paceline_orchestrator.planning.computing import Computing, ComputingEndedError
+from paceline_orchestrator.planning.background_computation import (
+    BackgroundComputation,
+    ComputationEndedError,
+)
+from paceline_orchestrator.planning.decaying_mean import DecayingMean
 from paceline_orchestrator.planning.hit_rates import HitRates, LearntRates, Pair
-from paceline_orchestrator.planning.means import Mean
 from paceline_orchestrator.planning.measurements import MOST_TREE_TOKENS, Measurements
 from paceline_orchestrator.planning.planner import Plan, Planner, Wish
 from paceline_protocol.draft_shape import CHAIN
 from paceline_protocol.methods import METHODS
+from paceline_protocol.task import DispatchPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +38,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
-    from paceline_protocol.commitment import DraftStatistics
+    from paceline_protocol.draft_statistics import DraftStatistics
     from paceline_protocol.methods import Strategy
 
 _log = logging.getLogger(__name__)
@@ -59,11 +64,12 @@ _IGNORED_CALLS = 0.5
 _PATIENCE_SECONDS = 10.0
 
 
-class Planning:
+class RequestPlanner:
     """Plans requests from what earlier ones have shown.
 
     Args:
         pool: The model servers.
+        planner: Chooses among the methods; None: one of its own.
         cpu_clock: CPU time of the event loop's thread, in ns.
         clock: In seconds.
     """
@@ -72,28 +78,29 @@ class Planning:
         self,
         pool: ServerPool,
         *,
+        planner: Planner | None = None,
         cpu_clock: Callable[[], int] = time.thread_time_ns,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = pool
-        self._planner = Planner()
+        self._planner = planner or Planner()
         self._rates = LearntRates()
-        self._guess_count = Mean(_ASSUMED_GUESSES)
-        self._guesses_accepted = Mean(_ASSUMED_GUESSES_ACCEPTED)
-        self._text_rate = Mean(_ASSUMED_TEXT_RATE)
-        self._dispatch_ns = Mean(_ASSUMED_DISPATCH_NS)
+        self._guess_count = DecayingMean(_ASSUMED_GUESSES)
+        self._guesses_accepted = DecayingMean(_ASSUMED_GUESSES_ACCEPTED)
+        self._text_rate = DecayingMean(_ASSUMED_TEXT_RATE)
+        self._dispatch_ns = DecayingMean(_ASSUMED_DISPATCH_NS)
         self._cpu_clock = cpu_clock
         self._cpu_seen_ns = cpu_clock()
         self._clock = clock
         self._refining: asyncio.Task[None] | None = None
-        self._computing = Computing()
+        self._computing = BackgroundComputation()
         self._missing_since: float | None = None
         self._is_ending = False
 
     def plan(
         self, wish: Wish, model: ModelFacts, *, prompt_length: int, limit_length: int = 0
     ) -> Plan:
-        """Choose how to decode a request; what it wishes wins.
+        """Choose how to decode a request; what it wishes wins. Nothing is changed: see `begin`.
 
         Args:
             wish: What it says.
@@ -113,26 +120,38 @@ class Planning:
                 "no target of this model is ready any more",
                 retry_after_seconds=shortage.RETRY_SECONDS,
             )
-        from_text = wish.drafter is not None and not wish.drafter.has_servers
-        drafters = [] if from_text else self._drafters(model, wish.strategy)
-        drafters = _longer(drafters, than=prompt_length)
+        asks_servers = wish.drafter is None or wish.drafter.has_servers
+        ready = self._drafters(model, wish.strategy) if asks_servers else []
+        drafters = _longer(ready, than=prompt_length)
         pair, rates = self._known_of(model, drafters)
-        measurements = self._measure(targets, drafters, length=prompt_length, rates=rates)
-        if wish.rule is not VerificationRule.EXACT:  # what targets guess is judged by equality
-            measurements = replace(measurements, guess_count=0.0)
+        measurements = self._measure(
+            targets, drafters, length=prompt_length, rates=rates, rule=wish.rule
+        )
         if wish.strategy and METHODS[wish.strategy].self_drafts and not measurements.guess_count:
             raise UnsupportedError(f"strategy: {_why_no_guesses(wish)}")
-        if not any(it.primary_count for it in targets):
-            self._cpu_seen_ns = self._cpu_clock()  # what it did at rest was not dispatching
-        if from_text or not (drafters or wish.strategy or wish.drafter):
+        if _may_draft_from_text_alone(wish, has_drafters=bool(drafters)):
             plan = self._plan_for_text(measurements, wish)
         else:
             plan = replace(self._planner.choose(measurements, wish), drafter=wish.drafter)
-        plan = _granting(wish, plan)
+        note = plan.note if wish.strategy is None else ""
+        return replace(
+            _granting(wish, plan, model=model), pair=pair, hit_rates=rates.by_rank, note=note
+        )
+
+    def begin(self, plan: Plan, wish: Wish, *, model: ModelFacts) -> None:
+        """Take notice that a request begins with a plan.
+
+        Of a drafter that the plan does not use nothing is learnt, so what was once measured as too
+        little would never be tried again. Each such request moves the drafter's rates a little back
+        to the assumed ones.
+        """
+        if not any(target.primary_count for target in self._pool.targets(model)):
+            self._cpu_seen_ns = self._cpu_clock()  # what it did at rest was not dispatching
         if wish.leaves_trees_open and plan.shape == CHAIN:
-            rates.doubt()  # or what once was too little would never be tried again
-        plan = replace(plan, pair=pair, hit_rates=rates.by_rank)
-        return plan if wish.strategy is None else replace(plan, note="")
+            self._rates_of(plan.pair).doubt()
+        is_for_text = _may_draft_from_text_alone(wish, has_drafters=plan.pair is not None)
+        if is_for_text and not plan.method.drafts:
+            self._text_rate.add(_ASSUMED_TEXT_RATE, count=1)
 
     def plan_again(
         self,
@@ -145,8 +164,6 @@ class Planning:
         acceptance_rate: float | None = None,
     ) -> Plan | None:
         """Choose how a running request, that leaves it to the planner, is to be decoded by now.
-
-        What is measured of one method at rest, or doubted of another, is left to `plan`.
 
         Args:
             wish: What it said.
@@ -167,13 +184,19 @@ class Planning:
         drafters = _longer(ready, than=length)
         pair, rates = self._known_of(model, drafters)
         measurements = self._measure(
-            targets, drafters, length=length, rates=rates, is_here=True, drafts=drafts
+            targets,
+            drafters,
+            length=length,
+            rates=rates,
+            rule=wish.rule,
+            is_here=True,
+            drafts=drafts,
         )
         if not drafters:  # the text is too long for all of them
-            return self._plan_for_text(measurements, wish)
+            return _granting(wish, self._plan_for_text(measurements, wish), model=model)
         if acceptance_rate is not None:
             measurements = replace(measurements, acceptance_rate=acceptance_rate)
-        plan = _granting(wish, self._planner.choose(measurements, wish))
+        plan = _granting(wish, self._planner.choose(measurements, wish), model=model)
         return replace(plan, pair=pair, hit_rates=rates.by_rank)
 
     def context_lengths(self) -> Sequence[int]:
@@ -212,19 +235,16 @@ class Planning:
     def _known_of(
         self, model: ModelFacts, drafters: Sequence[ModelServer]
     ) -> tuple[Pair | None, HitRates]:
-        """Return who works together, if a server drafts, and what is known of its tokens."""
+        """Return the pair of models, if a server drafts, and what is known of its tokens."""
         facts = drafters[0].facts if drafters else None
-        if facts is None:
-            return None, HitRates()
-        pair = Pair(model.fingerprint, facts.fingerprint)
-        return pair, self._rates.of(pair)
+        pair = None if facts is None else Pair(model.fingerprint, facts.fingerprint)
+        return pair, self._rates_of(pair)
+
+    def _rates_of(self, pair: Pair | None) -> HitRates:
+        return HitRates() if pair is None else self._rates.of(pair)
 
     def _plan_for_text(self, measurements: Measurements, wish: Wish) -> Plan:
-        """Plan a request whose text is the only drafter, if it is of use.
-
-        Where it is not used nothing is learnt of it, and texts change: so each such request pulls
-        what is known a little back to what is assumed.
-        """
+        """Plan a request whose text is the only drafter, if it is of use."""
         by_text = replace(
             measurements,
             drafter_step_ns=_TEXT_STEP_NS,
@@ -233,10 +253,7 @@ class Planning:
             # Of a round's two calls there is one.
             call_ns=measurements.call_ns // 2,
         )
-        plan = self._planner.choose_for_text(measurements, wish, by_text=by_text)
-        if not plan.method.drafts:
-            self._text_rate.add(_ASSUMED_TEXT_RATE, count=1)
-        return plan
+        return self._planner.choose_for_text(measurements, wish, by_text=by_text)
 
     def learn(
         self,
@@ -304,14 +321,14 @@ class Planning:
         self._computing.share(with_requests=with_requests)
         if self._is_ending or (self._refining is not None and not self._refining.done()):
             return
-        self._computing = Computing()
+        self._computing = BackgroundComputation()
         self._computing.share(with_requests=with_requests)
         self._refining = tasks.create_task(self._refine(self._computing), name="refine the plan")
 
-    async def _refine(self, computing: Computing) -> None:
+    async def _refine(self, computing: BackgroundComputation) -> None:
         try:
             await asyncio.to_thread(self._planner.refine, computing.make_way)
-        except ComputingEndedError:
+        except ComputationEndedError:
             pass
         except Exception:  # noqa: BLE001 - requests can do without it, and must not end with it
             _log.exception("the planner failed")
@@ -342,6 +359,7 @@ class Planning:
         *,
         length: int,
         rates: HitRates,
+        rule: VerificationRule = VerificationRule.EXACT,
         is_here: bool = False,
         drafts: bool = False,
     ) -> Measurements:
@@ -352,6 +370,7 @@ class Planning:
             drafters: Where it may be drafted.
             length: Of its text.
             rates: Of its models.
+            rule: How its draft tokens are judged. A target's own guesses are judged by equality.
             is_here: Whether it has a primary target by now, and is counted there.
             drafts: Whether it has a drafter by now.
         """
@@ -360,6 +379,7 @@ class Planning:
         target_ns = target.step_ns or _ASSUMED_TARGET_NS
         drafter = drafters[0] if drafters else None
         drafter_ns = drafter.latency.step_ns if drafter else 0
+        has_guesses = rule is VerificationRule.EXACT and _self_draft(targets)
         return Measurements(
             target_step_ns=target_ns,
             target_first_ns=max(target_ns, target.expected_ns(length)),
@@ -375,7 +395,7 @@ class Planning:
             + (_others((drafter,), own=max(0, drafter.session_count - drafts)) if drafter else 0),
             target_prices=target.prices,
             drafter_prices=drafter.latency.prices if drafter else RowPrices(),
-            guess_count=self._guess_count.value if _self_draft(targets) else 0.0,
+            guess_count=self._guess_count.value if has_guesses else 0.0,
             guesses_accepted=self._guesses_accepted.value,
             rank_decays=rates.decays,
             tree_tokens=min(MOST_TREE_TOKENS, _tree_tokens(targets[0], drafter)),
@@ -386,11 +406,33 @@ class Planning:
         )
 
 
-def _granting(wish: Wish, plan: Plan) -> Plan:
-    """Return a plan with what the request says, be it better or not."""
-    if wish.target_count and plan.method.overlaps:
-        plan = replace(plan, target_count=wish.target_count)
-    return replace(plan, shape=wish.shape or plan.shape)
+def _may_draft_from_text_alone(wish: Wish, *, has_drafters: bool) -> bool:
+    """Whether the text itself is the only drafter that a request may have."""
+    if wish.drafter is not None:
+        return not wish.drafter.has_servers
+    return wish.strategy is None and not has_drafters
+
+
+def _granting(wish: Wish, plan: Plan, *, model: ModelFacts) -> Plan:
+    """Return a plan with what the request says, as far as the model's servers can do it."""
+    overlaps = plan.method.overlaps
+    judges_trees = plan.method.drafts and model.tree_token_limit > 0
+    shape = (wish.shape or plan.shape) if judges_trees else CHAIN
+    # Guesses ride along where no token comes later for them.
+    may_ride = wish.dispatch is not DispatchPolicy.BLOCKS and (overlaps or shape == CHAIN)
+    return replace(
+        plan,
+        target_count=(overlaps and wish.target_count) or plan.target_count,
+        shape=shape,
+        own_guesses=plan.own_guesses and may_ride,
+        target_limit=_target_limit(wish, plan),
+    )
+
+
+def _target_limit(wish: Wish, plan: Plan) -> int:
+    # The planner may have chosen SI because there were too few targets.
+    runs_ahead = plan.method.drafts if wish.strategy is None else METHODS[wish.strategy].overlaps
+    return (wish.target_count or MOST_TARGETS) if runs_ahead else 1
 
 
 def _tree_tokens(target: ModelServer, drafter: ModelServer | None) -> int:

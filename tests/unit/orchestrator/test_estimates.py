@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from paceline_orchestrator.fleet.row_prices import RowPrices
-from paceline_orchestrator.planning.dispatching import affordable_lookahead, affordable_targets
+from paceline_orchestrator.planning.dispatch_limits import affordable_lookahead, affordable_targets
 from paceline_orchestrator.planning.estimates import (
     Option,
     distributed_token_ns,
@@ -222,16 +222,30 @@ def test_dsi_is_stretched_by_its_rows_and_by_others(node, requests, turn_ns):
 def test_own_guesses_are_free_where_their_rows_are(change, free):
     # One row that decides, two draft tokens, three guesses.
     node = replace(ALONE, **{"target_prices": RowPrices(((1, 1.0), (64, 1.0))), **change})
-    assert own_guesses_are_free(Option(Strategy.SPECULATIVE, 2, 1, 1), node) is free
+    assert (
+        own_guesses_are_free(
+            Option(Strategy.SPECULATIVE, lookahead=2, target_count=1, token_ns=1), node
+        )
+        is free
+    )
 
 
 @pytest.mark.parametrize(("step_ns", "free"), [(500, True), (501, False)])
 def test_own_guesses_are_free_for_dsi_where_a_block_is_drafted_within_a_step(step_ns, free):
     flat = RowPrices(((1, 1.0), (64, 1.0)))
     node = replace(ALONE, target_prices=flat, drafter_step_ns=step_ns)
-    assert own_guesses_are_free(Option(Strategy.DISTRIBUTED, 2, 1, 1), node) is free
-    assert own_guesses_are_free(Option(Strategy.SPECULATIVE, 2, 1, 1), node)
-    assert not own_guesses_are_free(Option(Strategy.AUTOREGRESSIVE, 0, 1, 1), node)
+    assert (
+        own_guesses_are_free(
+            Option(Strategy.DISTRIBUTED, lookahead=2, target_count=1, token_ns=1), node
+        )
+        is free
+    )
+    assert own_guesses_are_free(
+        Option(Strategy.SPECULATIVE, lookahead=2, target_count=1, token_ns=1), node
+    )
+    assert not own_guesses_are_free(
+        Option(Strategy.AUTOREGRESSIVE, lookahead=0, target_count=1, token_ns=1), node
+    )
 
 
 @pytest.mark.parametrize(

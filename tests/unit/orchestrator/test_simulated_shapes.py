@@ -7,10 +7,15 @@ from dataclasses import replace
 import pytest
 
 from paceline_orchestrator.fleet.row_prices import RowPrices
-from paceline_orchestrator.planning import forms
+from paceline_orchestrator.planning import simulated_shapes
 from paceline_orchestrator.planning.estimates import Option, plain, speculative
-from paceline_orchestrator.planning.forms import Forms, best_shape, case_of, simulated_times
 from paceline_orchestrator.planning.measurements import Measurements
+from paceline_orchestrator.planning.simulated_shapes import (
+    SimulatedShapes,
+    best_shape,
+    case_of,
+    simulated_times,
+)
 from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.methods import Strategy
 
@@ -29,11 +34,16 @@ DEAR = RowPrices(((1, 1.0), (33, 2.9)))
 PRICED = replace(VICUNA, target_prices=FREE, drafter_prices=FREE)
 PLAIN = plain(VICUNA)
 SI = speculative(VICUNA, 4)
-DSI = Option(Strategy.DISTRIBUTED, 2, 7, 20_000_000, note="DSI is dear")
+DSI = Option(
+    Strategy.DISTRIBUTED, lookahead=2, target_count=7, token_ns=20_000_000, note="DSI is dear"
+)
 
 
 def a_case(**changes):
-    return case_of(Option(Strategy.SPECULATIVE, 4, 1, 1), replace(VICUNA, **changes))
+    return case_of(
+        Option(Strategy.SPECULATIVE, lookahead=4, target_count=1, token_ns=1),
+        replace(VICUNA, **changes),
+    )
 
 
 def shape_and_gain(case):
@@ -90,10 +100,12 @@ def test_similar_measurements_share_a_case():
 
 
 def simulating(monkeypatch, times_of):
-    """Forms whose simulation takes these times, and the cases that it was asked for."""
+    """SimulatedShapes whose simulation takes these times, and the cases that it was asked for."""
     cases = []
-    monkeypatch.setattr(forms, "simulated_times", lambda it, **_: cases.append(it) or times_of(it))
-    return Forms(), cases
+    monkeypatch.setattr(
+        simulated_shapes, "simulated_times", lambda it, **_: cases.append(it) or times_of(it)
+    )
+    return SimulatedShapes(), cases
 
 
 def token_ns(options):

@@ -8,12 +8,12 @@ from itertools import product
 
 import pytest
 
-from paceline_orchestrator.planning import computing
+from paceline_orchestrator.planning import background_computation
 from paceline_orchestrator.planning.measurements import Measurements
-from paceline_orchestrator.planning.rehearsal import (
+from paceline_orchestrator.planning.simulated_lookaheads import (
     VERIFICATION,
-    Rehearsals,
     Setting,
+    SimulatedLookaheads,
     expected_token_time,
     rehearse,
 )
@@ -38,7 +38,7 @@ def test_a_call_costs_its_time_once_and_a_draft_pays_it_for_all_its_tokens():
 
 def test_a_rehearsal_lets_others_have_the_interpreter_again_and_again(monkeypatch):
     released = []
-    monkeypatch.setattr(computing.time, "sleep", released.append)
+    monkeypatch.setattr(background_computation.time, "sleep", released.append)
     times = rehearse(Setting(drafter_step=1000, call=0, target_count=3), lookahead=2)
     assert len(released) > len(times)
 
@@ -94,7 +94,7 @@ def test_the_expectation_is_what_the_protocol_takes_on_average(acceptance_rate, 
 def test_what_was_rehearsed_near_by_is_told_for_what_was_measured(drafter_step):
     """Between two settings, where simulated time alone is 2 % off."""
     measured = Measurements(VERIFICATION, VERIFICATION, drafter_step, 0.93, target_count=2)
-    known = Rehearsals()
+    known = SimulatedLookaheads()
     known.ask_for(measured, 2)
     known.simulate_missing()
     exactly = rehearse(Setting(drafter_step, call=0, target_count=2), lookahead=1)

@@ -1,4 +1,4 @@
-"""DSI on the virtual clock: what the planner cannot say in closed form.
+"""DSI's time for each token by lookahead, from simulations: it has no closed form.
 
 A correction is a fresh start: with one drafter that is no slower than the targets, and with targets
 of equal, steady latency, all that is in flight when a draft token is rejected descends from it. So
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline_contract.limits import MOST_LOOKAHEAD
-from paceline_orchestrator.planning.computing import let_others_run
+from paceline_orchestrator.planning.background_computation import let_others_run
 from paceline_orchestrator.planning.equation import LOOKAHEADS, smallest_lookahead
 from paceline_orchestrator.planning.estimates import distributed_token_ns, on_its_part
 from paceline_orchestrator.planning.measurements import Measurements
-from paceline_orchestrator.planning.simulated import Simulated
+from paceline_orchestrator.planning.simulation_cache import SimulationCache
 from paceline_protocol.distributed import DistributedDecoding
 from paceline_protocol.laboratory.oracles import AgreementOracle
 from paceline_protocol.laboratory.simulation import ServerLatency, simulate
@@ -102,7 +102,7 @@ def expected_token_time(times: Sequence[int], acceptance_rate: float) -> float:
     return time_sum / token_sum
 
 
-class Rehearsals(Simulated[Setting, "Mapping[int, Sequence[int]]"]):
+class SimulatedLookaheads(SimulationCache[Setting, "Mapping[int, Sequence[int]]"]):
     """What is known of settings: by lookahead, what `rehearse` returns."""
 
     def __init__(self) -> None:

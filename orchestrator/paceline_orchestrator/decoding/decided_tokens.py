@@ -1,4 +1,4 @@
-"""What targets have said of tokens, kept until they are final: decided ones, and likely ones."""
+"""What targets said about tokens, until the tokens are final: decided tokens and likely tokens."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from paceline_contract.calls import LikeliestTokens
 
 
-class Ledger:
-    """The last check before a token leaves: which tokens targets have decided, by position.
+class DecidedTokens:
+    """The tokens that targets decided, by position: the last check before a token is sent.
 
-    A verdict speaks under the assumption of its prefix, so there may be several for a position. It
-    is a net under the decoding methods, not a second proof of them.
+    A verdict assumes its prefix, so a position may have several. The check finds bugs of decoding
+    methods; it does not prove the methods.
 
     Attributes:
         final_length: How many tokens are final, the prompt counted.
@@ -26,13 +26,13 @@ class Ledger:
         self.final_length = prompt_length
         self._decided: dict[int, set[int]] = {}
 
-    def note(self, position: int, token_ids: Sequence[int]) -> None:
-        """Note what a target decided, from a position on."""
+    def add(self, position: int, token_ids: Sequence[int]) -> None:
+        """Take in what a target decided, from a position on."""
         for offset, token_id in enumerate(token_ids, start=position):
             if offset >= self.final_length:
                 self._decided.setdefault(offset, set()).add(token_id)
 
-    def settle(self, token_ids: Sequence[int]) -> None:
+    def finalize(self, token_ids: Sequence[int]) -> None:
         """Let tokens become final.
 
         Raises:
@@ -44,11 +44,11 @@ class Ledger:
             self.final_length += 1
 
 
-class LikeliestKept:
-    """What targets held likely at each place: what was said of the very text that became final.
+class LikeliestByPosition:
+    """The likeliest tokens at each position of the sequence that became final.
 
-    A verdict speaks under the assumption of its prefix, so there may be several for a place. Each
-    is kept with the text that it assumes, beyond what was final from the start.
+    A verdict assumes its prefix, so a position may have several. Each is kept with the sequence
+    that it assumes, beyond what was final from the start.
 
     Args:
         prompt_length: How many tokens are final from the start.
@@ -59,22 +59,22 @@ class LikeliestKept:
         self._text: tuple[int, ...] = ()
         self._said: dict[int, dict[tuple[int, ...], LikeliestTokens]] = {}
 
-    def note(
+    def add(
         self,
         prefix: Sequence[int],
         token_ids: Sequence[int],
         *,
         likeliest: Sequence[LikeliestTokens],
     ) -> None:
-        """Note what a target said of the places of the tokens that it decided after a prefix."""
+        """Take in what a target said about the positions of the tokens that it decided."""
         assumed = tuple(prefix[self._prompt_length :])
         for token_id, tokens in zip(token_ids, likeliest, strict=True):
             if len(assumed) >= len(self._text):
                 self._said.setdefault(len(assumed), {}).setdefault(assumed, tokens)
             assumed = (*assumed, token_id)
 
-    def settle(self, token_ids: Sequence[int]) -> tuple[LikeliestTokens, ...]:
-        """Let tokens become final, and return what was likely at the place of each.
+    def finalize(self, token_ids: Sequence[int]) -> tuple[LikeliestTokens, ...]:
+        """Let tokens become final, and return what was likely at the position of each.
 
         Raises:
             InvariantViolatedError: No target has said it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from paceline_orchestrator.planning.simulated import Simulated
+from paceline_orchestrator.planning.simulation_cache import SimulationCache
 
 
 def test_so_many_new_cases_that_they_push_out_the_one_that_is_simulated_end_nothing():
@@ -15,7 +15,7 @@ def test_so_many_new_cases_that_they_push_out_the_one_that_is_simulated_end_noth
             known.simulate_later(other)
         return str(case)
 
-    known = Simulated(simulate, most_missing=8)
+    known = SimulationCache(simulate, most_missing=8)
     known.simulate_later(0)
     assert known.simulate_missing()
     assert [known.known(case) for case in range(9)] == [str(case) for case in range(9)]
@@ -37,7 +37,7 @@ def test_a_simulation_that_ends_while_cases_are_compared_changes_nothing_for_who
             worker.join(0.1)  # the end would be here; it has to wait until all are compared
             return self is other
 
-    known, case = Simulated(simulate), Case()
+    known, case = SimulationCache(simulate), Case()
     known.simulate_later(case)
     worker = threading.Thread(target=known.simulate_missing)
     worker.start()

@@ -1,4 +1,4 @@
-"""Computing for long on a thread, while others need the interpreter, and until it is to end."""
+"""A long computation on a thread that shares the interpreter with the event loop."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _STEP_SECONDS = 0.001
 _PAUSE_SECONDS = 0.004
 
 
-class ComputingEndedError(Exception):
-    """The computation was told to end. Whoever told it expects this, and nobody else sees it."""
+class ComputationEndedError(Exception):
+    """The computation was told to end."""
 
 
-class Computing:
-    """A long computation: when it makes way for others, and when it ends.
+class BackgroundComputation:
+    """A long computation: when it pauses for requests, and when it ends.
 
     Concurrency:
         `make_way` is for the computing thread; all else may be called from any.
@@ -53,7 +53,7 @@ class Computing:
         """Let others run, if it is their turn; to be called at least each millisecond or so.
 
         Raises:
-            ComputingEndedError: It is to end.
+            ComputationEndedError: It is to end.
         """
         if not self._has_company:
             let_others_run()
@@ -61,7 +61,7 @@ class Computing:
             self._pause(_PAUSE_SECONDS)
             self._began = self._clock()
         if self._ended.is_set():
-            raise ComputingEndedError
+            raise ComputationEndedError
 
 
 def let_others_run() -> None:

@@ -1,14 +1,14 @@
-"""Means that forget: what was measured lately counts, and what is assumed where nothing was."""
+"""A decaying mean that starts from an assumed value."""
 
 from __future__ import annotations
 
-# As many values do the assumptions count for; and after so many new ones the older count half.
+# The assumption counts for so many values; after so many new values the older ones count half.
 _ASSUMED_COUNT = 20
 _REMEMBERED_COUNT = 2000
 
 
-class Mean:
-    """A mean that forgets."""
+class DecayingMean:
+    """A mean in which later values count more."""
 
     def __init__(self, assumed: float) -> None:
         self._sum = assumed * _ASSUMED_COUNT

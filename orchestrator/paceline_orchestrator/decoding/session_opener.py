@@ -1,4 +1,4 @@
-"""Opening and closing sessions, apart from the requests they are for."""
+"""Sessions are opened and closed in tasks of their own, apart from requests."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _CLOSING_SECONDS = 5.0
 _CONCURRENT_CLOSINGS = 64
 # Texts shorter than this take less than a millisecond.
 _LONG_TOKENS = 16_384
-# After a text the way is free for others for as long as it took, or longer: some 10 ms for 190,000
-# tokens, at this process and at the server that reads them.
+# The pause after a long text, at least as long as the text takes: some 10 ms for 190,000 tokens, at
+# this process and at the server that reads it.
 _SECONDS_PER_TOKEN = 2e-7
 
 
@@ -38,18 +38,18 @@ class Opening:
     error: PacelineError | None = None
 
 
-class SessionKeeper:
+class SessionOpener:
     """Opens and closes sessions in tasks of its own. Use it as an asynchronous context manager.
 
-    So a client that leaves does not wait, and a session whose opening was under way is closed too:
-    releases equal openings. What a server cannot be told it finds out by the lease.
+    A client that leaves does not wait, and a session that was still being opened is closed, too. If
+    a server cannot be reached, the session's lease ends it there.
 
     Attributes:
-        gate: Where long texts wait for their turn: a session's first call carries all of its text.
+        long_texts: Where long texts wait: a session's first call carries all its text.
     """
 
     def __init__(self) -> None:
-        self.gate = LongTextGate()
+        self.long_texts = LongTextQueue()
         self._tasks = asyncio.TaskGroup()
         self._closings = asyncio.Semaphore(_CONCURRENT_CLOSINGS)
 
@@ -79,7 +79,7 @@ class SessionKeeper:
 
     async def _open(self, server: ModelServer, spec: SessionSpec) -> Opening:
         try:
-            await self.gate.passed(spec.reserve_length, share=spec.share)
+            await self.long_texts.wait_turn(spec.reserve_length, share=spec.share)
             session_id = await open_session(server, spec, timeout_seconds=_OPENING_SECONDS)
             # Else two requests would supersede each other, and the end of one would end both.
             demand(session_id not in server.handles, "session_id", "is that of another session")
@@ -107,18 +107,17 @@ class SessionKeeper:
                 _log.exception("a session could not be closed at %s", server.name)
 
 
-class LongTextGate:
-    """Lets long texts pass one after the other, each client's in its turn.
+class LongTextQueue:
+    """Sends long texts one after the other, in turn by client.
 
-    So one client's texts make another one's streams wait for one of them at most, and its long
-    texts for one of each client's.
+    A stream waits for one long text at most, and a client's long text for one of each other client.
     """
 
     def __init__(self) -> None:
-        self._passage = asyncio.Lock()
+        self._turn = asyncio.Lock()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def passed(self, length: int, *, share: str) -> None:
+    async def wait_turn(self, length: int, *, share: str) -> None:
         """Wait until a text may be handed on; at once if it is short.
 
         Args:
@@ -128,6 +127,6 @@ class LongTextGate:
         if length < _LONG_TOKENS:
             return
         async with self._locks.setdefault(share, asyncio.Lock()):
-            await self._passage.acquire()
+            await self._turn.acquire()
         rest_seconds = length * _SECONDS_PER_TOKEN
-        asyncio.get_running_loop().call_later(rest_seconds, self._passage.release)
+        asyncio.get_running_loop().call_later(rest_seconds, self._turn.release)

@@ -6,25 +6,29 @@ import asyncio
 import threading
 from collections import Counter
 from types import SimpleNamespace
+from weakref import WeakKeyDictionary
 
 import pytest
 
 from paceline.errors import NoTargetError, UnsupportedError
 from paceline_contract.calls import CallTiming, Hardware, VerificationRule
+from paceline_contract.limits import MOST_TARGETS
 from paceline_orchestrator.fleet.latency import ObservedLatency
-from paceline_orchestrator.planning.experience import Planning
-from paceline_orchestrator.planning.growth import Growth
-from paceline_orchestrator.planning.hit_rates import HitRates, Pair
-from paceline_orchestrator.planning.planner import Wish
-from paceline_protocol.commitment import DraftStatistics
+from paceline_orchestrator.planning.hit_rates import Pair
+from paceline_orchestrator.planning.planner import Plan, Planner, Wish
+from paceline_orchestrator.planning.request_planner import RequestPlanner
+from paceline_orchestrator.planning.simulated_shapes import SimulatedShapes
+from paceline_orchestrator.planning.target_scaling import TargetScaling
 from paceline_protocol.draft_shape import CHAIN, Shape
+from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.methods import METHODS, Strategy
+from paceline_protocol.task import DispatchPolicy
 from support.waiting import until
 
 MS = 1_000_000
 
 
-MODEL = SimpleNamespace(fingerprint="target")
+MODEL = SimpleNamespace(fingerprint="target", tree_token_limit=64)
 
 
 def a_server(
@@ -80,14 +84,53 @@ def a_server(
     )
 
 
+SHAPES = WeakKeyDictionary()
+"""The trees that a planning simulates."""
+
+
 def a_planning(targets, *, drafter=None, **options):
     drafter = drafter or a_server(3)
     pool = SimpleNamespace(targets=lambda _: targets, drafters=lambda _: [drafter])
-    return Planning(pool, **options)
+    shapes = SimulatedShapes()
+    planning = RequestPlanner(pool, **{"planner": Planner(shapes=shapes)} | options)
+    SHAPES[planning] = shapes
+    return planning
+
+
+class Watched(Planner):
+    """A planner that keeps the measurements of its last request."""
+
+    measured = None
+
+    def choose(self, measurements, wish=None):
+        self.measured = measurements
+        return super().choose(measurements, wish)
+
+
+def measured(targets, *, prompt_length=5):
+    """What a request's plan is made of."""
+    planner = Watched()
+    a_planning(targets, planner=planner).plan(Wish(), MODEL, prompt_length=prompt_length)
+    return planner.measured
+
+
+def dispatch_ns(planning, planner):
+    """What a verification costs this process, as far as is known."""
+    planning.plan(Wish(), MODEL, prompt_length=5)
+    return planner.measured.dispatch_ns
+
+
+def refining():
+    """The task that refines the plan, if there is one."""
+    return next((it for it in asyncio.all_tasks() if it.get_name() == "refine the plan"), None)
 
 
 def a_plan(planning, **wish):
-    return planning.plan(Wish(**wish), MODEL, prompt_length=5)
+    """Plan a request, and begin it."""
+    wish = Wish(**wish)
+    plan = planning.plan(wish, MODEL, prompt_length=5)
+    planning.begin(plan, wish, model=MODEL)
+    return plan
 
 
 def took(
@@ -101,7 +144,7 @@ def took(
     ranks=(),
     drafter="drafter",
 ):
-    """What became of a request, as `Planning.learn` takes it."""
+    """What became of a request, as `RequestPlanner.learn` takes it."""
     drafts = DraftStatistics(
         drafted=accepted + rejected,
         accepted=accepted,
@@ -170,8 +213,7 @@ def test_the_calls_in_a_forward_tell_of_other_orchestrators_requests():
 
 def test_a_target_that_computes_a_request_of_ours_beside_others_is_no_slower_alone():
     busy = [a_server(30, beside=16, row_ms=1) for _ in range(2)]
-    measured = a_planning(busy)._measure(busy, [], length=5, rates=HitRates())
-    assert measured.target_step_ns == 30 * MS
+    assert measured(busy).target_step_ns == 30 * MS
 
 
 def test_a_drafter_that_others_fill_is_left_to_them():
@@ -218,9 +260,8 @@ def test_the_planner_hears_how_long_a_prompt_takes(prompt_length):
     targets = [a_server(30) for _ in range(7)]
     for target in targets:
         target.latency.adopt(((1, 30 * MS),), prefill_fixed_ns=0, prefill_ns_per_token=MS)
-    planning = a_planning(targets)
-    measured = planning._measure(targets, [], length=prompt_length, rates=HitRates())
-    assert measured.target_first_ns == max(30, prompt_length) * MS
+    first_ns = measured(targets, prompt_length=prompt_length).target_first_ns
+    assert first_ns == max(30, prompt_length) * MS
 
 
 def test_what_drafts_were_worth_long_ago_is_forgotten():
@@ -236,16 +277,16 @@ def test_more_targets_take_shorter_blocks_and_never_longer_ones_than_planned(
     target_count, lookahead
 ):
     times = {"target_ns": 100, "drafter_ns": 10}
-    assert Growth(4, is_fixed=False).lookahead_with(target_count, **times) == lookahead
-    assert Growth(4, is_fixed=True).lookahead_with(target_count, **times) == 4
+    assert TargetScaling(4, is_fixed=False).lookahead_with(target_count, **times) == lookahead
+    assert TargetScaling(4, is_fixed=True).lookahead_with(target_count, **times) == 4
 
 
 def test_where_the_text_drafts_too_growth_goes_two_targets_further_and_keeps_its_room():
     times = {"target_ns": 50, "drafter_ns": 30}
-    alone, extended = (Growth(4, is_fixed=False, has_text=it) for it in (False, True))
+    alone, extended = (TargetScaling(4, is_fixed=False, has_text=it) for it in (False, True))
     assert (alone.target_limit(50, 30), extended.target_limit(50, 30)) == (2, 4)
     assert (alone.lookahead_with(2, **times), extended.lookahead_with(2, **times)) == (1, 2)
-    assert Growth(1, is_fixed=True, has_text=True).lookahead_with(4, **times) == 1
+    assert TargetScaling(1, is_fixed=True, has_text=True).lookahead_with(4, **times) == 1
 
 
 def test_verdicts_change_what_a_drafter_is_worth():
@@ -270,26 +311,28 @@ def test_a_verification_costs_the_cpu_time_of_requests_over_their_verifications(
 
 def test_clients_that_leave_before_a_verdict_do_not_make_dispatching_dearer():
     clock = SimpleNamespace(ns=0)
-    planning = a_planning([a_server(30, primaries=1) for _ in range(7)], cpu_clock=lambda: clock.ns)
-    known = planning._dispatch_ns.value
+    targets, planner = [a_server(30, primaries=1) for _ in range(7)], Watched()
+    planning = a_planning(targets, planner=planner, cpu_clock=lambda: clock.ns)
+    known = dispatch_ns(planning, planner)
     for _ in range(1000):
         a_plan(planning)
         clock.ns += 4 * MS
         planning.learn(**took(forwards=0))
-    assert planning._dispatch_ns.value == known
+    assert dispatch_ns(planning, planner) == known
     planning.learn(**took(forwards=100))
-    assert planning._dispatch_ns.value < known, "what they took is nobody else's"
+    assert dispatch_ns(planning, planner) < known, "what they took is nobody else's"
 
 
 def test_at_rest_nothing_is_dispatched_though_others_use_the_same_targets():
     clock = SimpleNamespace(ns=0)
     shared = [a_server(30, calls_ahead=1.5) for _ in range(7)]
-    planning = a_planning(shared, cpu_clock=lambda: clock.ns)
+    planner = Watched()
+    planning = a_planning(shared, planner=planner, cpu_clock=lambda: clock.ns)
     for _ in range(40):
         clock.ns += 3_600_000 * MS
         a_plan(planning)
         planning.learn(**took(forwards=70, cancelled=30))
-    assert planning._dispatch_ns.value < MS
+    assert dispatch_ns(planning, planner) < MS
 
 
 def test_a_request_whose_targets_were_lost_before_its_plan_may_come_again():
@@ -352,7 +395,7 @@ def a_tree_planning(*, row_ms=0, drafter_row_ms=0, target_count=1):
 def simulated(planning, **wish):
     """A plan after its trees were simulated."""
     a_plan(planning, **wish)
-    planning._planner._forms.simulate_missing()
+    SHAPES[planning].simulate_missing()
     return a_plan(planning, **wish)
 
 
@@ -403,6 +446,60 @@ def test_auto_stays_with_chains_where_runners_up_are_never_right_but_doubts_it_i
     assert a_plan(planning).hit_rates[1] > plan.hit_rates[1]
     asked = {"strategy": Strategy.DISTRIBUTED}
     assert a_plan(planning, **asked).hit_rates == a_plan(planning, **asked).hit_rates
+
+
+def chosen(plan, *, tree_token_limit=64, **wish):
+    """What becomes of a choice of the planner: the plan of a request."""
+    planner = SimpleNamespace(choose=lambda *_: plan)
+    model = SimpleNamespace(fingerprint="target", tree_token_limit=tree_token_limit)
+    planning = a_planning([a_server(30)], planner=planner)
+    return planning.plan(Wish(**wish), model, prompt_length=5)
+
+
+def a_choice(strategy, **facts):
+    times = {"token_ns": 1, "plain_token_ns": 2, "note": ""}
+    prefill = {"broadcast_prefill": False, "keep_prefill": False}
+    return Plan(strategy=strategy, lookahead=1, target_count=1, **times, **prefill, **facts)
+
+
+def test_a_model_whose_servers_judge_no_trees_and_a_method_that_drafts_nothing_get_chains():
+    wide = a_choice(Strategy.DISTRIBUTED, shape=Shape(3, 2))
+    assert chosen(wide).shape == Shape(3, 2)
+    assert chosen(wide, tree_token_limit=0).shape == CHAIN
+    assert chosen(a_choice(Strategy.AUTOREGRESSIVE), shape=Shape(3, 2)).shape == CHAIN
+
+
+@pytest.mark.parametrize(
+    ("strategy", "shape", "ride"),
+    [
+        (Strategy.SPECULATIVE, CHAIN, True),
+        (Strategy.SPECULATIVE, Shape(2, 0), False),
+        (Strategy.DISTRIBUTED, Shape(2, 0), True),
+    ],
+)
+def test_own_guesses_ride_along_where_nothing_comes_later_for_them(strategy, shape, ride):
+    choice = a_choice(strategy, shape=shape, own_guesses=True)
+    assert chosen(choice).own_guesses is ride
+    assert not chosen(choice, dispatch=DispatchPolicy.BLOCKS).own_guesses
+
+
+def test_a_request_could_use_more_targets_where_verifications_run_ahead():
+    si = a_choice(Strategy.SPECULATIVE)
+    assert chosen(si).target_limit == MOST_TARGETS, "the planner had too few for DSI"
+    assert chosen(si, strategy=Strategy.SPECULATIVE).target_limit == 1
+    assert chosen(si, target_count=3).target_limit == 3
+    assert chosen(a_choice(Strategy.AUTOREGRESSIVE)).target_limit == 1
+
+
+def test_to_plan_changes_nothing_until_a_request_begins():
+    planning = a_tree_planning()
+    for _ in range(20):
+        planning.learn(**took(accepted=600, rejected=400, width=4, ranks={1: 600, 0: 400}))
+    wish = Wish()
+    plan = planning.plan(wish, MODEL, prompt_length=5)
+    assert planning.plan(wish, MODEL, prompt_length=5) == plan
+    planning.begin(plan, wish, model=MODEL)
+    assert planning.plan(wish, MODEL, prompt_length=5).hit_rates != plan.hit_rates
 
 
 def test_only_a_request_that_leaves_its_method_open_gets_trees_unasked():
@@ -458,7 +555,7 @@ async def test_however_often_there_is_time_one_simulation_runs_at_once(monkeypat
         running.pop()
         return [1]
 
-    monkeypatch.setattr("paceline_orchestrator.planning.rehearsal.rehearse", rehearse)
+    monkeypatch.setattr("paceline_orchestrator.planning.simulated_lookaheads.rehearse", rehearse)
     async with asyncio.TaskGroup() as tasks:
         for target_count in (7, 6, 5):
             a_plan(planning, target_count=target_count)
@@ -473,46 +570,46 @@ async def test_however_often_there_is_time_one_simulation_runs_at_once(monkeypat
     assert len(most) > simulated
 
 
-def endless(planning, monkeypatch):
-    """Have simulations go on until they are told to end; returns what says that they run, or do."""
-    running, over = threading.Event(), threading.Event()
+class Endless(Planner):
+    """A planner whose simulations go on until they are told to end."""
 
-    def refine(after_event):
-        running.set()
+    def __init__(self):
+        super().__init__()
+        self.running, self.over = threading.Event(), threading.Event()
+
+    def refine(self, after_event):
+        self.running.set()
         try:
             while True:
                 after_event()
         finally:
-            over.set()
-
-    monkeypatch.setattr(planning._planner, "refine", refine)
-    return running, over
+            self.over.set()
 
 
-async def test_a_process_that_stops_does_not_wait_for_simulations(monkeypatch, caplog):
-    planning = a_planning([a_server(30) for _ in range(7)])
-    running, over = endless(planning, monkeypatch)
+async def test_a_process_that_stops_does_not_wait_for_simulations(caplog):
+    planner = Endless()
+    planning = a_planning([a_server(30) for _ in range(7)], planner=planner)
     async with asyncio.TaskGroup() as tasks:
         planning.refine_soon(tasks)
-        await until(running.is_set, what="a simulation runs")
+        await until(planner.running.is_set, what="a simulation runs")
         planning.end_refining()
-    assert over.is_set()
+    assert planner.over.is_set()
     assert caplog.records == [], "it is no failure"
-    running.clear()
+    planner.running.clear()
     async with asyncio.TaskGroup() as tasks:
         planning.refine_soon(tasks)
-    assert not running.is_set()
+    assert not planner.running.is_set()
 
 
-async def test_a_simulation_whose_task_is_cancelled_leaves_no_thread_behind(monkeypatch):
-    planning = a_planning([a_server(30) for _ in range(7)])
-    running, over = endless(planning, monkeypatch)
+async def test_a_simulation_whose_task_is_cancelled_leaves_no_thread_behind():
+    planner = Endless()
+    planning = a_planning([a_server(30) for _ in range(7)], planner=planner)
     async with asyncio.TaskGroup() as tasks:
         planning.refine_soon(tasks)
-        await until(running.is_set, what="a simulation runs")
-        planning._refining.cancel()
+        await until(planner.running.is_set, what="a simulation runs")
+        refining().cancel()
     try:
-        await until(over.is_set, what="the thread is done")
+        await until(planner.over.is_set, what="the thread is done")
     finally:
         planning.end_refining()  # or a failed test would never end
 
@@ -525,7 +622,7 @@ async def test_where_there_is_never_a_moment_at_rest_plans_are_refined_beside_re
     async with asyncio.TaskGroup() as tasks:
         for _ in range(10):
             planning.refine_beside(tasks)
-            assert planning._refining is None
+            assert refining() is None
             clock.seconds += 1
         planning.refine_beside(tasks)
         assert planning._computing._has_company, "it makes way"
@@ -535,7 +632,8 @@ async def test_where_there_is_never_a_moment_at_rest_plans_are_refined_beside_re
 async def test_the_wait_for_a_moment_at_rest_begins_with_what_there_is_to_refine():
     clock = SimpleNamespace(seconds=100.0)
     targets = [a_server(30) for _ in range(7)]
-    planning = a_planning(targets, clock=lambda: clock.seconds)
+    planner = Planner()
+    planning = a_planning(targets, planner=planner, clock=lambda: clock.seconds)
     a_plan(planning)
     async with asyncio.TaskGroup() as tasks:
         planning.refine_beside(tasks)
@@ -543,19 +641,18 @@ async def test_the_wait_for_a_moment_at_rest_begins_with_what_there_is_to_refine
     planning.refine_beside(None)  # all was refined at rest
     del targets[3:]
     a_plan(planning)
-    assert planning._planner.is_missing_some
+    assert planner.is_missing_some
     clock.seconds += 60
-    refined = planning._refining
-    planning.refine_beside(None)
-    assert planning._refining is refined, "it has waited for no time"
+    planning.refine_beside(None)  # it has waited for no time: there is nowhere to refine
+    assert planner.is_missing_some
 
 
-async def test_a_simulation_makes_way_as_soon_as_a_request_begins(monkeypatch):
-    planning = a_planning([a_server(30) for _ in range(7)])
-    running, _ = endless(planning, monkeypatch)
+async def test_a_simulation_makes_way_as_soon_as_a_request_begins():
+    planner = Endless()
+    planning = a_planning([a_server(30) for _ in range(7)], planner=planner)
     async with asyncio.TaskGroup() as tasks:
         planning.refine_soon(tasks)
-        await until(running.is_set, what="a simulation runs")
+        await until(planner.running.is_set, what="a simulation runs")
         assert not planning._computing._has_company
         planning.refine_beside(tasks)
         assert planning._computing._has_company

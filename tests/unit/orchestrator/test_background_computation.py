@@ -7,10 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from paceline_orchestrator.fleet.row_prices import RowPrices
-from paceline_orchestrator.planning.computing import Computing, ComputingEndedError
-from paceline_orchestrator.planning.forms import FormCase, simulated_times
-from paceline_orchestrator.planning.rehearsal import Setting, rehearse
-from paceline_orchestrator.planning.starts import Start, is_better_broadcast
+from paceline_orchestrator.planning.background_computation import (
+    BackgroundComputation,
+    ComputationEndedError,
+)
+from paceline_orchestrator.planning.prefill_broadcast import PrefillCase, is_better_broadcast
+from paceline_orchestrator.planning.simulated_lookaheads import Setting, rehearse
+from paceline_orchestrator.planning.simulated_shapes import ShapeCase, simulated_times
 from paceline_protocol.methods import Strategy
 
 SETTING = Setting(drafter_step=1000, call=0, target_count=3)
@@ -29,7 +32,7 @@ class _Clock:
 
 def test_beside_requests_it_computes_for_a_millisecond_and_rests_for_longer():
     clock = _Clock()
-    computing = Computing(clock=lambda: clock.now, pause=clock.pause)
+    computing = BackgroundComputation(clock=lambda: clock.now, pause=clock.pause)
     computing.share(with_requests=True)
     for _ in range(100):
         clock.now += 0.3 * MS
@@ -41,7 +44,7 @@ def test_beside_requests_it_computes_for_a_millisecond_and_rests_for_longer():
 
 def test_at_rest_it_does_not_pause():
     clock = _Clock()
-    computing = Computing(clock=lambda: clock.now, pause=clock.pause)
+    computing = BackgroundComputation(clock=lambda: clock.now, pause=clock.pause)
     computing.share(with_requests=True)
     computing.share(with_requests=False)
     for _ in range(100):
@@ -52,11 +55,11 @@ def test_at_rest_it_does_not_pause():
 
 @pytest.mark.parametrize("with_requests", [True, False])
 def test_what_is_to_end_does_so_with_its_present_step(with_requests):
-    computing = Computing()
+    computing = BackgroundComputation()
     computing.share(with_requests=with_requests)
     computing.make_way()
     computing.end()
-    with pytest.raises(ComputingEndedError):
+    with pytest.raises(ComputationEndedError):
         computing.make_way()
 
 
@@ -65,11 +68,11 @@ def test_what_is_to_end_does_so_with_its_present_step(with_requests):
     [
         lambda after_event: rehearse(SETTING, lookahead=2, after_event=after_event),
         lambda after_event: is_better_broadcast(
-            Start(SETTING, first=50_000, lookahead=2, acceptance_percent=80),
+            PrefillCase(SETTING, first=50_000, lookahead=2, acceptance_percent=80),
             after_event=after_event,
         ),
         lambda after_event: simulated_times(
-            FormCase(Strategy.SPECULATIVE, 3, SETTING, 3000, (4, 4, 4), ANY, ANY, 64, 64),
+            ShapeCase(Strategy.SPECULATIVE, 3, SETTING, 3000, (4, 4, 4), ANY, ANY, 64, 64),
             after_event=after_event,
         ),
     ],
@@ -81,8 +84,8 @@ def test_every_simulation_asks_after_each_event_whether_it_is_to_end(simulate):
     def after_event():
         left.events -= 1
         if not left.events:
-            raise ComputingEndedError
+            raise ComputationEndedError
 
-    with pytest.raises(ComputingEndedError):
+    with pytest.raises(ComputationEndedError):
         simulate(after_event)
     assert left.events == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from paceline_orchestrator.decoding.keeper import LongTextGate
+from paceline_orchestrator.decoding.session_opener import LongTextQueue
 from support.virtual_time import run_virtually
 
 LONG = 100_000
@@ -13,10 +13,10 @@ REST_SECONDS = 0.02
 
 async def passing(texts):
     """When each text passed, in seconds since all of them came, in the order of passing."""
-    gate, began, passed = LongTextGate(), asyncio.get_running_loop().time(), []
+    queue, began, passed = LongTextQueue(), asyncio.get_running_loop().time(), []
 
     async def go(name, length, share):
-        await gate.passed(length, share=share)
+        await queue.wait_turn(length, share=share)
         passed.append((name, round(asyncio.get_running_loop().time() - began, 3)))
 
     async with asyncio.TaskGroup() as tasks:
@@ -42,15 +42,15 @@ def test_another_client_need_not_wait_for_all_the_long_texts_of_one():
 
 def test_who_leaves_while_waiting_leaves_the_way_free():
     async def scene():
-        gate = LongTextGate()
-        await gate.passed(LONG, share="a")
-        leaving = [asyncio.create_task(gate.passed(LONG, share=each)) for each in "aab"]
+        queue = LongTextQueue()
+        await queue.wait_turn(LONG, share="a")
+        leaving = [asyncio.create_task(queue.wait_turn(LONG, share=each)) for each in "aab"]
         await asyncio.sleep(0)
         for task in leaving:
             task.cancel()
         await asyncio.wait(leaving)
         began = asyncio.get_running_loop().time()
-        await gate.passed(LONG, share="a")
+        await queue.wait_turn(LONG, share="a")
         return asyncio.get_running_loop().time() - began
 
     assert run_virtually(scene()) <= REST_SECONDS

@@ -1,4 +1,4 @@
-"""Each method in the form in which it would run: what the virtual clock says, with rows at a price.
+"""Which tree shape is fastest for each method, by simulation with the measured price of rows.
 
 A tree saves a forward where a rejected token's correction is in it, and costs rows in every one,
 at targets and at drafters; SI may draft ahead, DSI overlaps. What that is worth to each of them
@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from paceline_orchestrator.fleet.row_prices import RowPrices
-from paceline_orchestrator.planning.computing import let_others_run
+from paceline_orchestrator.planning.background_computation import let_others_run
 from paceline_orchestrator.planning.estimates import BLOCK_ROWS, plain
-from paceline_orchestrator.planning.rehearsal import (
+from paceline_orchestrator.planning.simulated_lookaheads import (
     VERIFICATION,
     rounded,
     setting_of,
 )
-from paceline_orchestrator.planning.simulated import Simulated
+from paceline_orchestrator.planning.simulation_cache import SimulationCache
 from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.laboratory.oracles import AgreementOracle
 from paceline_protocol.laboratory.simulation import ServerLatency, simulate
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.planning.estimates import Option
     from paceline_orchestrator.planning.measurements import Measurements
-    from paceline_orchestrator.planning.rehearsal import Setting
+    from paceline_orchestrator.planning.simulated_lookaheads import Setting
 
 OPEN_SHAPES = (CHAIN, Shape(2), Shape(4), Shape(4, 3))
 """What is tried where a request leaves it open; the chain comes first, as it always has to."""
@@ -44,7 +44,7 @@ OPEN_SHAPES = (CHAIN, Shape(2), Shape(4), Shape(4, 3))
 # is not simulated.
 _WORTHWHILE_GAIN = 1.02
 _LEAST_GAIN = 1.05
-# Few are enough where all forms meet the same draws.
+# Few are enough, since all shapes meet the same random numbers.
 _TOKENS = 60
 _REPEATS = 4
 # Rows whose price is told apart.
@@ -56,8 +56,8 @@ Times: TypeAlias = "Mapping[Shape, float]"
 
 
 @dataclass(frozen=True, slots=True)
-class FormCase:
-    """What the times of a method's forms depend on, rounded so that similar ones share it.
+class ShapeCase:
+    """What a method's times depend on, rounded so that similar cases share it.
 
     Attributes:
         strategy: The method.
@@ -84,8 +84,8 @@ class FormCase:
     shapes: tuple[Shape, ...] = OPEN_SHAPES
 
 
-class Forms(Simulated[FormCase, Times]):
-    """What is known of methods' forms."""
+class SimulatedShapes(SimulationCache[ShapeCase, Times]):
+    """The simulated times of methods, by the shape of their trees."""
 
     def __init__(self) -> None:
         super().__init__(simulated_times)
@@ -93,7 +93,7 @@ class Forms(Simulated[FormCase, Times]):
     def of(
         self, options: Sequence[Option], measurements: Measurements, *, asked: Shape | None
     ) -> list[Option]:
-        """Return the same options in the forms that pay, once all of them were simulated.
+        """Return the same options with the shapes that pay, once all of them were simulated.
 
         Until then, or where drafts come slower than verdicts, they stay what they are.
 
@@ -116,7 +116,7 @@ class Forms(Simulated[FormCase, Times]):
         return [
             option
             if option.strategy not in known
-            else _in_form(
+            else _in_shape(
                 option,
                 known[option.strategy],
                 unit_ns=_unit_ns(option, measurements, options=drafting, known=known),
@@ -152,7 +152,7 @@ def _unit_ns(
     return yardstick.token_ns / known[yardstick.strategy][CHAIN]
 
 
-def _in_form(
+def _in_shape(
     option: Option, times: Times, *, unit_ns: float, plain_ns: float, is_open: bool
 ) -> Option:
     shape = best_shape(times, plain_time=plain_ns / unit_ns) if is_open else [*times][-1]
@@ -166,9 +166,9 @@ def _in_form(
 
 def case_of(
     option: Option, measurements: Measurements, *, shapes: tuple[Shape, ...] = OPEN_SHAPES
-) -> FormCase:
+) -> ShapeCase:
     """Return what the times depend on where a request is decoded like this."""
-    return FormCase(
+    return ShapeCase(
         strategy=option.strategy,
         lookahead=option.lookahead,
         setting=setting_of(measurements, option.target_count),
@@ -192,7 +192,7 @@ def best_shape(times: Times, *, plain_time: float) -> Shape:
     return best
 
 
-def simulated_times(case: FormCase, *, after_event: Callable[[], None] = let_others_run) -> Times:
+def simulated_times(case: ShapeCase, *, after_event: Callable[[], None] = let_others_run) -> Times:
     """Simulate a case with each of its shapes.
 
     Args:
@@ -205,7 +205,7 @@ def simulated_times(case: FormCase, *, after_event: Callable[[], None] = let_oth
     return {shape: _token_time(case, shape, after_event=after_event) for shape in case.shapes}
 
 
-def _token_time(case: FormCase, shape: Shape, *, after_event: Callable[[], None]) -> float:
+def _token_time(case: ShapeCase, shape: Shape, *, after_event: Callable[[], None]) -> float:
     totals = (
         _total_time(case, shape, seed=seed, after_event=after_event) for seed in range(_REPEATS)
     )
@@ -213,7 +213,7 @@ def _token_time(case: FormCase, shape: Shape, *, after_event: Callable[[], None]
 
 
 def _total_time(
-    case: FormCase, shape: Shape, *, seed: int, after_event: Callable[[], None]
+    case: ShapeCase, shape: Shape, *, seed: int, after_event: Callable[[], None]
 ) -> float:
     oracle = AgreementOracle(
         1 - case.rejected / VERIFICATION,
@@ -243,14 +243,14 @@ def _total_time(
     return float(result.total_time)
 
 
-def _target(case: FormCase) -> ServerLatency:
+def _target(case: ShapeCase) -> ServerLatency:
     """Return a target's latency; the setting's verification is one of a block of DSI."""
     call = case.setting.call
     step = (VERIFICATION - call) / case.target_prices.of(BLOCK_ROWS)
     return ServerLatency(step, step, call=call, price=case.target_prices.of)
 
 
-def _drafter(case: FormCase) -> ServerLatency:
+def _drafter(case: ShapeCase) -> ServerLatency:
     step = case.setting.drafter_step
     return ServerLatency(step, step, call=case.setting.call, price=case.drafter_prices.of)
 

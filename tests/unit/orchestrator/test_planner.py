@@ -11,12 +11,12 @@ import pytest
 
 from paceline_contract.calls import VerificationRule
 from paceline_orchestrator.fleet.row_prices import RowPrices
-from paceline_orchestrator.planning import forms, rehearsal
+from paceline_orchestrator.planning import simulated_lookaheads, simulated_shapes
 from paceline_orchestrator.planning.equation import needed_target_count, smallest_lookahead
-from paceline_orchestrator.planning.forms import OPEN_SHAPES
 from paceline_orchestrator.planning.measurements import Measurements
 from paceline_orchestrator.planning.planner import DrafterKind, Planner, Wish
-from paceline_orchestrator.planning.rehearsal import _MOST_REHEARSED
+from paceline_orchestrator.planning.simulated_lookaheads import _MOST_REHEARSED
+from paceline_orchestrator.planning.simulated_shapes import OPEN_SHAPES
 from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.methods import METHODS, Strategy
 
@@ -85,9 +85,13 @@ TREES = {"tree_tokens": 64, "tree_depth": 64, "target_prices": FREE, "drafter_pr
 def simulating(monkeypatch, times_of):
     """Have the forms of a method take these times; returns the cases that are simulated."""
     cases = []
-    monkeypatch.setattr(rehearsal, "rehearse", lambda *_, **__: [rehearsal.VERIFICATION])
     monkeypatch.setattr(
-        forms, "simulated_times", lambda it, **_: cases.append(it) or times_of(it.strategy)
+        simulated_lookaheads, "rehearse", lambda *_, **__: [simulated_lookaheads.VERIFICATION]
+    )
+    monkeypatch.setattr(
+        simulated_shapes,
+        "simulated_times",
+        lambda it, **_: cases.append(it) or times_of(it.strategy),
     )
     return cases
 
@@ -271,7 +275,9 @@ SLOW = replace(VICUNA, drafter_step_ns=15 * MS, acceptance_rate=0.8)
 def test_where_target_and_drafter_share_hardware_auto_lets_them_take_turns(monkeypatch):
     assert Planner().choose(replace(SLOW, side_by_side=1)).strategy is Strategy.DISTRIBUTED
     shared = replace(SLOW, side_by_side=0)
-    monkeypatch.setattr(rehearsal, "rehearse", lambda *_, **__: pytest.fail("simulated DSI"))
+    monkeypatch.setattr(
+        simulated_lookaheads, "rehearse", lambda *_, **__: pytest.fail("simulated DSI")
+    )
     plan = refined(shared).choose(shared)
     assert (plan.strategy, plan.drafts_ahead) == (Strategy.SPECULATIVE, False)
 
@@ -371,7 +377,8 @@ def test_what_carries_a_prompt_that_takes_longer_than_a_step_is_finished():
 def test_measurements_that_are_nearly_the_same_are_simulated_once(monkeypatch):
     planner = refined(VICUNA)
     monkeypatch.setattr(
-        "paceline_orchestrator.planning.rehearsal.rehearse", lambda *_, **__: pytest.fail("again")
+        "paceline_orchestrator.planning.simulated_lookaheads.rehearse",
+        lambda *_, **__: pytest.fail("again"),
     )
     planner.choose(replace(VICUNA, target_step_ns=37_600_000, acceptance_rate=0.9))
     planner.refine()
@@ -379,7 +386,7 @@ def test_measurements_that_are_nearly_the_same_are_simulated_once(monkeypatch):
 
 def test_nothing_is_simulated_where_it_cannot_matter(monkeypatch):
     monkeypatch.setattr(
-        "paceline_orchestrator.planning.rehearsal.rehearse",
+        "paceline_orchestrator.planning.simulated_lookaheads.rehearse",
         lambda *_, **__: pytest.fail("simulated"),
     )
     refined(replace(VICUNA, drafter_step_ns=60 * MS))
@@ -399,7 +406,7 @@ def test_where_nothing_is_accepted_dsi_dispatches_next_to_nothing():
 def test_of_many_cases_the_last_few_are_simulated(monkeypatch):
     settings = []
     monkeypatch.setattr(
-        "paceline_orchestrator.planning.rehearsal.rehearse",
+        "paceline_orchestrator.planning.simulated_lookaheads.rehearse",
         lambda setting, **_: settings.append(setting.target_count) or [1],
     )
     planner = Planner()
@@ -420,7 +427,7 @@ def test_a_case_that_comes_again_while_it_is_simulated_is_simulated_once(monkeyp
         planner.choose(VICUNA)  # as a request does meanwhile, on another thread
         return [1]
 
-    monkeypatch.setattr("paceline_orchestrator.planning.rehearsal.rehearse", rehearse)
+    monkeypatch.setattr("paceline_orchestrator.planning.simulated_lookaheads.rehearse", rehearse)
     planner.choose(VICUNA)
     planner.refine()
     assert len(lookaheads) == len(set(lookaheads)) > 0
@@ -434,7 +441,7 @@ def test_a_case_whose_simulation_failed_is_simulated_again(monkeypatch):
             raise outcomes.pop()
         return [1]
 
-    monkeypatch.setattr("paceline_orchestrator.planning.rehearsal.rehearse", rehearse)
+    monkeypatch.setattr("paceline_orchestrator.planning.simulated_lookaheads.rehearse", rehearse)
     planner = Planner()
     planner.choose(VICUNA)
     with pytest.raises(MemoryError):
@@ -447,7 +454,7 @@ def test_a_case_whose_simulation_failed_is_simulated_again(monkeypatch):
 def test_however_many_cases_there_were_the_simulations_of_those_used_last_are_kept(monkeypatch):
     settings = []
     monkeypatch.setattr(
-        "paceline_orchestrator.planning.rehearsal.rehearse",
+        "paceline_orchestrator.planning.simulated_lookaheads.rehearse",
         lambda setting, **_: settings.append(setting.target_count) or [1],
     )
     planner = Planner()
