@@ -9,9 +9,10 @@ import aiohttp
 from pydantic import Field
 
 from paceline import AsyncClient
-from paceline_bench.gateway.doors import DOORS, Doors, doors_table, row, take_turn
+from paceline_bench.gateway.doors import COLUMNS, DOORS, Doors, row, take_turn
 from paceline_bench.options import numbers_to
 from paceline_bench.report import load_average, write_json
+from paceline_bench.table import markdown
 from paceline_local.options import ResultFile, read_options
 from paceline_local.running import running_system
 from paceline_local.screen import progress
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     load_at_start = load_average()
     rows = asyncio.run(_run(settings))
-    print(doors_table(rows))
+    print(markdown(rows, COLUMNS))
     print(
         "Times and CPU in ms, CPU for each token. TTFT: to the first token; TPOT: each later one."
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import InternalError
 from paceline_bench.processes import cpu_seconds
-from paceline_bench.report import table, times
+from paceline_bench.table import SAME_OUTPUT, Column, times
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -168,29 +168,28 @@ def _per_token(turns: Sequence[Turn], name: str, token_count: int) -> float:
     return 1e3 * float(sum(getattr(turn, name) for turn in turns)) / token_count
 
 
-def doors_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Lay the rows out: times in ms, ratios as median and range over the pairs of turns."""
+def _both(what: str, heading: str) -> tuple[Column, Column]:
+    """Return the columns of both times, and of their ratio: the median, and from least to most."""
 
-    def both(name: str) -> Callable[[dict[str, Any]], str]:
-        return lambda row: f"{row[name]['gRPC_ms']:.1f} / {row[name]['HTTP_ms']:.1f}"
+    def ratio(row: dict[str, Any]) -> str:
+        ratios = row[what]["ratios"]
+        return f"{times(median(ratios))} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
 
-    def ratio(name: str) -> Callable[[dict[str, Any]], str]:
-        def words(row: dict[str, Any]) -> str:
-            ratios = row[name]["ratios"]
-            return f"{times(median(ratios))} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-
-        return words
-
-    return table(
-        rows,
-        {
-            "streams": lambda row: str(row["stream_count"]),
-            "TTFT gRPC / HTTP": both("first"),
-            "HTTP to gRPC": ratio("first"),
-            "TPOT gRPC / HTTP": both("token"),
-            "HTTP to gRPC ": ratio("token"),
-            "gateway CPU": lambda row: f"{row['gateway_ms_per_token']:.2f}",
-            "orchestrator CPU": lambda row: f"{row['orchestrator_ms_per_token']:.2f}",
-            "text": lambda row: "identical" if row["identical"] else "DIFFERENT",
-        },
+    return (
+        Column(
+            f"{heading} gRPC / HTTP",
+            lambda row: f"{row[what]['gRPC_ms']:.1f} / {row[what]['HTTP_ms']:.1f}",
+        ),
+        Column("HTTP to gRPC", ratio),
     )
+
+
+COLUMNS = (
+    Column("streams", "stream_count"),
+    *_both("first", "TTFT"),
+    *_both("token", "TPOT"),
+    Column("gateway CPU", "gateway_ms_per_token", "{:.2f}"),
+    Column("orchestrator CPU", "orchestrator_ms_per_token", "{:.2f}"),
+    SAME_OUTPUT,
+)
+"""Of the table of rows: times in ms, ratios over the pairs of turns."""

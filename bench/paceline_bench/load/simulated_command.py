@@ -105,7 +105,9 @@ def run_simulated(settings: LoadSettings) -> int:
             },
         )
     if settings.chart is not None:
-        figure = draw(rows, scaling, title=_title(settings), scaling_title=_scaling_title(settings))
+        figure = draw(
+            records, scaling_records, title=_title(settings), scaling_title=_scaling_title(settings)
+        )
         save_figure(figure, settings.chart)
     return 0 if all(row.identical for row in (*scaling, *rows)) else 1
 

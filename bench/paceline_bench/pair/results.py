@@ -42,7 +42,7 @@ def model_row(
         "tpot_ms": asdict(spread(latency.later_ms)),
         "tpot_mean_ms": mean(latency.later_ms),
         "context": context,
-        "rows_ms": dict(rows_ms),
+        "rows_ms": {str(count): time_ms for count, time_ms in rows_ms.items()},
     }
 
 

@@ -128,8 +128,7 @@ def main(arguments: Sequence[str]) -> int:
 def _draw(content: dict[str, Any], settings: SelfSettings) -> None:
     # Here, because loading them takes most of a second.
     from paceline_bench.charts import save_figure
-    from paceline_bench.self_drafting.chart import draw_self_drafting
-    from paceline_bench.self_drafting.sweep_chart import draw_sweep
+    from paceline_bench.self_drafting.chart import draw_self_drafting, draw_sweep
 
     assert settings.chart is not None
     draw = draw_sweep if settings.sweep else draw_self_drafting

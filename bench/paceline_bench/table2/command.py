@@ -166,13 +166,14 @@ async def _table2(settings: Table2Settings) -> int:
         results.append(await _measure(row, settings))
         diagnostics().print(str(results[-1]), markup=False)
         _keep(settings.json_file, **kept(results), load_at_start=load_at_start)
-    said = report(kept(results), max_tokens=settings.max_tokens, by_gpu=settings.per_gpu)
-    print(said, end="")
+    content = kept(results)
+    print(report(content, max_tokens=settings.max_tokens, by_gpu=settings.per_gpu), end="")
     if settings.chart is not None:
         from paceline_bench.charts import save_figure
         from paceline_bench.table2.chart import draw_table2
 
-        save_figure(draw_table2(results), settings.chart)
+        figure = draw_table2(content["rows"], max_tokens=settings.max_tokens)
+        save_figure(figure, settings.chart)
     return 0 if all(result.identical for result in results) else 1
 
 

@@ -10,8 +10,7 @@ import pytest
 from paceline_bench.node import SimulatedNode
 from paceline_bench.plan.forecast import Forecast, forecast
 from paceline_bench.plan.jobs import ForecastJob, forecast_jobs
-from paceline_bench.plan.picture import draw_forecast
-from paceline_bench.plan.tables import HEADINGS, conclusions, json_rows, table_rows
+from paceline_bench.plan.tables import conclusions, json_rows
 from paceline_protocol.draft_shape import Shape
 from paceline_protocol.laboratory.guesses import OwnGuesses
 from paceline_protocol.laboratory.simulation import ServerLatency
@@ -90,26 +89,6 @@ def test_with_a_width_methods_that_draft_come_once_more_with_trees():
     trees = [forecast(job) for job in jobs[5:]]
     assert all(each.shape == TREE and each.lookahead >= 1 for each in trees)
     assert all(each.mean_ns > 0 and len(each.times_ns) == 2 for each in trees)
-
-
-def test_trees_have_rows_of_their_own_and_gains_of_their_own():
-    tree = Forecast(Strategy.DISTRIBUTED, 1, 1, (80.0 * MS,) * 3, 1.5, TREE)
-    both = [
-        *rows(200, 150, 120, 100),
-        tree,
-        replace(tree, target_count=2, times_ns=(60.0 * MS,) * 3),
-    ]
-    shown = table_rows(both)
-    assert [line[0] for line in shown[-3:]] == [
-        "DSI on 2 targets",
-        "DSI on 1 target, width 3",
-        "DSI on 2 targets, width 3",
-    ]
-    assert shown[-2][-1] == ""  # the row above has chains
-    assert shown[-1][-1] == "+25.0%"
-    assert json_rows(both)[-1]["width"] == 3
-    labels = [text.get_text() for text in draw_forecast(both, title="").axes[0].get_legend().texts]
-    assert "DSI, width 3; the numbers are its lookahead" in labels
 
 
 # --- a target that drafts for itself ---
@@ -277,62 +256,24 @@ def test_it_says_when_speculation_does_not_pay_and_why():
     )
 
 
-def test_the_table_has_times_speed_ups_and_marginal_gains():
-    listed = rows(1000, 500)
-    listed += [row(Strategy.DISTRIBUTED, count, ms, spread=9) for count, ms in ((1, 400), (2, 300))]
-    assert table_rows(listed) == [
-        ("non-SI", "1", "-", "1.50", "1000", "1.00x", ""),
-        ("SI", "1", "3", "1.50", "500", "2.00x", ""),
-        ("DSI on 1 target", "2", "3", "1.50", "400 ± 5", "2.50x", ""),
-        ("DSI on 2 targets", "3", "3", "1.50", "300 ± 5", "3.33x", "+25.0%"),
+def test_a_row_has_its_speed_up_and_the_gain_of_each_added_target_with_its_error():
+    """Four more targets save 80 of 400 ms, with a standard error of 16 ms."""
+    listed = [*rows(1000, 500), row(Strategy.DISTRIBUTED, 8, 400)]
+    listed.append(row(Strategy.DISTRIBUTED, 12, 320, spread=16 * 3**0.5))
+    *_, before, last = json_rows(listed)
+    assert (before["gain_per_target"], before["gpu_count"]) == (None, 9)
+    assert (last["mean_ms"], last["error_ms"]) == pytest.approx((320, 16))
+    assert (last["gain_per_target"], last["gain_error"]) == pytest.approx((0.05, 0.01))
+    assert (last["speed_up"], last["tokens_per_forward"]) == (3.125, 1.5)
+
+
+def test_other_shapes_and_other_methods_are_no_base_of_a_gain():
+    tree = Forecast(Strategy.DISTRIBUTED, 1, 1, (80.0 * MS,) * 3, 1.5, TREE)
+    wider = replace(tree, target_count=2, times_ns=(60.0 * MS,) * 3)
+    speculative = row(Strategy.SPECULATIVE, 1, 500)
+    ahead = replace(speculative, times_ns=(400.0 * MS,) * 3, drafts_ahead=True)
+    told = json_rows([*rows(1000, 500, 400), tree, wider, speculative, ahead])
+    assert [line["gain_per_target"] for line in told] == [None] * 4 + [0.25, None, None]
+    assert [line["name"] for line in told[3:]] == [
+        *("DSI on 1 target, width 3", "DSI on 2 targets, width 3", "SI", "SI ahead")
     ]
-
-
-def test_the_table_says_what_each_gpu_makes_where_it_knows_the_tokens():
-    listed = [*rows(1000, 500), row(Strategy.DISTRIBUTED, 2, 250)]
-    assert [line[-1] for line in table_rows(listed, token_count=60)] == ["60.0", "120.0", "80.0"]
-
-
-def test_si_that_drafts_ahead_has_a_row_of_its_own_and_no_gain_per_target():
-    both = [*rows(1000, 500)]
-    both.append(replace(both[1], times_ns=(400.0 * MS,) * 3, drafts_ahead=True))
-    assert table_rows(both)[-1] == ("SI ahead", "2", "3", "1.50", "400", "2.50x", "")
-    assert json_rows(both)[-1]["strategy"] == "SI ahead"
-    labels = [text.get_text() for text in draw_forecast(both, title="").axes[0].get_legend().texts]
-    assert labels[-1] == "SI ahead, lookahead 3"
-
-
-def test_the_gain_of_several_targets_and_its_error_are_told_for_each():
-    listed = rows(1000, 500)
-    listed += [row(Strategy.DISTRIBUTED, count, ms) for count, ms in ((8, 400), (12, 320))]
-    assert HEADINGS[-1] == "gain per target"
-    assert [line[-1] for line in table_rows(listed)] == ["", "", "", "+5.0%"]
-    # Four more targets save 80 of 400 ms, with a standard error of 16 ms.
-    listed[-1] = row(Strategy.DISTRIBUTED, 12, 320, spread=16 * 3**0.5)
-    assert table_rows(listed)[-1][-1] == "+5.0% ± 1.0%"
-
-
-def test_json_rows_are_in_ms():
-    assert json_rows(rows(1000, 500))[1] == {
-        "strategy": "SI",
-        "gpu_count": 1,
-        "target_count": 1,
-        "lookahead": 3,
-        "width": 1,
-        "branches": 0,
-        "tokens_per_forward": 1.5,
-        "mean_ms": 500.0,
-        "error_ms": 0.0,
-        "speed_up": 2.0,
-        "gain_per_target": None,
-    }
-    assert json_rows(rows(1000, 500, 400, 300))[3]["gain_per_target"] == pytest.approx(0.25)
-
-
-def test_the_picture_has_dsi_over_the_number_of_targets():
-    (axes,) = draw_forecast(rows(1000, 500, 400, 300), title="t").axes
-    (line,) = (it for it in axes.lines if len(it.get_xdata()) == 2 and it.get_marker() == "o")
-    assert list(line.get_xdata()) == [1, 2]
-    assert list(line.get_ydata()) == pytest.approx([400, 300])
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels[:2] == ["non-SI", "SI, lookahead 3"]

@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from paceline import Strategy
-from paceline_bench.self_drafting.chart import draw_self_drafting
-from paceline_bench.self_drafting.tables import break_even, report
+from paceline_bench.self_drafting.tables import break_even
 from paceline_bench.ways import Way, compete, parameter_count, row_of
 
 
@@ -77,32 +76,6 @@ def test_a_drafters_gpu_counts_where_it_does_not_wait_for_the_target():
     assert gpus(Strategy.SPECULATIVE, used=(1,), drafter_forwards=5) == 1
 
 
-def test_the_report_says_what_each_gpu_makes_where_it_is_asked():
-    rows = [row_of(way(name), PLAIN, plain=PLAIN) for name in ("non-SI", "SI")]
-    assert "| 1 | 4.0 |" in report({"rows": rows}, by_gpu=True)
-    assert "GPU" not in report({"rows": rows})
-
-
-def test_a_text_that_differs_is_told_and_has_no_speed():
-    row = a_row(tokens=(1, 2, 3, 5))
-    assert not row["identical"]
-    plain = row_of(way("non-SI"), PLAIN, plain=PLAIN)
-    told = report({"rows": [plain, plain, row]})
-    assert "DIFFERENT" in told
-    assert "text differs" in told
-
-
-def test_the_report_says_what_two_models_would_have_to_give():
-    plain = row_of(way("non-SI"), PLAIN, plain=PLAIN)
-    # Half as fast for each target forward as the target by itself: 2 x 2 tokens break even.
-    two = a_row("SI, lookahead 4", strategy=Strategy.SPECULATIVE) | {
-        "tokens_per_second": a_row()["tokens_per_second"] / 2
-    }
-    told = report({"rows": [plain, two, a_row()]})
-    assert "| self-SI | 2.00 | 4.0 | - | 11 | 2.67x | 20,480 | identical |" in told
-    assert "would have to give 4.00 tokens for each target forward (2.00 times as many)" in told
-
-
 def test_the_break_even_is_of_both_ways_times_a_forward_and_of_the_ways_own_tokens():
     two = {"name": "SI", "tokens_per_forward": 1.5, "tokens_per_second": 10.0}
     own = {"name": "self-SI", "tokens_per_forward": 2.5, "tokens_per_second": 8.0}
@@ -111,12 +84,6 @@ def test_the_break_even_is_of_both_ways_times_a_forward_and_of_the_ways_own_toke
         "- as good as self-SI, SI would have to give 1.20 tokens for each target forward"
         " (0.48 times as many); it gives 1.50"
     )
-
-
-def test_it_is_drawn():
-    plain = row_of(way("non-SI"), PLAIN, plain=PLAIN)
-    figure = draw_self_drafting({"rows": [plain, a_row(), a_row(tokens=(9, 9, 9, 9))]})
-    assert len(figure.axes) == 2
 
 
 def test_parameters_are_counted_from_the_files_head(tmp_path):

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
-from paceline_bench.simulate.claims import per_gpu_claim
-from paceline_bench.simulate.heatmaps import Cell, Timing
 from paceline_bench.simulate.tree_tables import (
-    gains_table,
-    grid_findings,
     self_finding,
-    simulate_trees,
 )
 from paceline_bench.simulate.trees import (
-    Gain,
     TreeJob,
     compare_trees,
     grid_jobs,
@@ -37,25 +31,6 @@ JOB = TreeJob(
     shares=runner_up_shares(0.4),
     token_count=20,
     repeats=6,
-)
-GAIN = Gain(
-    name="here",
-    drafter=0.1,
-    acceptance_rate=0.6,
-    strategy="DSI",
-    target_count=7,
-    gpu_count=8,
-    width=3,
-    branches=2,
-    lookahead=1,
-    tokens_per_forward=1.75,
-    time=25.0,
-    over_plain=2.0,
-    over_si=1.5,
-    over_si_error=0.02,
-    over_chain=1.2,
-    over_chain_error=0.01,
-    per_gpu=0.25,
 )
 
 
@@ -110,46 +85,6 @@ def test_a_grid_keeps_the_price_of_rows_and_the_targets():
     assert (last.node.drafter.step, last.node.acceptance_rate) == (4000, 0.9)
     assert {(each.node.target.row, each.node.target_count) for each in (first, last)} == {(200, 7)}
     assert (first.node.drafter.row, last.node.drafter.row) == (100, 400)
-
-
-def test_the_table_has_a_line_for_each_and_gpus_only_if_asked_for():
-    with_gpus = gains_table([GAIN], per_gpu=True).splitlines()
-    assert with_gpus[2] == (
-        "| here | DSI | 7 | 3, 2 | 1 | 1.75 | 25.00 | 1.50 ± 0.02 | 1.20 ± 0.01 | 8 | 2.00 | 0.25 |"
-    )
-    assert "GPU" not in gains_table([GAIN], per_gpu=False)
-
-
-def test_a_grid_is_summed_up_with_its_losses_beyond_the_noise():
-    lost = replace(GAIN, name="there", over_chain=0.9, over_si=1.7)
-    noisy = replace(lost, over_chain_error=0.2)
-    lines = list(grid_findings([GAIN, lost, noisy]))
-    way = "DSI, 7 targets, width 3, 2 branches"
-    assert lines == [
-        f"{way}: up to 1.20x of chains (here), up to 1.70x of SI (there)",
-        f"{way}: slower than chains by more than 1 % in 1 of 3 cells, at worst 0.90x (there)",
-    ]
-    ahead = replace(GAIN, strategy="SI ahead", target_count=1, gpu_count=2, width=1, branches=0)
-    assert list(grid_findings([ahead])) == ["SI ahead: up to 1.50x of SI (here)"]
-
-
-def test_the_page_has_a_line_for_each_method_its_targets_and_shape():
-    gains = [
-        replace(GAIN, width=1, branches=0, over_chain=1.0),
-        GAIN,
-        replace(GAIN, name="there", over_chain=0.9, over_si=1.7),
-        replace(GAIN, name="there", target_count=2, over_chain=1.1, over_si=1.3),
-    ]
-    circumstances = {"command": "paceline simulate trees", "date": "2026-01-02"}
-    content = {"circumstances": circumstances, "rows": [asdict(gain) for gain in gains]}
-    lines = simulate_trees({"simulate-trees": content}).splitlines()
-    assert lines[0] == "`paceline simulate trees`, 2026-01-02; 2 cells."
-    way = "width 3, 2 branches"
-    assert lines[4:] == [
-        f"| DSI, 7 targets, {way} | 1.20x (here) | 0.90x (there) | 1 | 1.70x (there) |",
-        f"| DSI, 2 targets, {way} | 1.10x (there) | 1.10x (there) | 0 | 1.30x (there) |",
-    ]
-    assert simulate_trees({}) == ""
 
 
 def test_own_guesses_are_worth_what_the_rates_say_and_rows_cost():
@@ -248,18 +183,6 @@ def test_an_option_that_makes_no_sense_is_refused(capsys, arguments, words):
         main(("simulate", *arguments))
     assert ended.value.code == 2
     assert words in capsys.readouterr().err
-
-
-def test_figures_tell_what_each_gpu_is_worth_beside_si():
-    """SI has 2 tokens in a forward's time on one GPU, DSI 4 on eight, elsewhere 2.5."""
-    cells = [
-        Cell(10, rate, 100.0, Timing(2, 50, 0, 50), Timing(1, dsi, 0, dsi), 0, 0)
-        for rate, dsi in ((80, 25.0), (60, 40.0))
-    ]
-    assert per_gpu_claim(cells, target_count=7) == (
-        "Per GPU, where SI has 1 and DSI 8: DSI makes up to 0.25 of SI's tokens (drafter 0.10,"
-        " acceptance 0.80), 0.20 on average"
-    )
 
 
 def test_leaves_gain_what_the_formula_allows_and_not_much_less():
