@@ -1,4 +1,4 @@
-"""How many devices a way to decode has in use, for tokens/s of each."""
+"""How many devices a variant of decoding has in use, for tokens/s of each."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ _SEARCHED = (
 
 
 def report(content: Mapping[str, Any], *, by_gpu: bool = False) -> str:
-    """Lay out the ways in Markdown, for each kind of text, and what was searched.
+    """Lay out the variants in Markdown, for each kind of text, and what was searched.
 
     Args:
         by_gpu: Whether to say also what each device makes of it.

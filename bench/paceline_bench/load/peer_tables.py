@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _LEGEND = """\
 Tokens/s: of all texts together, from the first request to the last token. Ratios: of tokens/s, to
-its own with 1 stream, to the library's faster way, to our engine without services.
+its own with 1 stream, to the library's faster variant, to our engine without services.
 TTFT: time to first token. ITL: inter-token latency, the time between two messages of a stream
 divided over the tokens of the later one, for each of these tokens. Gap: that time as it is, which
 the simulated form calls ITL. CPU: ms for each token, of the orchestrator, of what has the models,

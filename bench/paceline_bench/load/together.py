@@ -1,4 +1,4 @@
-"""Several texts at once in this process, greedily: by our engine, and by the library's two ways.
+"""Several texts at once in this process, greedily: by our engine, and in two ways by the library.
 
 Each returns what `offer` does, one text for each prompt in their order, so that all are measured
 alike: a token has come when whoever asked for it could have read it.

@@ -1,4 +1,4 @@
-"""Many ways to decode, side by side, on the same prompts and in turn."""
+"""Many variants of decoding, side by side, on the same prompts and in turn."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A way to decode, greedily, as many tokens as are asked for.
+    """A variant of decoding, greedily, as many tokens as are asked for.
 
     Attributes:
         group: Who decodes.

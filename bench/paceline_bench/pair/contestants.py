@@ -27,26 +27,26 @@ _STRATEGIES = {
 }
 
 
-def library_ways(pair: LibraryPair, lookaheads: Sequence[int]) -> Iterator[Contestant]:
+def library_variants(pair: LibraryPair, lookaheads: Sequence[int]) -> Iterator[Contestant]:
     """Name transformers' own ways: the bare loop first, which needs the least."""
-    way = partial(_library_way, pair)
-    yield way(Method.BARE, "bare loop", pair.bare_loop)
-    yield way(Method.PLAIN, "generate", pair.generate())
+    variant = partial(_library_variant, pair)
+    yield variant(Method.BARE, "bare loop", pair.bare_loop)
+    yield variant(Method.PLAIN, "generate", pair.generate())
     for lookahead in lookaheads:
         name = f"generate, assisted, lookahead {lookahead}"
-        yield way(Method.SPECULATIVE, name, pair.assisted(lookahead), lookahead)
-    yield way(Method.LOOKUP, "generate, prompt lookup", pair.prompt_lookup())
+        yield variant(Method.SPECULATIVE, name, pair.assisted(lookahead), lookahead)
+    yield variant(Method.LOOKUP, "generate, prompt lookup", pair.prompt_lookup())
 
 
-def engine_ways(pair: EnginePair, lookaheads: Sequence[int]) -> Iterator[Contestant]:
-    """Name the ways of the engine alone."""
-    yield _engine_way(Method.PLAIN, "non-SI", pair.plain)
+def engine_variants(pair: EnginePair, lookaheads: Sequence[int]) -> Iterator[Contestant]:
+    """Name the variants of the engine alone."""
+    yield _engine_variant(Method.PLAIN, "non-SI", pair.plain)
     for lookahead in lookaheads:
         decode = pair.speculative(lookahead)
-        yield _engine_way(Method.SPECULATIVE, f"SI, lookahead {lookahead}", decode, lookahead)
+        yield _engine_variant(Method.SPECULATIVE, f"SI, lookahead {lookahead}", decode, lookahead)
 
 
-def lookup_ways(
+def lookup_variants(
     library: LibraryPair,
     engine: EnginePair,
     client: AsyncClient,
@@ -54,7 +54,7 @@ def lookup_ways(
     lookahead: int,
     pids: Sequence[int],
 ) -> Iterator[Contestant]:
-    """Name everybody's ways to draft from the text alone, after the plain ones.
+    """Name everybody's variants to draft from the text alone, after the plain ones.
 
     Args:
         library: Of transformers.
@@ -63,43 +63,43 @@ def lookup_ways(
         lookahead: Draft tokens in a verification, for all of them.
         pids: Of the servers.
     """
-    yield _library_way(library, Method.PLAIN, "generate", library.generate())
+    yield _library_variant(library, Method.PLAIN, "generate", library.generate())
     lookup = library.prompt_lookup(lookahead)
-    yield _library_way(library, Method.LOOKUP, "generate, prompt lookup", lookup, lookahead)
-    yield _engine_way(Method.PLAIN, "non-SI", engine.plain)
+    yield _library_variant(library, Method.LOOKUP, "generate, prompt lookup", lookup, lookahead)
+    yield _engine_variant(Method.PLAIN, "non-SI", engine.plain)
     max_gram = engine.from_the_text(lookahead)
-    yield _engine_way(Method.LOOKUP, "SI, Max-Gram", max_gram, lookahead)
-    yield _service_way(client, Method.PLAIN, "non-SI", pids=pids, targets=1)
-    yield _service_way(client, Method.LOOKUP, "SI, Max-Gram", pids=pids, lookahead=lookahead)
+    yield _engine_variant(Method.LOOKUP, "SI, Max-Gram", max_gram, lookahead)
+    yield _service_variant(client, Method.PLAIN, "non-SI", pids=pids, targets=1)
+    yield _service_variant(client, Method.LOOKUP, "SI, Max-Gram", pids=pids, lookahead=lookahead)
 
 
-def service_ways(
+def service_variants(
     client: AsyncClient, lookaheads: Sequence[int], *, pids: Sequence[int]
 ) -> Iterator[Contestant]:
-    """Name the services' ways; DSI with the planner's lookahead."""
-    yield _service_way(client, Method.PLAIN, "non-SI", pids=pids)
+    """Name the services' variants; DSI with the planner's lookahead."""
+    yield _service_variant(client, Method.PLAIN, "non-SI", pids=pids)
     for count in lookaheads:
         name = f"SI, lookahead {count}"
-        yield _service_way(client, Method.SPECULATIVE, name, pids=pids, lookahead=count)
-    yield _service_way(client, Method.DISTRIBUTED, "DSI", pids=pids)
+        yield _service_variant(client, Method.SPECULATIVE, name, pids=pids, lookahead=count)
+    yield _service_variant(client, Method.DISTRIBUTED, "DSI", pids=pids)
 
 
-def sharing_ways(
+def sharing_variants(
     client: AsyncClient, target_count: int, *, pids: Sequence[int]
 ) -> Iterator[Contestant]:
-    """Name the services' ways that differ in how many processes compute at once.
+    """Name the services' variants that differ in how many processes compute at once.
 
     Plain decoding has one, SI takes turns, DSI has the drafter and 1, 2, ... targets. SI and DSI
     have the planner's lookahead.
     """
-    yield _service_way(client, Method.PLAIN, "non-SI", pids=pids, targets=1)
-    yield _service_way(client, Method.SPECULATIVE, "SI", pids=pids, targets=1)
+    yield _service_variant(client, Method.PLAIN, "non-SI", pids=pids, targets=1)
+    yield _service_variant(client, Method.SPECULATIVE, "SI", pids=pids, targets=1)
     for count in range(1, target_count + 1):
         name = f"DSI on {counted(count, 'target')}"
-        yield _service_way(client, Method.DISTRIBUTED, name, pids=pids, targets=count)
+        yield _service_variant(client, Method.DISTRIBUTED, name, pids=pids, targets=count)
 
 
-def _library_way(
+def _library_variant(
     pair: LibraryPair, method: Method, name: str, decode: Decode, lookahead: int | None = None
 ) -> Contestant:
     async def run(prompt: Prompt, count: int) -> Outcome:
@@ -114,7 +114,7 @@ def _library_way(
     return Contestant(Group.LIBRARY, method, name, run, lookahead)
 
 
-def _engine_way(
+def _engine_variant(
     method: Method,
     name: str,
     decode: Callable[[Prompt, int], Decoded],
@@ -137,7 +137,7 @@ def _engine_way(
     return Contestant(Group.ENGINE, method, name, run, lookahead)
 
 
-def _service_way(
+def _service_variant(
     client: AsyncClient,
     method: Method,
     name: str,
@@ -146,7 +146,7 @@ def _service_way(
     lookahead: int | None = None,
     targets: int | None = None,
 ) -> Contestant:
-    """Name a way of the services.
+    """Name a variant of the services.
 
     After each text the servers' processes are given time for what is withdrawn and still runs.
     """

@@ -141,7 +141,7 @@ _TEXT = Column("text", _verdict)
 
 
 def contest_tables(every: Sequence[Row], more: Sequence[Column] = ()) -> str:
-    """Lay out ways to decode (`results.way_rows`), a table for each group, beside the first one.
+    """Lay out variants (`results.variant_rows`), a table for each group, beside the first one.
 
     Args:
         every: Rows, each group's together.
@@ -235,7 +235,7 @@ def _shared_strategies(rows: Sequence[Row], more: Sequence[Column] = ()) -> str:
 
 
 def _per_gpu(target_count: int) -> tuple[Column, ...]:
-    """Return the columns of the devices that a way has, one for each server, and of their speed."""
+    """Return the columns of a variant's devices, one for each server, and of their speed."""
 
     def gpus(row: Row) -> int:
         if row["method"] != Method.DISTRIBUTED.value:
@@ -297,7 +297,7 @@ def pair_summary(results: Results, name: str = "pair") -> str:
 
 
 def pair_contest(results: Results, name: str = "pair") -> str:
-    """Every way to decode with a pair."""
+    """Every variant of decoding with a pair."""
     return f"{circumstances_line(results[name])}\n\n{_contest(results[name]['rows'])}"
 
 
@@ -308,7 +308,7 @@ def _times_as_fast(row: Row, reference: Row | None) -> float | None:
 
 
 def _peer(row: Row, rows: Iterable[Row]) -> Row | None:
-    """Find the library's row of the same method; for plain decoding its fastest way, bare."""
+    """Find the library's row of the same method; for plain decoding its fastest variant, bare."""
     if row["group"] == Group.LIBRARY.value:
         return None
     method = Method.BARE.value if row["method"] == _PLAIN else row["method"]

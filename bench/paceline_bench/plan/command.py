@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from paceline_bench.node import SimulatedNode
 from paceline_bench.options import check_rank_decay, shares_of
 from paceline_bench.parallel import compute_all
 from paceline_bench.plan.forecast import forecast
@@ -15,6 +14,7 @@ from paceline_bench.plan.jobs import forecast_jobs
 from paceline_bench.plan.tables import columns, conclusions, json_rows
 from paceline_bench.protocol_runs import own_guesses
 from paceline_bench.report import write_json
+from paceline_bench.simulated_servers import SimulatedServers
 from paceline_bench.table import print_table
 from paceline_contract.limits import MOST_BRANCHES, MOST_WIDTH
 from paceline_local.options import PictureFile, ResultFile, read_options
@@ -130,9 +130,9 @@ class PlanSettings(Settings):
         return self
 
     @property
-    def node(self) -> SimulatedNode:
+    def servers(self) -> SimulatedServers:
         """The user's servers."""
-        return SimulatedNode(
+        return SimulatedServers(
             target=replace(
                 self._latency(self.target_first_ms, self.target_ms, self.target_row_ms),
                 guess=round(self.self_guess_ms * _NS_PER_MS),
@@ -153,9 +153,9 @@ class PlanSettings(Settings):
 def main(arguments: Sequence[str]) -> int:
     """Run the command."""
     settings = read_options(PlanSettings, arguments, program="paceline plan", examples=_EXAMPLES)
-    node, shares = settings.node, shares_of(settings.rank_decay)
+    servers, shares = settings.servers, shares_of(settings.rank_decay)
     jobs = forecast_jobs(
-        node,
+        servers,
         token_count=settings.tokens,
         repeats=settings.repeats,
         shape=Shape(settings.width, settings.branches),
@@ -168,7 +168,7 @@ def main(arguments: Sequence[str]) -> int:
     token_count = settings.tokens if settings.per_gpu else None
     print_table(json_rows(rows), columns(token_count=token_count))
     print()
-    print("\n".join(conclusions(rows, node)))
+    print("\n".join(conclusions(rows, servers)))
     _keep(settings, rows)
     return 0
 

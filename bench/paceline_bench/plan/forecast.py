@@ -131,11 +131,11 @@ class _Simulated:
 
 
 def _simulate(job: ForecastJob, *, lookahead: int) -> _Simulated:
-    target = job.node.target
+    target = job.servers.target
     setup = Setup(
         job.strategy,
         target,
-        job.node.drafter,
+        job.servers.drafter,
         lookahead=lookahead,
         target_count=job.target_count,
         keep_prefill=target.first > target.step,
@@ -148,7 +148,7 @@ def _simulate(job: ForecastJob, *, lookahead: int) -> _Simulated:
         both.append(replace(setup, broadcast_prefill=True))
     seeds = range(job.repeats)
     found = [
-        totals(Batch(each, job.node.acceptance_rate, job.token_count, seeds, job.shares))
+        totals(Batch(each, job.servers.acceptance_rate, job.token_count, seeds, job.shares))
         for each in both
     ]
     best = min(found, key=lambda own: sum(each.time for each in own))
@@ -176,12 +176,12 @@ def _luck_ns(job: ForecastJob, lookahead: int) -> list[float]:
     Where the prompt's forward is another one, and else the same, the draws have the same luck. So
     to subtract it leaves the mean as it is, and hardly an error: it is a control variate.
     """
-    node, tokens = job.node, job.token_count
+    servers, tokens = job.servers, job.token_count
     expectation = expectation_of(job)
-    if expectation is None or tokens > _LUCK_TOKENS or node.drafter.step > node.target.step:
+    if expectation is None or tokens > _LUCK_TOKENS or servers.drafter.step > servers.target.step:
         return [0.0] * job.repeats
     draws = [
-        run_lengths(draw_agreements(node.acceptance_rate, max_tokens=tokens, seed=seed))
+        run_lengths(draw_agreements(servers.acceptance_rate, max_tokens=tokens, seed=seed))
         for seed in range(job.repeats)
     ]
     mean = expectation.mean_ns(job, lookahead)

@@ -10,9 +10,9 @@ from paceline_contract.words import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_bench.node import SimulatedNode
     from paceline_bench.plan.forecast import Forecast
     from paceline_bench.report import Results, Row
+    from paceline_bench.simulated_servers import SimulatedServers
 
 # A smaller gain is not worth a GPU, nor the planner's while (AUTO takes what is simpler).
 _WORTHWHILE_GAIN = 0.02
@@ -45,7 +45,7 @@ def columns(*, token_count: int | None = None) -> tuple[Column, ...]:
     )
 
 
-def conclusions(rows: Sequence[Forecast], node: SimulatedNode) -> list[str]:
+def conclusions(rows: Sequence[Forecast], servers: SimulatedServers) -> list[str]:
     """Say what to do, and why: the fewest GPUs that come near the fastest."""
     plain, speculative = rows[0], rows[1]
     best = min(rows, key=lambda row: row.mean_ns)
@@ -59,8 +59,8 @@ def conclusions(rows: Sequence[Forecast], node: SimulatedNode) -> list[str]:
     if gain >= _NOTABLE_GAIN:
         lines.append(f"The fastest is {_description(best)}, by {gain:.1%}: hardly worth it.")
     if speculative.mean_ns > plain.mean_ns:
-        lines.append(f"SI is slower than plain decoding{_why_slower(node)}.")
-    if enough is speculative and node.target_count == 1:
+        lines.append(f"SI is slower than plain decoding{_why_slower(servers)}.")
+    if enough is speculative and servers.target_count == 1:
         lines.append("DSI needs a second target to beat SI.")
     return lines
 
@@ -132,12 +132,12 @@ def _speed_ups(row: Forecast, rows: Sequence[Forecast]) -> str:
     return text
 
 
-def _why_slower(node: SimulatedNode) -> str:
-    ratio = float(node.drafter.step / node.target.step)
-    if node.acceptance_rate >= ratio:
+def _why_slower(servers: SimulatedServers) -> str:
+    ratio = float(servers.drafter.step / servers.target.step)
+    if servers.acceptance_rate >= ratio:
         return ""
     return (
-        f": its acceptance rate of {node.acceptance_rate:.0%} is below the drafter's latency,"
+        f": its acceptance rate of {servers.acceptance_rate:.0%} is below the drafter's latency,"
         f" {ratio:.0%} of the target's"
     )
 

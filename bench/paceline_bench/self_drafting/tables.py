@@ -61,7 +61,7 @@ def _best_tree(adapter: str, rows: Sequence[Row]) -> str:
 
 
 def report(content: Mapping[str, Any], *, by_gpu: bool = False) -> str:
-    """Lay out the ways in Markdown, and the break-even with two models.
+    """Lay out the variants in Markdown, and the break-even with two models.
 
     Args:
         by_gpu: Whether to say also what each device makes of it.

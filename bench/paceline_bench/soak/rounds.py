@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from paceline import Strategy
-from paceline_bench.lines import fitted_slope
+from paceline_bench.least_squares import fitted_slope
 from paceline_bench.processes import counters
 from paceline_protocol.methods import METHODS
 

@@ -9,7 +9,7 @@ import pytest
 
 from paceline import DrafterKind, Strategy
 from paceline_bench.cascade import search
-from paceline_bench.cascade.bundled_ways import drafted_ways, told_row
+from paceline_bench.cascade.bundled_variants import drafted_variants, told_row
 from paceline_bench.cascade.improvement import walltime_improvement
 from paceline_bench.cascade.prose import prose_prompts
 from paceline_bench.cascade.recipes import (
@@ -107,7 +107,7 @@ def test_a_search_halves_what_is_left_while_it_doubles_the_texts():
     assert halved(recipes, text_count=1, score=lambda it, _: it.lookahead) == Recipe(8)
 
 
-def test_each_way_is_searched_at_its_own_cost(engine, known):
+def test_each_variant_is_searched_at_its_own_cost(engine, known):
     played = Search({DRAFTER: engine.drafter}, [known])
     recipes = [Recipe(count, (DRAFTER,), ((1,),)) for count in (1, 12)]
     dear, cheap = (played.best(recipes, costs={DRAFTER: cost}) for cost in (100.0, 0.0))
@@ -159,20 +159,20 @@ RECIPES = {
 
 def test_each_drafter_drafts_for_si_and_for_dsi():
     clients = {name: f"client of {name}" for name in RECIPES}
-    (plain, none), *ways = drafted_ways(clients, RECIPES, targets=3)
+    (plain, none), *variants = drafted_variants(clients, RECIPES, targets=3)
     assert (plain.strategy, none) == (Strategy.AUTOREGRESSIVE, None)
-    assert [way.name for way, _ in ways] == [
+    assert [variant.name for variant, _ in variants] == [
         f"{strategy}, {name}" for name in RECIPES for strategy in ("SI", "DSI")
     ]
-    for way, recipe in ways:
-        name = way.name.partition(", ")[2]
+    for variant, recipe in variants:
+        name = variant.name.partition(", ")[2]
         assert recipe == RECIPES[name]
-        assert way.client == clients[name]
+        assert variant.client == clients[name]
         kind = DrafterKind.MAX_GRAM if name == TEXT_ALONE else DrafterKind.SERVER
-        assert way.drafter is kind
+        assert variant.drafter is kind
         # DSI with the planner's lookahead.
-        wanted = (recipe.lookahead, 1) if way.name.startswith("SI") else (None, 3)
-        assert (way.lookahead, way.targets) == wanted
+        wanted = (recipe.lookahead, 1) if variant.name.startswith("SI") else (None, 3)
+        assert (variant.lookahead, variant.targets) == wanted
 
 
 def test_swi_is_told_of_forwards_that_take_turns():

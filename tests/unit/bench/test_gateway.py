@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline_bench.gateway.doors import Heard, Turn, listen, row
+from paceline_bench.gateway.transports import Heard, Turn, listen, row
 
 
 def turn(*seconds, text="t", gateway=0.0):

@@ -14,7 +14,7 @@ import pytest
 import publish
 from paceline_bench.cascade import tables as cascade
 from paceline_bench.cascade.chart import draw_cascade
-from paceline_bench.gateway import doors
+from paceline_bench.gateway import transports
 from paceline_bench.load import peer_tables
 from paceline_bench.load import tables as load
 from paceline_bench.load.chart import draw
@@ -57,7 +57,7 @@ def cascade_page():
 
 
 def gateway_page():
-    yield markdown(rows("gateway"), doors.COLUMNS)
+    yield markdown(rows("gateway"), transports.COLUMNS)
 
 
 def grid_page():

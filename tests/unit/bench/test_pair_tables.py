@@ -6,7 +6,7 @@ from paceline_bench.pair.acceptance import Block
 from paceline_bench.pair.contest import Contestant, Entry, Group, Method, Outcome
 from paceline_bench.pair.engine import Latency
 from paceline_bench.pair.random_models import RandomModel, Shape
-from paceline_bench.pair.results import acceptance_row, model_row, way_rows
+from paceline_bench.pair.results import acceptance_row, model_row, variant_rows
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +34,16 @@ def result(alone):
     return {
         **alone,
         "acceptance": acceptance_row([2, 4], [Block(2, 2), Block(2, 0)], tokens=8, lookahead=2),
-        "rows": way_rows(ways()),
+        "rows": variant_rows(variants()),
         "sharing": [
             {"texts": 1, "forward_ms": 8.0, "tokens_per_second": 100.0},
             {"texts": 2, "forward_ms": 12.0, "tokens_per_second": 130.0},
         ],
-        "sharing_strategies": way_rows(shared_ways()),
+        "sharing_strategies": variant_rows(shared_variants()),
     }
 
 
-def ways():
+def variants():
     services_speculative = {"forward_ns": 12_000_000, "accepted": 3, "rejected": 1}
     return [
         entry(Group.LIBRARY, Method.BARE, "bare loop", ms=10),
@@ -59,7 +59,7 @@ def ways():
     ]
 
 
-def shared_ways():
+def shared_variants():
     return [
         entry(Group.SERVICES, Method.PLAIN, "non-SI", ms=16, targets=1),
         entry(Group.SERVICES, Method.DISTRIBUTED, "DSI on 1 target", ms=8, targets=1),

@@ -56,10 +56,10 @@ def test_each_reach_and_width_is_tried_and_the_likeliest(tiny_pair, tmp_path):
     assert trees[4].paths == cartesian_tree((6, 6))
 
 
-def test_every_way_decodes_the_same_and_plain_decoding_comes_first(swept):
+def test_every_variant_decodes_the_same_and_plain_decoding_comes_first(swept):
     rows, told = swept
     plain, *others = rows
-    assert told == ["13 ways"] * 2
+    assert told == ["13 variants"] * 2
     assert (plain["tokens_per_forward"], plain["rows_per_forward"]) == (1, 1)
     assert (plain["nodes"], plain["times_as_fast"]) == (0, 1)
     assert all(row["identical"] for row in rows)
@@ -70,7 +70,7 @@ def test_every_way_decodes_the_same_and_plain_decoding_comes_first(swept):
         assert row["tokens_per_forward"] >= 1
 
 
-def test_pruned_ways_have_fewer_rows_in_the_upper_layers(swept):
+def test_pruned_variants_have_fewer_rows_in_the_upper_layers(swept):
     rows, _ = swept
     for row in rows[1:]:
         if row["prune_below"]:

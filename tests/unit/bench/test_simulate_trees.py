@@ -26,7 +26,7 @@ from paceline_protocol.ranks import hit_share, runner_up_shares
 TREE = Shape(3, 2)
 JOB = TreeJob(
     name="here",
-    node=steady(0.1, 0.6, target_count=2),
+    servers=steady(0.1, 0.6, target_count=2),
     shapes=(TREE,),
     shares=runner_up_shares(0.4),
     token_count=20,
@@ -55,7 +55,7 @@ def test_each_method_stands_as_a_chain_and_with_each_shape_beside_si():
 
 def test_where_every_draft_token_is_right_times_are_known():
     """The last of 20 tokens needs no draft: DSI has it after 19 drafts and a forward."""
-    job = replace(JOB, node=steady(0.1, 1.0, target_count=20), shapes=())
+    job = replace(JOB, servers=steady(0.1, 1.0, target_count=20), shapes=())
     si, ahead, dsi = compare_trees(job)
     assert ahead.time == pytest.approx(19 * 0.1 + 1)
     assert dsi.time == pytest.approx(19 * 0.1 + 1)
@@ -73,25 +73,27 @@ def test_what_each_gpu_is_worth_counts_the_drafters_with_dsi():
 
 
 def test_rows_with_a_price_make_speculation_slower():
-    dear = replace(JOB, node=steady(0.1, 0.6, target_count=2, target_row=0.2, drafter_row=0.5))
+    dear = replace(JOB, servers=steady(0.1, 0.6, target_count=2, target_row=0.2, drafter_row=0.5))
     for free, priced in zip(compare_trees(JOB), compare_trees(dear), strict=True):
         assert priced.time > free.time
 
 
 def test_a_grid_keeps_the_price_of_rows_and_the_targets():
-    job = replace(JOB, node=steady(0.5, 0.5, target_count=7, target_row=0.02, drafter_row=0.1))
+    job = replace(JOB, servers=steady(0.5, 0.5, target_count=7, target_row=0.02, drafter_row=0.1))
     first, *_, last = grid_jobs(job, drafters=(0.1, 0.4), rates=(0.3, 0.9))
     assert first.name == "drafter 0.1, acceptance 0.3"
-    assert (last.node.drafter.step, last.node.acceptance_rate) == (4000, 0.9)
-    assert {(each.node.target.row, each.node.target_count) for each in (first, last)} == {(200, 7)}
-    assert (first.node.drafter.row, last.node.drafter.row) == (100, 400)
+    assert (last.servers.drafter.step, last.servers.acceptance_rate) == (4000, 0.9)
+    assert {(each.servers.target.row, each.servers.target_count) for each in (first, last)} == {
+        (200, 7)
+    }
+    assert (first.servers.drafter.row, last.servers.drafter.row) == (100, 400)
 
 
 def test_own_guesses_are_worth_what_the_rates_say_and_rows_cost():
     """Always right: after the first forward each gives three tokens, for the price of two rows."""
     job = replace(
         JOB,
-        node=steady(0.1, 0.6, target_count=2, target_row=0.1),
+        servers=steady(0.1, 0.6, target_count=2, target_row=0.1),
         shapes=(),
         token_count=19,
         guesses=OwnGuesses((1.0, 1.0), ((0,), (0, 0))),
@@ -188,8 +190,8 @@ def test_an_option_that_makes_no_sense_is_refused(capsys, arguments, words):
 def test_leaves_gain_what_the_formula_allows_and_not_much_less():
     """DSI on 7 targets, 25 draws, within 4 standard errors of the bound."""
     leaves = Shape(4)
-    node, shares = steady(0.066, 0.63, target_count=7), runner_up_shares(0.4)
-    job = replace(JOB, node=node, shapes=(leaves,), shares=shares, token_count=50, repeats=25)
+    servers, shares = steady(0.066, 0.63, target_count=7), runner_up_shares(0.4)
+    job = replace(JOB, servers=servers, shapes=(leaves,), shares=shares, token_count=50, repeats=25)
     gain = compare_trees(job)[-1]
     assert (gain.strategy, gain.width, gain.branches) == ("DSI", 4, 0)
     chain = distributed_speed(0.066, 0.63)

@@ -42,16 +42,16 @@ def test_a_grid_goes_from_fast_drafters_to_one_as_slow_as_the_target():
     assert len(set(cells)) == 25
     assert sorted({cell.drafter for cell in cells}) == [0.05, 0.106, 0.224, 0.473, 1.0]
     assert sorted({cell.acceptance_rate for cell in cells}) == [0, 0.25, 0.5, 0.75, 1]
-    node = GridCell(0.5, 0.75).node(target_count=3)
-    assert node.drafter.step * 2 == node.target.step == node.target.first
-    assert (node.target_count, node.acceptance_rate) == (3, 0.75)
+    servers = GridCell(0.5, 0.75).servers(target_count=3)
+    assert servers.drafter.step * 2 == servers.target.step == servers.target.first
+    assert (servers.target_count, servers.acceptance_rate) == (3, 0.75)
 
 
 @pytest.mark.parametrize(
     ("drafter", "acceptance_rate", "lookahead"), [(0.5, 0.0, 1), (0.05, 1.0, 20), (0.1, 0.8, 6)]
 )
 def test_si_gets_the_lookahead_that_is_best_in_expectation(drafter, acceptance_rate, lookahead):
-    assert GridCell(drafter, acceptance_rate).ways[1].lookahead == lookahead
+    assert GridCell(drafter, acceptance_rate).variants[1].lookahead == lookahead
 
 
 def test_dsi_is_compared_with_the_better_of_the_others():
