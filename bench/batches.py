@@ -48,7 +48,7 @@ def new_items(backend: TransformersBackend, kind: str, streams: int) -> list[Ite
         length = chance.randint(*MIXED_TOKENS) if kind == "mixed lengths" else PROMPT_TOKENS
         spec = SessionSpec(256, KINDS[kind], seed=index)
         prompt = array("I", ids[index * PROMPT_TOKENS :][:length])
-        items.append(Item(backend.new_cache(spec), spec, prompt, Decode(STEPS + 1)))
+        items.append(Item(backend.new_cache(spec), spec, prefix=prompt, task=Decode(STEPS + 1)))
     return items
 
 

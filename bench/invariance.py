@@ -72,7 +72,7 @@ def tell(backend: TransformersBackend, prompts: Texts, parameters: SamplingParam
     specs = [SessionSpec(LENGTH + BLOCK, parameters, seed=seed) for seed in range(len(prompts))]
     alone = decode(backend, prompts, specs, streams=1)
     found = [
-        in_blocks(backend, prompts, specs, alone),
+        in_blocks(backend, prompts, specs=specs, alone=alone),
         *(decode(backend, prompts, specs, streams=streams) for streams in STREAMS[1:]),
     ]
     return " ".join(
@@ -92,7 +92,7 @@ def decode(
     texts: Texts = []
     for start in range(0, len(prompts), streams):
         items = [
-            Item(backend.new_cache(spec), spec, array("I", prompt), Draft(new_tokens))
+            Item(backend.new_cache(spec), spec, prefix=array("I", prompt), task=Draft(new_tokens))
             for prompt, spec in islice(zip(prompts, specs, strict=True), start, start + streams)
         ]
         for _ in range(new_tokens):
@@ -102,7 +102,7 @@ def decode(
 
 
 def in_blocks(
-    backend: TransformersBackend, prompts: Texts, specs: list[SessionSpec], alone: Texts
+    backend: TransformersBackend, prompts: Texts, *, specs: list[SessionSpec], alone: Texts
 ) -> Texts:
     """Decode in blocks, of which most tokens are those of the texts that were decoded alone."""
     chance = random.Random(7)  # noqa: S311 - no secret
@@ -114,7 +114,7 @@ def in_blocks(
                 token if chance.random() < RIGHT else chance.randrange(2048)
                 for token in expected[len(text) : len(text) + BLOCK]
             ]
-            item = Item(cache, spec, array("I", text), Judge(Proposal(tuple(block))))
+            item = Item(cache, spec, prefix=array("I", text), task=Judge(Proposal(tuple(block))))
             (outcome,) = backend.run([item], NEVER)
             assert not isinstance(outcome, Exception)
             assert outcome.judgement is not None
@@ -137,7 +137,7 @@ def cost(backends: dict[str, TransformersBackend], prompts: Texts, streams: int)
     for name, backend in backends.items():
         specs = [SessionSpec(512, GREEDY, seed=seed) for seed in range(streams)]
         items[name] = [
-            Item(backend.new_cache(spec), spec, array("I", prompt), Draft(512))
+            Item(backend.new_cache(spec), spec, prefix=array("I", prompt), task=Draft(512))
             for prompt, spec in zip(prompts, specs, strict=False)
         ]
         step(backend, items[name])

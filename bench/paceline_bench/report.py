@@ -52,7 +52,9 @@ def spread(values: Sequence[float]) -> Spread:
     count = len(values)
     ordered = sorted(values)
     tenth = count // 10
-    return Spread(statistics.median(ordered), ordered[tenth], ordered[count - 1 - tenth], count)
+    return Spread(
+        statistics.median(ordered), ordered[tenth], high=ordered[count - 1 - tenth], count=count
+    )
 
 
 def goal_line(what: str, found: Iterable[tuple[float, str]], *, limit: float) -> str:

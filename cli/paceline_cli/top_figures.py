@@ -59,29 +59,30 @@ class Figure:
 def _now(name: str, words: str, *metrics: str, is_largest: bool = False) -> Figure:
     """Return a number of things that there are; of several metrics it is the larger one."""
     totals = [f"paceline_{metric}" for metric in metrics]
-    return Figure(
-        name, words, count, lambda it: max(int(it.now.total(own)) for own in totals), is_largest
-    )
+
+    def largest(readings: Readings) -> float:
+        return max(int(readings.now.total(total)) for total in totals)
+
+    return Figure(name, words, form=count, value=largest, is_largest=is_largest)
 
 
 def _rate(name: str, words: str, *metrics: str, **labels: str) -> Figure:
     """Return what happens in a second, since the snapshot before."""
     counters = [f"paceline_{metric}" for metric in metrics]
-    return Figure(name, words, rate, lambda it: it.rate(*counters, **labels))
+    return Figure(name, words, form=rate, value=lambda it: it.rate(*counters, **labels))
 
 
 def _mean(
-    name: str, words: str, metric: str, form: Callable[[float], str] = milliseconds
+    name: str, words: str, metric: str, *, form: Callable[[float], str] = milliseconds
 ) -> Figure:
     """Return the mean since the snapshot before, or if nothing happened, since the start."""
-    return Figure(name, words, form, lambda it: it.mean(f"paceline_{metric}"))
+    return Figure(name, words, form=form, value=lambda it: it.mean(f"paceline_{metric}"))
 
 
-def _share(name: str, words: str, part: str, of: str) -> Figure:
+def _share(name: str, words: str, *, part: str, of: str) -> Figure:
     """Return a share since the snapshot before, or if nothing happened, since the start."""
-    return Figure(
-        name, words, percent, lambda it: it.share(f"paceline_{part}", of=f"paceline_{of}")
-    )
+    part, of = f"paceline_{part}", f"paceline_{of}"
+    return Figure(name, words, form=percent, value=lambda it: it.share(part, of=of))
 
 
 def _failures(readings: Readings) -> float | None:
@@ -103,22 +104,33 @@ def _repairs(readings: Readings) -> float | None:
 _ITL, _TTFT = "inter_token_latency_seconds", "time_to_first_token_seconds"
 _DRAFTED, _IN_VAIN = "spec_decode_num_draft_tokens_total", "spec_decode_num_wasted_tokens_total"
 # Tokens behind a rejection count, so it is below the acceptance rate, which is of judged tokens.
-_ACCEPTED = _share("accepted_share", "accepted", "spec_decode_num_accepted_tokens_total", _DRAFTED)
+_ACCEPTED = _share(
+    "accepted_share", "accepted", part="spec_decode_num_accepted_tokens_total", of=_DRAFTED
+)
 _VERIFICATIONS = "verifications_in_flight"
 TOTALS: Mapping[str, Sequence[Figure]] = {
     "requests": (
         _now("running", "{} running", "num_requests_running"),
         _rate("requests_per_second", "{}/s come", "incoming_requests_total"),
-        Figure("failures_per_second", "{}/s fail", rate, _failures),
+        Figure("failures_per_second", "{}/s fail", form=rate, value=_failures),
         _mean("first_token_seconds", "first token after {} ms", _TTFT),
         _mean("token_gap_seconds", "{} ms between tokens", _ITL),
         _mean("hop_seconds", "{} ms network", "rpc_hop_seconds"),
     ),
     "tokens": (
         _rate("tokens_per_second", "{}/s", f"{_ITL}_count", f"{_TTFT}_count"),
-        _mean("acceptance_rate", "acceptance {}", "request_spec_decode_acceptance_rate", percent),
-        _mean("speed_up", "{} times as fast as decoded plainly", "speedup_vs_autoregressive", rate),
-        _mean("targets_per_stream", "SP {} targets per stream", "speculation_parallelism", rate),
+        _mean(
+            "acceptance_rate", "acceptance {}", "request_spec_decode_acceptance_rate", form=percent
+        ),
+        _mean(
+            "speed_up",
+            "{} times as fast as decoded plainly",
+            "speedup_vs_autoregressive",
+            form=rate,
+        ),
+        _mean(
+            "targets_per_stream", "SP {} targets per stream", "speculation_parallelism", form=rate
+        ),
         _now("verifications", "{} verifications now", _VERIFICATIONS),
     ),
     "trees": (
@@ -127,16 +139,16 @@ TOTALS: Mapping[str, Sequence[Figure]] = {
         _share(
             "branch_won_share",
             "{} of them became output",
-            "branch_rows_accepted_total",
-            "branch_rows_total",
+            part="branch_rows_accepted_total",
+            of="branch_rows_total",
         ),
     ),
     "waste": (
-        _share("wasted_share", "{} of the draft tokens", _IN_VAIN, _DRAFTED),
+        _share("wasted_share", "{} of the draft tokens", part=_IN_VAIN, of=_DRAFTED),
         _rate("rejected_per_second", "{}/s rejected", _IN_VAIN, reason="rejected"),
         _rate("discarded_per_second", "{}/s discarded", _IN_VAIN, reason="discarded"),
         _rate("cancelled_per_second", "{}/s calls cancelled", "worthless_rpcs_cancelled_total"),
-        Figure("repairs_per_second", "{}/s repairs", rate, _repairs),
+        Figure("repairs_per_second", "{}/s repairs", form=rate, value=_repairs),
     ),
     "targets": (
         _now("asked_targets", "streams ask for {}", "stream_verifiers", _VERIFICATIONS),
@@ -160,8 +172,8 @@ OF_A_SERVER: Sequence[Figure] = (
     Figure(
         "memory_share",
         "memory",
-        percent,
-        lambda readings: readings.now.total("paceline_kv_cache_usage_perc"),
+        form=percent,
+        value=lambda readings: readings.now.total("paceline_kv_cache_usage_perc"),
         is_largest=True,
     ),
     _rate("positions_per_second", "positions/s", "forward_rows_total"),

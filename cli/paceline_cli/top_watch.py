@@ -142,4 +142,4 @@ class Watch:
         if page not in self._answers:
             return Scrape(page, None, problem)
         readings, seen_at = self._answers[page]
-        return Scrape(page, readings, problem, self._clock() - seen_at)
+        return Scrape(page, readings, problem=problem, gone_seconds=self._clock() - seen_at)

@@ -198,7 +198,7 @@ class _Bench:
                     for row in searched
                     if (row["texts"], row["cost"]) == (texts.kind, _MEASURED)
                 }
-                found = await self._contest(system, texts, recipes, costs)
+                found = await self._contest(system, texts, recipes=recipes, costs=costs)
                 rows += [{**row, "texts": texts.kind} for row in found]
                 found = await self._lookup(system, texts, recipes[TEXT_ALONE].lookahead)
                 lookup += [{**row, "texts": texts.kind} for row in found]
@@ -208,6 +208,7 @@ class _Bench:
         self,
         targets: LocalSystem,
         texts: _Texts,
+        *,
         recipes: Mapping[str, Recipe],
         costs: Mapping[str, Mapping[str, float]],
     ) -> list[Row]:

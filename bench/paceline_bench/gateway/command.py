@@ -75,7 +75,10 @@ async def _run(settings: GatewayBenchSettings) -> list[dict[str, Any]]:
         endpoints = await _endpoints(system, client, session)
         total = len(settings.streams) * settings.repeats
         with progress("both transports in turn", total=total) as step:
-            return [await _measure(endpoints, each, settings, step) for each in settings.streams]
+            return [
+                await _measure(endpoints, each, settings=settings, step=step)
+                for each in settings.streams
+            ]
 
 
 async def _endpoints(
@@ -92,7 +95,11 @@ async def _endpoints(
 
 
 async def _measure(
-    endpoints: Endpoints, streams: int, settings: GatewayBenchSettings, step: Callable[[str], None]
+    endpoints: Endpoints,
+    streams: int,
+    *,
+    settings: GatewayBenchSettings,
+    step: Callable[[str], None],
 ) -> dict[str, Any]:
     """Let the transports take turns; the first of each opens connections, and is not counted."""
     turns: list[tuple[Turn, Turn]] = []

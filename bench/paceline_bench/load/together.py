@@ -45,7 +45,9 @@ def decode_together(backend: Backend, prompts: Sequence[TokenIds], count: int) -
     items = []
     for prompt in prompts:
         spec = SessionSpec(reserve_length=len(prompt) + count)
-        items.append(Item(backend.new_cache(spec), spec, array("I", prompt), Draft(count)))
+        items.append(
+            Item(backend.new_cache(spec), spec, prefix=array("I", prompt), task=Draft(count))
+        )
     pending = list(zip(items, arrivals, strict=True))
     while pending:
         outcomes = backend.run([item for item, _ in pending], interrupt)
@@ -59,7 +61,7 @@ def decode_together(backend: Backend, prompts: Sequence[TokenIds], count: int) -
                 unfinished.append((item, arrived))
         pending = unfinished
     return [
-        _text(prompt, item.prefix[len(prompt) :], sent_at, arrived)
+        _text(prompt, item.prefix[len(prompt) :], sent_at=sent_at, arrivals=arrived)
         for prompt, item, arrived in zip(prompts, items, arrivals, strict=True)
     ]
 
@@ -95,7 +97,12 @@ class LibraryBatches:
             streamer=watch,
         )
         return [
-            _text(prompt, row[len(prompt) :], sent_at, [(at, 1) for at in watch.step_ends])
+            _text(
+                prompt,
+                row[len(prompt) :],
+                sent_at=sent_at,
+                arrivals=[(at, 1) for at in watch.step_ends],
+            )
             for prompt, row in zip(prompts, output.tolist(), strict=True)
         ]
 
@@ -133,7 +140,12 @@ class LibraryBatches:
                 assert output.error is None, output.error
                 found[output.request_id] = output
         return [
-            _text(prompt, each.generated_tokens, sent_at, [(at, 1) for at in each.timestamps])
+            _text(
+                prompt,
+                each.generated_tokens,
+                sent_at=sent_at,
+                arrivals=[(at, 1) for at in each.timestamps],
+            )
             for prompt, each in zip(prompts, map(found.__getitem__, names), strict=True)
         ]
 
@@ -158,6 +170,7 @@ class _Watch(BaseStreamer):
 def _text(
     prompt: TokenIds,
     token_ids: Sequence[int],
+    *,
     sent_at: float,
     arrivals: Sequence[tuple[float, int]],
 ) -> Served:

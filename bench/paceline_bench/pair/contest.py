@@ -225,7 +225,14 @@ async def contest(
         reference = entries[0].outcomes[index][0].token_ids
         for entry in entries:
             for outcome in entry.outcomes[index]:
-                _compare(entry, outcome.token_ids, reference, prompt, rules=rules, gap=gap)
+                _compare(
+                    entry,
+                    outcome.token_ids,
+                    reference=reference,
+                    prompt=prompt,
+                    rules=rules,
+                    gap=gap,
+                )
     return entries
 
 

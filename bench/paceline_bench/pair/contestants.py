@@ -30,20 +30,21 @@ _STRATEGIES = {
 def library_variants(pair: LibraryPair, lookaheads: Sequence[int]) -> Iterator[Contestant]:
     """Name transformers' own ways: the bare loop first, which needs the least."""
     variant = partial(_library_variant, pair)
-    yield variant(Method.BARE, "bare loop", pair.bare_loop)
-    yield variant(Method.PLAIN, "generate", pair.generate())
+    yield variant(Method.BARE, name="bare loop", decode=pair.bare_loop)
+    yield variant(Method.PLAIN, name="generate", decode=pair.generate())
     for lookahead in lookaheads:
         name = f"generate, assisted, lookahead {lookahead}"
-        yield variant(Method.SPECULATIVE, name, pair.assisted(lookahead), lookahead)
-    yield variant(Method.LOOKUP, "generate, prompt lookup", pair.prompt_lookup())
+        decode = pair.assisted(lookahead)
+        yield variant(Method.SPECULATIVE, name=name, decode=decode, lookahead=lookahead)
+    yield variant(Method.LOOKUP, name="generate, prompt lookup", decode=pair.prompt_lookup())
 
 
 def engine_variants(pair: EnginePair, lookaheads: Sequence[int]) -> Iterator[Contestant]:
     """Name the variants of the engine alone."""
-    yield _engine_variant(Method.PLAIN, "non-SI", pair.plain)
+    yield _engine_variant(Method.PLAIN, "non-SI", decode=pair.plain)
     for lookahead in lookaheads:
-        decode = pair.speculative(lookahead)
-        yield _engine_variant(Method.SPECULATIVE, f"SI, lookahead {lookahead}", decode, lookahead)
+        name, decode = f"SI, lookahead {lookahead}", pair.speculative(lookahead)
+        yield _engine_variant(Method.SPECULATIVE, name, decode=decode, lookahead=lookahead)
 
 
 def lookup_variants(
@@ -63,12 +64,14 @@ def lookup_variants(
         lookahead: Draft tokens in a verification, for all of them.
         pids: Of the servers.
     """
-    yield _library_variant(library, Method.PLAIN, "generate", library.generate())
+    of_library = partial(_library_variant, library)
+    yield of_library(Method.PLAIN, name="generate", decode=library.generate())
     lookup = library.prompt_lookup(lookahead)
-    yield _library_variant(library, Method.LOOKUP, "generate, prompt lookup", lookup, lookahead)
-    yield _engine_variant(Method.PLAIN, "non-SI", engine.plain)
+    name = "generate, prompt lookup"
+    yield of_library(Method.LOOKUP, name=name, decode=lookup, lookahead=lookahead)
+    yield _engine_variant(Method.PLAIN, "non-SI", decode=engine.plain)
     max_gram = engine.from_the_text(lookahead)
-    yield _engine_variant(Method.LOOKUP, "SI, Max-Gram", max_gram, lookahead)
+    yield _engine_variant(Method.LOOKUP, "SI, Max-Gram", decode=max_gram, lookahead=lookahead)
     yield _service_variant(client, Method.PLAIN, "non-SI", pids=pids, targets=1)
     yield _service_variant(client, Method.LOOKUP, "SI, Max-Gram", pids=pids, lookahead=lookahead)
 
@@ -100,7 +103,7 @@ def sharing_variants(
 
 
 def _library_variant(
-    pair: LibraryPair, method: Method, name: str, decode: Decode, lookahead: int | None = None
+    pair: LibraryPair, method: Method, *, name: str, decode: Decode, lookahead: int | None = None
 ) -> Contestant:
     async def run(prompt: Prompt, count: int) -> Outcome:
         forwards, started_ns = pair.target_forward_count, time.perf_counter_ns()
@@ -111,12 +114,13 @@ def _library_variant(
             target_forwards=pair.target_forward_count - forwards,
         )
 
-    return Contestant(Group.LIBRARY, method, name, run, lookahead)
+    return Contestant(Group.LIBRARY, method, name=name, run=run, lookahead=lookahead)
 
 
 def _engine_variant(
     method: Method,
     name: str,
+    *,
     decode: Callable[[Prompt, int], Decoded],
     lookahead: int | None = None,
 ) -> Contestant:
@@ -134,7 +138,7 @@ def _engine_variant(
             rejected=sum(block.accepted < block.drafted for block in decoded.blocks),
         )
 
-    return Contestant(Group.ENGINE, method, name, run, lookahead)
+    return Contestant(Group.ENGINE, method, name=name, run=run, lookahead=lookahead)
 
 
 def _service_variant(
@@ -177,4 +181,6 @@ def _service_variant(
             rejected=statistics.rejected_token_count,
         )
 
-    return Contestant(Group.SERVICES, method, name, run, lookahead, targets)
+    return Contestant(
+        Group.SERVICES, method, name=name, run=run, lookahead=lookahead, targets=targets
+    )

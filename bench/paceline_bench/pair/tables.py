@@ -184,7 +184,11 @@ def _split(rows: Sequence[Row]) -> str:
     )
     lines = [
         {"lookahead": lookahead}
-        | {group: found for group in Group if (found := _find(rows, group, method, lookahead))}
+        | {
+            group: found
+            for group in Group
+            if (found := _find(rows, group, method=method, lookahead=lookahead))
+        }
         for method, lookahead in compared
     ]
     columns = (
@@ -312,10 +316,10 @@ def _peer(row: Row, rows: Iterable[Row]) -> Row | None:
     if row["group"] == Group.LIBRARY.value:
         return None
     method = Method.BARE.value if row["method"] == _PLAIN else row["method"]
-    return _find(rows, Group.LIBRARY, method, row["lookahead"])
+    return _find(rows, Group.LIBRARY, method=method, lookahead=row["lookahead"])
 
 
-def _find(rows: Iterable[Row], group: Group, method: str, lookahead: int | None) -> Row | None:
+def _find(rows: Iterable[Row], group: Group, *, method: str, lookahead: int | None) -> Row | None:
     wanted = (group.value, method, lookahead)
     return next((it for it in rows if (it["group"], it["method"], it["lookahead"]) == wanted), None)
 

@@ -67,7 +67,14 @@ def forecast_jobs(
     most = min(servers.target_count, useful)
     counts = sorted({most, *(each for each in _TARGET_COUNTS if each < most)} - {0})
     chains = [
-        ForecastJob(servers, strategy, count, token_count, repeats, drafts_ahead=drafts_ahead)
+        ForecastJob(
+            servers,
+            strategy,
+            target_count=count,
+            token_count=token_count,
+            repeats=repeats,
+            drafts_ahead=drafts_ahead,
+        )
         for strategy, method in METHODS.items()
         if not method.self_drafts
         for count in (counts if method.overlaps else (1,))
@@ -75,7 +82,15 @@ def forecast_jobs(
         if not drafts_ahead or (strategy is Strategy.SPECULATIVE and servers.target_count)
     ]
     alone = [
-        ForecastJob(servers, strategy, 1, token_count, repeats, shares=shares, guesses=guesses)
+        ForecastJob(
+            servers,
+            strategy,
+            target_count=1,
+            token_count=token_count,
+            repeats=repeats,
+            shares=shares,
+            guesses=guesses,
+        )
         for strategy, method in METHODS.items()
         if method.self_drafts and guesses is not None
     ]

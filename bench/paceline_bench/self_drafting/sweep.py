@@ -188,4 +188,10 @@ def _cases(
                 )
                 if drafter.prunes or not threshold:
                     own = OwnGuesses(drafter, vocabulary_size=size)
-                    yield Case(name, tree, threshold, own, loaded.card.layers)
+                    yield Case(
+                        name,
+                        tree,
+                        prune_below=threshold,
+                        own_guesses=own,
+                        layers=loaded.card.layers,
+                    )

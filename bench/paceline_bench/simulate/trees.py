@@ -173,12 +173,17 @@ def compare_trees(job: TreeJob) -> list[Gain]:
         (Strategy.SPECULATIVE, True),
         (Strategy.DISTRIBUTED, False),
     )
-    chains = {variant: _timed(job, *variant) for variant in variants}
+    chains = {
+        (strategy, ahead): _timed(job, strategy, drafts_ahead=ahead) for strategy, ahead in variants
+    }
     si = chains[Strategy.SPECULATIVE, False]
     return [
         _gain(job, timed, si=si, chain=chain)
-        for variant, chain in chains.items()
-        for timed in (chain, *(_timed(job, *variant, shape) for shape in job.shapes))
+        for (strategy, ahead), chain in chains.items()
+        for timed in (
+            chain,
+            *(_timed(job, strategy, drafts_ahead=ahead, shape=shape) for shape in job.shapes),
+        )
     ] + _self_gains(job, si=si)
 
 
@@ -199,7 +204,7 @@ def write_gains(path: Path, gains: Sequence[Gain]) -> None:
         writer.writerows(asdict(each) for each in gains)
 
 
-def _timed(job: TreeJob, strategy: Strategy, drafts_ahead: bool, shape: Shape = CHAIN) -> _Timed:
+def _timed(job: TreeJob, strategy: Strategy, *, drafts_ahead: bool, shape: Shape = CHAIN) -> _Timed:
     """Simulate a method with each lookahead that may be the best, and return the best."""
     candidates = _LOOKAHEADS[strategy, drafts_ahead](job, shape)
     overlaps = METHODS[strategy].overlaps
@@ -220,7 +225,11 @@ def _timed(job: TreeJob, strategy: Strategy, drafts_ahead: bool, shape: Shape = 
 
 def _simulated(job: TreeJob, setup: Setup) -> _Timed:
     batch = Batch(
-        setup, job.servers.acceptance_rate, job.token_count, range(job.repeats), job.shares
+        setup,
+        job.servers.acceptance_rate,
+        max_tokens=job.token_count,
+        seeds=range(job.repeats),
+        shares=job.shares,
     )
     found = totals(batch)
     forwards = sum(each.target_forwards for each in found)

@@ -271,6 +271,14 @@ def _critical_path(
         is_first = prefills[span.machine] is span
         first_ns = int(latency.first if is_first else latency.step)
         duration_ns = int(latency.call) + first_ns + (moment.forward_count - 1) * int(latency.step)
-        path.append(ServedCall(moment.kind, is_first, moment.forward_count, first_ns, duration_ns))
+        path.append(
+            ServedCall(
+                moment.kind,
+                is_first,
+                forward_count=moment.forward_count,
+                first_ns=first_ns,
+                duration_ns=duration_ns,
+            )
+        )
         moment = causes.cause[key]
     return tuple(reversed(path))

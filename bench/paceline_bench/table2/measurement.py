@@ -311,13 +311,15 @@ class _Evaluation:
         )
 
     def _ideal(self, run: Run) -> Schedule:
-        return self._schedule(self._servers, run.plan, run.prompt, len(run.token_ids))
+        length = len(run.token_ids)
+        return self._schedule(self._servers, run.plan, prompt=run.prompt, max_tokens=length)
 
     def _delayed(self, run: Run) -> Schedule:
-        return self._schedule(self._delayed_servers, run.plan, run.prompt, len(run.token_ids))
+        length = len(run.token_ids)
+        return self._schedule(self._delayed_servers, run.plan, prompt=run.prompt, max_tokens=length)
 
     def _simulated(
-        self, servers: SimulatedServers, plan: Plan, prompt: tuple[int, ...], max_tokens: int
+        self, servers: SimulatedServers, plan: Plan, *, prompt: tuple[int, ...], max_tokens: int
     ) -> Schedule:
         return ideal_schedule(servers, plan, prompt=prompt, max_tokens=max_tokens)
 

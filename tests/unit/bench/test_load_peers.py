@@ -219,7 +219,7 @@ def test_only_the_library_may_differ(group):
     ("group", "code"), [(Group.SERVICES, 1), (Group.ENGINE, 1), (Group.LIBRARY, 0)]
 )
 def test_the_exit_code_is_that_of_our_own_outputs(monkeypatch, group, code):
-    async def measured(*_):
+    async def measured(*_, **_named):
         return [*rows_with(Group.SERVICES, (5, 6)), *rows_with(group, (5, 9))]
 
     monkeypatch.setattr(bench_load_peers, "_measured", measured)
