@@ -72,7 +72,7 @@ def tell(backend: TransformersBackend, prompts: Texts, parameters: SamplingParam
     specs = [SessionSpec(LENGTH + BLOCK, parameters, seed=seed) for seed in range(len(prompts))]
     alone = decode(backend, prompts, specs, streams=1)
     found = [
-        in_blocks(backend, prompts, specs, alone),
+        in_blocks(backend, prompts, specs=specs, alone=alone),
         *(decode(backend, prompts, specs, streams=streams) for streams in STREAMS[1:]),
     ]
     return " ".join(
@@ -102,7 +102,7 @@ def decode(
 
 
 def in_blocks(
-    backend: TransformersBackend, prompts: Texts, specs: list[SessionSpec], alone: Texts
+    backend: TransformersBackend, prompts: Texts, *, specs: list[SessionSpec], alone: Texts
 ) -> Texts:
     """Decode in blocks, of which most tokens are those of the texts that were decoded alone."""
     chance = random.Random(7)  # noqa: S311 - no secret

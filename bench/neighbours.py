@@ -162,12 +162,14 @@ async def beside_prompt() -> None:
 async def run_beside_prompt(client: AsyncClient) -> None:
     """Run streams, let a long prompt come, and tell of the gaps before and meanwhile."""
     gaps: Gaps = []
-    are_on_their_way = asyncio.Event()
+    has_enough = asyncio.Event()
     streams = [
-        asyncio.create_task(watch(client, f"# Request {index}\ndef", gaps, are_on_their_way))
+        asyncio.create_task(
+            watch(client, f"# Request {index}\ndef", gaps=gaps, has_enough=has_enough)
+        )
         for index in range(STREAMS)
     ]
-    await are_on_their_way.wait()
+    await has_enough.wait()
     began = time.perf_counter()
     await client.generate(
         tuple(50 + place % 400 for place in range(LONG_PROMPT)),
@@ -189,9 +191,9 @@ async def run_beside_prompt(client: AsyncClient) -> None:
 async def watch(
     client: AsyncClient,
     prompt: str,
-    gaps: Gaps,
-    are_on_their_way: asyncio.Event,
     *,
+    gaps: Gaps,
+    has_enough: asyncio.Event,
     strategy: Strategy = Strategy.AUTOREGRESSIVE,
     tokens: int = STREAM_TOKENS,
 ) -> None:
@@ -204,7 +206,7 @@ async def watch(
         arrivals.append(time.perf_counter())
         gaps += [(later, later - earlier) for earlier, later in pairwise(arrivals[-2:])]
         if len(gaps) > GAPS_ALONE:
-            are_on_their_way.set()
+            has_enough.set()
 
 
 async def beside_texts() -> None:
@@ -232,7 +234,14 @@ async def gaps_beside_texts(client: AsyncClient, address: str) -> tuple[list[flo
     """Return a stream's gaps in seconds before long prompts come, and until they are served."""
     gaps: Gaps = []
     stream = asyncio.create_task(
-        watch(client, "def", gaps, asyncio.Event(), strategy=Strategy.SPECULATIVE, tokens=150_000)
+        watch(
+            client,
+            "def",
+            gaps=gaps,
+            has_enough=asyncio.Event(),
+            strategy=Strategy.SPECULATIVE,
+            tokens=150_000,
+        )
     )
     await asyncio.sleep(ALONE_SECONDS)
     alone = [gap for _, gap in gaps]

@@ -49,6 +49,12 @@ def pytest_addoption(parser):
         action="store_true",
         help="write down what the chart renders now (tests/chart/golden); read the diff",
     )
+    group.addoption(
+        "--rewrite-pages",
+        action="store_true",
+        help="write down what benchmarks print, publish and draw now (tests/unit/bench/golden);"
+        " read the diff",
+    )
     group.addoption("--chaos-history", metavar="FILE", help="where its history is written (JSON)")
 
 

@@ -1,10 +1,10 @@
-"""Ways to decode that compete on the bundled models: what benchmarks of such have in common."""
+"""Variants of decoding that compete on the bundled models."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline_bench.ways import compete, row_of
+from paceline_bench.variants import compete, row_of
 from paceline_local.models import NOTHING_KEPT
 from paceline_local.screen import progress
 
@@ -14,22 +14,24 @@ if TYPE_CHECKING:
 
     from paceline import Completion
     from paceline_bench.report import Row
-    from paceline_bench.ways import Way
+    from paceline_bench.variants import Variant
     from paceline_local.bundled import BundledModels
 
 
 async def contest_rows(
-    ways: Sequence[Way], prompts: Sequence[str], *, max_tokens: int, repeats: int
+    variants: Sequence[Variant], prompts: Sequence[str], *, max_tokens: int, repeats: int
 ) -> list[Row]:
-    """Let every way decode every prompt, and sum up each beside the first, plain decoding."""
-    done: dict[str, list[Completion]] = {way.name: [] for way in ways}
-    runs = len(ways) * len(prompts) * repeats
+    """Let every variant decode every prompt, and sum up each beside the first, plain decoding."""
+    done: dict[str, list[Completion]] = {variant.name: [] for variant in variants}
+    runs = len(variants) * len(prompts) * repeats
     with progress(f"{len(prompts)} texts x {max_tokens} tokens", total=runs) as step:
-        async for way, completion in compete(ways, prompts, max_tokens=max_tokens, repeats=repeats):
-            done[way.name].append(completion)
-            step(way.name)
-    plain = done[ways[0].name]
-    return [row_of(way, done[way.name], plain=plain) for way in ways]
+        async for variant, completion in compete(
+            variants, prompts, max_tokens=max_tokens, repeats=repeats
+        ):
+            done[variant.name].append(completion)
+            step(variant.name)
+    plain = done[variants[0].name]
+    return [row_of(variant, done[variant.name], plain=plain) for variant in variants]
 
 
 def exit_code(rows: Iterable[Row]) -> int:

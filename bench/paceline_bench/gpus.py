@@ -1,9 +1,10 @@
-"""How many devices a way to decode has in use, for tokens/s of each."""
+"""How many devices a variant of decoding has in use, for tokens/s of each."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paceline_bench.table import Column
 from paceline_protocol.methods import METHODS, Strategy, label_of
 
 if TYPE_CHECKING:
@@ -29,11 +30,11 @@ def gpu_count(label: str, target_count: int, *, drafter_count: int = 1) -> int:
     return target_count + (drafter_count if overlaps[label] else 0)
 
 
-def per_gpu(gpus: Callable[[Row], int]) -> dict[str, Callable[[Row], str]]:
+def per_gpu(gpus: Callable[[Row], int]) -> tuple[Column, ...]:
     """Return two columns: the devices that a row has in use, and the tokens/s of each."""
 
-    def made(row: Row) -> str:
-        speed = f"{row['tokens_per_second'] / gpus(row):.1f}"
-        return speed if row.get("identical", True) else "-"
+    def made(row: Row) -> float | None:
+        speed: float = row["tokens_per_second"] / gpus(row)
+        return speed if row.get("identical", True) else None
 
-    return {"GPUs": lambda row: str(gpus(row)), "tokens/s per GPU": made}
+    return Column("GPUs", gpus), Column("tokens/s per GPU", made, "{:.1f}")

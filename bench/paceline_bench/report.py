@@ -1,4 +1,4 @@
-"""What every benchmark prints, keeps and publishes: medians with their spread, Markdown, JSON."""
+"""What every benchmark keeps and publishes: medians with their spread, circumstances, JSON."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-_Described = TypeVar("_Described")
 Row: TypeAlias = dict[str, Any]
 Results: TypeAlias = "Mapping[str, Row]"
 """The content of each results file, by its name without suffix."""
@@ -53,18 +52,9 @@ def spread(values: Sequence[float]) -> Spread:
     count = len(values)
     ordered = sorted(values)
     tenth = count // 10
-    return Spread(statistics.median(ordered), ordered[tenth], ordered[count - 1 - tenth], count)
-
-
-def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out a table in Markdown: the first column to the left, the others to the right."""
-    marks = ["---"] + ["---:"] * (len(headings) - 1)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, marks, *rows)) + "\n"
-
-
-def table(rows: Iterable[_Described], columns: Mapping[str, Callable[[_Described], str]]) -> str:
-    """Lay out a table in Markdown: by heading, what is said of a row."""
-    return markdown_table([*columns], [[said(row) for said in columns.values()] for row in rows])
+    return Spread(
+        statistics.median(ordered), ordered[tenth], high=ordered[count - 1 - tenth], count=count
+    )
 
 
 def goal_line(what: str, found: Iterable[tuple[float, str]], *, limit: float) -> str:
@@ -111,17 +101,6 @@ def circumstances_line(content: Row) -> str:
         f"`{found['command']}`, {found['date']}, {found['machine']}, Python {found['python']};"
         f" load average {load_average}"
     )
-
-
-def speed(row: Row) -> str:
-    """Return tokens/s; none without equality, with a star if the machine was short of CPU."""
-    mark = "*" if row.get("limit") else ""
-    return f"{row['tokens_per_second']:.0f}{mark}" if row["identical"] else "text differs"
-
-
-def times(value: float | None) -> str:
-    """Lay out how many times as fast something is; a dash if that is not known."""
-    return "-" if value is None else f"{value:.2f}x"
 
 
 def write_json(

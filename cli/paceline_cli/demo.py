@@ -12,7 +12,7 @@ from pydantic import Field
 from rich.console import Console
 
 from paceline import AsyncClient, Strategy
-from paceline_bench.ways import parameter_count
+from paceline_bench.variants import parameter_count
 from paceline_cli.comparison import STRATEGIES, compare
 from paceline_cli.streamed_text import TextStream, statistics_line
 from paceline_cli.timeline import write_timeline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline_bench.report import times
+from paceline_bench.table import times
 from paceline_engine.deciding.cascade import MAX_GRAM
 from paceline_engine.scheduling.latencies import LatencyMeter
 from paceline_engine.stack_backend.ewif import best_rate

@@ -7,7 +7,6 @@ import json
 import signal
 import sys
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -17,8 +16,7 @@ from rich.live import Live
 
 from paceline.errors import ConnectionLostError
 from paceline_cli.connection import open_client
-from paceline_cli.top_screen import draw
-from paceline_cli.top_view import view
+from paceline_cli.top_view import draw, view
 from paceline_cli.top_watch import Watch
 from paceline_local.metrics_pages import parse_sources
 from paceline_local.options import CallerSettings, read_options
@@ -27,6 +25,8 @@ from paceline_serving.settings import StringList, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.console import RenderableType
 
     from paceline_cli.top_watch import Snapshot
 
@@ -106,41 +106,33 @@ async def _print_json(watch: Watch, settings: TopSettings) -> None:
     while True:
         await asyncio.sleep(settings.interval_seconds)
         shown = view(await watch.snapshot())
-        print(json.dumps({"time": time.time(), **asdict(shown)}), flush=True)
+        print(json.dumps({"time": time.time(), **shown.record()}), flush=True)
         if settings.once:
             return
 
 
 async def _print_once(watch: Watch, settings: TopSettings) -> None:
     await asyncio.sleep(settings.interval_seconds)
-    snapshot = await watch.snapshot()
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
-    with console.capture() as drawn:
-        console.print(draw(view(snapshot), title=_title(snapshot, settings), width=console.width))
-    print("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
+    console = Console(highlight=False, width=width)
+    console.print(_drawn(await watch.snapshot(), settings, console))
 
 
 async def _show_live(watch: Watch, settings: TopSettings, snapshot: Snapshot) -> None:
     console = Console(highlight=False)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            size = console.size
-            drawn = draw(
-                view(snapshot),
-                title=_title(snapshot, settings),
-                width=size.width,
-                height=size.height,
-            )
-            live.update(drawn, refresh=True)
+            live.update(_drawn(snapshot, settings, console), refresh=True)
             await asyncio.sleep(settings.interval_seconds)
             snapshot = await watch.snapshot()
 
 
-def _title(snapshot: Snapshot, settings: TopSettings) -> str:
+def _drawn(snapshot: Snapshot, settings: TopSettings, console: Console) -> RenderableType:
     words = [
         "paceline top",
         settings.address,
         time.strftime("%H:%M:%S"),
         f"every {settings.interval_seconds:g} s",
     ]
-    return "  ".join(words if snapshot.scrapes else [*words, _NO_METRICS])
+    title = "  ".join(words if snapshot.scrapes else [*words, _NO_METRICS])
+    return draw(view(snapshot), title=title, console=console)

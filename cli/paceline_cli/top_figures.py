@@ -1,146 +1,215 @@
-"""What servers do, in numbers: worked out from their metrics."""
+"""What `paceline top` says in numbers: each with its name in JSON, its words, and its metrics."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, TypeAlias
 
 from paceline_local.metrics_samples import Readings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+Figures: TypeAlias = "dict[str, float | None]"
+"""By name in JSON; None: not known, or not of this role."""
 
 _GENERATE = "paceline.v1.OrchestratorService/Generate"
-_ENDED_WELL = ("OK", "CANCELLED")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """What the service does. Rates are since the snapshot before; None: not known.
-
-    Means and shares are of what happened since then, or if nothing did, since the servers started.
-
-    Attributes:
-        running: Requests that are served now.
-        requests_per_second: Requests that arrived.
-        failures_per_second: Requests that ended with an error; cancelled ones do not count.
-        tokens_per_second: Tokens that were sent to clients.
-        first_token_seconds: From a request's arrival to its first token, the mean.
-        token_gap_seconds: From one token to the next, the mean.
-        hop_seconds: Network, gRPC and event loops of a call to a model server, the mean.
-        speed_up: How many times as fast requests were as plain decoding was expected to be, the
-            mean of those that ended.
-        targets_per_stream: SP: the most targets that verified for a stream at the same time, the
-            mean of the streams that ended.
-        verifications: Verifications that run or wait at targets.
-        acceptance_rate: Accepted share of the judged draft tokens, the mean of the requests that
-            ended. Without metrics of an orchestrator: the accepted share of the blocks at targets,
-            where tokens behind a rejection count too.
-        rejected_per_second: Draft tokens that a target rejected.
-        discarded_per_second: Draft tokens that no target judged, since those before were wrong.
-        wasted_share: Rejected and discarded tokens, as a share of all draft tokens.
-        corrections_per_second: Corrections that token trees found ahead.
-        branch_rows_per_second: Rows of forwards that branches of trees took.
-        branch_won_share: Rows whose tokens became output, as a share of these; None without any.
-        cancelled_per_second: Calls that a rejection made worthless.
-        repairs_per_second: Fallbacks: what went otherwise than planned, and cost no token.
-        asked_targets: Targets that running streams can use, at the orchestrators that answered.
-        wanted_targets: Targets that an autoscaler is told to have.
-    """
-
-    running: int | None = None
-    requests_per_second: float | None = None
-    failures_per_second: float | None = None
-    tokens_per_second: float | None = None
-    first_token_seconds: float | None = None
-    token_gap_seconds: float | None = None
-    hop_seconds: float | None = None
-    speed_up: float | None = None
-    targets_per_stream: float | None = None
-    verifications: int | None = None
-    acceptance_rate: float | None = None
-    rejected_per_second: float | None = None
-    discarded_per_second: float | None = None
-    wasted_share: float | None = None
-    corrections_per_second: float | None = None
-    branch_rows_per_second: float | None = None
-    branch_won_share: float | None = None
-    cancelled_per_second: float | None = None
-    repairs_per_second: float | None = None
-    asked_targets: int | None = None
-    wanted_targets: int | None = None
+def count(number: float) -> str:
+    """Write a whole number."""
+    return f"{number:.0f}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What a server does, or a pool of them. None: not known, or not of this role.
+def rate(number: float) -> str:
+    """Write a number of something a second."""
+    return f"{number:.0f}" if number >= 100 or number == 0 else f"{number:.1f}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Write a time."""
+    return f"{seconds * 1e3:.1f}"
+
+
+def percent(share: float) -> str:
+    """Write a share."""
+    return f"{share:.0%}"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number about servers.
 
     Attributes:
-        sessions: Open sessions.
-        running: Forwards at the model; an orchestrator's requests.
-        waiting: Calls in the queue.
-        forwards_per_second: Forwards that ran to their end.
-        positions_per_second: Token positions computed in them.
-        queue_seconds: Mean wait of a call in the queue.
-        forward_seconds: Mean forward time of an answered call.
-        accepted_share: Accepted part of the blocks and trees that a target answered. Tokens behind
-            a rejection count, so it is below the acceptance rate.
-        wasted_per_second: Token positions that a target was asked for in vain.
-        cancelled_per_second: Calls that were given up, or replaced by newer ones.
-        memory_share: Reserved part of the token budget; of a pool, its fullest server's.
+        name: Its name in JSON, with its unit.
+        words: What it means; of a total, {} stands for the number.
+        form: How the number is written.
+        value: How it follows from what servers say together.
+        is_largest: Whether several servers have the largest of theirs, and not the sum.
     """
 
-    sessions: int | None = None
-    running: int | None = None
-    waiting: int | None = None
-    forwards_per_second: float | None = None
-    positions_per_second: float | None = None
-    queue_seconds: float | None = None
-    forward_seconds: float | None = None
-    accepted_share: float | None = None
-    wasted_per_second: float | None = None
-    cancelled_per_second: float | None = None
-    memory_share: float | None = None
+    name: str
+    words: str
+    form: Callable[[float], str]
+    value: Callable[[Readings], float | None]
+    is_largest: bool = False
+
+
+def _now(name: str, words: str, *metrics: str, is_largest: bool = False) -> Figure:
+    """Return a number of things that there are; of several metrics it is the larger one."""
+    totals = [f"paceline_{metric}" for metric in metrics]
+
+    def largest(readings: Readings) -> float:
+        return max(int(readings.now.total(total)) for total in totals)
+
+    return Figure(name, words, form=count, value=largest, is_largest=is_largest)
+
+
+def _rate(name: str, words: str, *metrics: str, **labels: str) -> Figure:
+    """Return what happens in a second, since the snapshot before."""
+    counters = [f"paceline_{metric}" for metric in metrics]
+    return Figure(name, words, form=rate, value=lambda it: it.rate(*counters, **labels))
+
+
+def _mean(
+    name: str, words: str, metric: str, *, form: Callable[[float], str] = milliseconds
+) -> Figure:
+    """Return the mean since the snapshot before, or if nothing happened, since the start."""
+    return Figure(name, words, form=form, value=lambda it: it.mean(f"paceline_{metric}"))
+
+
+def _share(name: str, words: str, *, part: str, of: str) -> Figure:
+    """Return a share since the snapshot before, or if nothing happened, since the start."""
+    part, of = f"paceline_{part}", f"paceline_{of}"
+    return Figure(name, words, form=percent, value=lambda it: it.share(part, of=of))
+
+
+def _failures(readings: Readings) -> float | None:
+    """Return the requests that ended with an error; cancelled ones do not count."""
+    ended, *well = (
+        readings.rate("paceline_rpcs_total", method=_GENERATE, **labels)
+        for labels in ({}, {"code": "OK"}, {"code": "CANCELLED"})
+    )
+    return None if ended is None else ended - sum(it or 0.0 for it in well)
+
+
+def _repairs(readings: Readings) -> float | None:
+    """Return the fallbacks; to follow the load is none."""
+    every = readings.rate("paceline_fallbacks_total")
+    following = readings.rate("paceline_fallbacks_total", kind="load_changed")
+    return None if every is None else every - (following or 0.0)
+
+
+_ITL, _TTFT = "inter_token_latency_seconds", "time_to_first_token_seconds"
+_DRAFTED, _IN_VAIN = "spec_decode_num_draft_tokens_total", "spec_decode_num_wasted_tokens_total"
+# Tokens behind a rejection count, so it is below the acceptance rate, which is of judged tokens.
+_ACCEPTED = _share(
+    "accepted_share", "accepted", part="spec_decode_num_accepted_tokens_total", of=_DRAFTED
+)
+_VERIFICATIONS = "verifications_in_flight"
+TOTALS: Mapping[str, Sequence[Figure]] = {
+    "requests": (
+        _now("running", "{} running", "num_requests_running"),
+        _rate("requests_per_second", "{}/s come", "incoming_requests_total"),
+        Figure("failures_per_second", "{}/s fail", form=rate, value=_failures),
+        _mean("first_token_seconds", "first token after {} ms", _TTFT),
+        _mean("token_gap_seconds", "{} ms between tokens", _ITL),
+        _mean("hop_seconds", "{} ms network", "rpc_hop_seconds"),
+    ),
+    "tokens": (
+        _rate("tokens_per_second", "{}/s", f"{_ITL}_count", f"{_TTFT}_count"),
+        _mean(
+            "acceptance_rate", "acceptance {}", "request_spec_decode_acceptance_rate", form=percent
+        ),
+        _mean(
+            "speed_up",
+            "{} times as fast as decoded plainly",
+            "speedup_vs_autoregressive",
+            form=rate,
+        ),
+        _mean(
+            "targets_per_stream", "SP {} targets per stream", "speculation_parallelism", form=rate
+        ),
+        _now("verifications", "{} verifications now", _VERIFICATIONS),
+    ),
+    "trees": (
+        _rate("corrections_per_second", "{}/s corrections ahead", "corrections_ahead_total"),
+        _rate("branch_rows_per_second", "{}/s rows of branches", "branch_rows_total"),
+        _share(
+            "branch_won_share",
+            "{} of them became output",
+            part="branch_rows_accepted_total",
+            of="branch_rows_total",
+        ),
+    ),
+    "waste": (
+        _share("wasted_share", "{} of the draft tokens", part=_IN_VAIN, of=_DRAFTED),
+        _rate("rejected_per_second", "{}/s rejected", _IN_VAIN, reason="rejected"),
+        _rate("discarded_per_second", "{}/s discarded", _IN_VAIN, reason="discarded"),
+        _rate("cancelled_per_second", "{}/s calls cancelled", "worthless_rpcs_cancelled_total"),
+        Figure("repairs_per_second", "{}/s repairs", form=rate, value=_repairs),
+    ),
+    "targets": (
+        _now("asked_targets", "streams ask for {}", "stream_verifiers", _VERIFICATIONS),
+        _now("wanted_targets", "an autoscaler would have {}", "desired_verifiers", is_largest=True),
+    ),
+}
+# The columns; a narrow terminal cuts off the last ones.
+OF_A_SERVER: Sequence[Figure] = (
+    _now("waiting", "waiting", "num_requests_waiting"),
+    _now("running", "running", "num_requests_running"),
+    _now("sessions", "sessions", "sessions_active"),
+    _rate("forwards_per_second", "forwards/s", "forwards_total"),
+    _mean("queue_seconds", "queue ms", "queue_seconds"),
+    _mean("forward_seconds", "forward ms", "forward_seconds"),
+    _rate("wasted_per_second", "wasted/s", "wasted_tokens_total"),
+    _rate(
+        "cancelled_per_second",
+        "cancelled/s",
+        *("calls_cancelled_total", "calls_superseded_total", "worthless_rpcs_cancelled_total"),
+    ),
+    Figure(
+        "memory_share",
+        "memory",
+        form=percent,
+        value=lambda readings: readings.now.total("paceline_kv_cache_usage_perc"),
+        is_largest=True,
+    ),
+    _rate("positions_per_second", "positions/s", "forward_rows_total"),
+    _ACCEPTED,
+)
+_NOT_OF_DRAFTERS = {"accepted_share", "wasted_per_second"}
+_OF_ORCHESTRATORS = {"running", "cancelled_per_second"}
 
 
 def figures(role: str, parts: Sequence[Readings]) -> Figures:
     """Return what servers of one role do together."""
+    told = _sum(parts, OF_A_SERVER)
+    return {
+        name: None
+        if (role == "drafter" and name in _NOT_OF_DRAFTERS)
+        or (role == "orchestrator" and name not in _OF_ORCHESTRATORS)
+        else value
+        for name, value in told.items()
+    }
+
+
+def _sum(parts: Sequence[Readings], wanted: Iterable[Figure]) -> Figures:
     if not parts:
-        return Figures()
-    readings = Readings.sum(parts)
-    now = readings.now
-    running = int(now.total("paceline_num_requests_running"))
-    if role == "orchestrator":
-        cancelled = readings.rate("paceline_worthless_rpcs_cancelled_total")
-        return Figures(running=running, cancelled_per_second=cancelled)
-    is_target = role == "target"
-    return Figures(
-        sessions=int(now.total("paceline_sessions_active")),
-        running=running,
-        waiting=int(now.total("paceline_num_requests_waiting")),
-        forwards_per_second=readings.rate("paceline_forwards_total"),
-        positions_per_second=readings.rate("paceline_forward_rows_total"),
-        queue_seconds=readings.mean("paceline_queue_seconds"),
-        forward_seconds=readings.mean("paceline_forward_seconds"),
-        accepted_share=_accepted_share(readings) if is_target else None,
-        wasted_per_second=readings.rate("paceline_wasted_tokens_total") if is_target else None,
-        cancelled_per_second=readings.rate(
-            "paceline_calls_cancelled_total", "paceline_calls_superseded_total"
-        ),
-        memory_share=max(it.now.total("paceline_kv_cache_usage_perc") for it in parts),
-    )
-
-
-def _accepted_share(targets: Readings) -> float | None:
-    return targets.share(
-        "paceline_spec_decode_num_accepted_tokens_total",
-        of="paceline_spec_decode_num_draft_tokens_total",
-    )
+        return {figure.name: None for figure in wanted}
+    together = Readings.sum(parts)
+    return {
+        figure.name: max(figure.value(part) or 0 for part in parts)
+        if figure.is_largest
+        else figure.value(together)
+        for figure in wanted
+    }
 
 
 def totals(
     orchestrators: Sequence[Readings], targets: Sequence[Readings], *, told_running: int | None
-) -> Totals:
+) -> Figures:
     """Return what the service does.
 
     Args:
@@ -148,59 +217,8 @@ def totals(
         targets: Readings of the targets whose metrics are known.
         told_running: Requests that an orchestrator said it serves, where there are no metrics.
     """
+    told = _sum(orchestrators, chain.from_iterable(TOTALS.values()))
     if not orchestrators:
-        accepted = _accepted_share(Readings.sum(targets))
-        return Totals(running=told_running, acceptance_rate=accepted)
-    readings = Readings.sum(orchestrators)
-    now = readings.now
-    rejected = readings.rate("paceline_spec_decode_num_wasted_tokens_total", reason="rejected")
-    discarded = readings.rate("paceline_spec_decode_num_wasted_tokens_total", reason="discarded")
-    return Totals(
-        running=int(now.total("paceline_num_requests_running")),
-        requests_per_second=readings.rate("paceline_incoming_requests_total"),
-        failures_per_second=_failures(readings),
-        tokens_per_second=readings.rate(
-            "paceline_inter_token_latency_seconds_count",
-            "paceline_time_to_first_token_seconds_count",
-        ),
-        first_token_seconds=readings.mean("paceline_time_to_first_token_seconds"),
-        token_gap_seconds=readings.mean("paceline_inter_token_latency_seconds"),
-        hop_seconds=readings.mean("paceline_rpc_hop_seconds"),
-        speed_up=readings.mean("paceline_speedup_vs_autoregressive"),
-        targets_per_stream=readings.mean("paceline_speculation_parallelism"),
-        verifications=int(now.total("paceline_verifications_in_flight")),
-        acceptance_rate=readings.mean("paceline_request_spec_decode_acceptance_rate"),
-        rejected_per_second=rejected,
-        discarded_per_second=discarded,
-        wasted_share=readings.share(
-            "paceline_spec_decode_num_wasted_tokens_total",
-            of="paceline_spec_decode_num_draft_tokens_total",
-        ),
-        corrections_per_second=readings.rate("paceline_corrections_ahead_total"),
-        branch_rows_per_second=readings.rate("paceline_branch_rows_total"),
-        branch_won_share=readings.share(
-            "paceline_branch_rows_accepted_total", of="paceline_branch_rows_total"
-        ),
-        cancelled_per_second=readings.rate("paceline_worthless_rpcs_cancelled_total"),
-        repairs_per_second=_repairs(readings),
-        asked_targets=max(
-            int(now.total("paceline_stream_verifiers")),
-            int(now.total("paceline_verifications_in_flight")),
-        ),
-        wanted_targets=max(int(it.now.total("paceline_desired_verifiers")) for it in orchestrators),
-    )
-
-
-def _repairs(readings: Readings) -> float | None:
-    all_kinds = readings.rate("paceline_fallbacks_total")
-    if all_kinds is None:
-        return None
-    return all_kinds - (readings.rate("paceline_fallbacks_total", kind="load_changed") or 0.0)
-
-
-def _failures(readings: Readings) -> float | None:
-    ended = readings.rate("paceline_rpcs_total", method=_GENERATE)
-    if ended is None:
-        return None
-    well = (readings.rate("paceline_rpcs_total", method=_GENERATE, code=it) for it in _ENDED_WELL)
-    return ended - sum(it or 0.0 for it in well)
+        told["running"] = told_running
+        told["acceptance_rate"] = _ACCEPTED.value(Readings.sum(targets))
+    return told

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from paceline import AsyncClient, SystemInfo
     from paceline_local.metrics_pages import Source
-    from paceline_local.metrics_samples import Samples
 
 # An address that its name no longer has is shown as gone for so long.
 _FORGET_SECONDS = 60.0
@@ -42,6 +41,11 @@ class Scrape:
     problem: str = ""
     gone_seconds: float = 0.0
 
+    @property
+    def fresh(self) -> Readings | None:
+        """What it answered this time."""
+        return None if self.problem else self.readings
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -61,19 +65,6 @@ class Snapshot:
     def is_empty(self) -> bool:
         """Whether nobody answered."""
         return self.info is None and all(it.problem for it in self.scrapes)
-
-
-@dataclass(slots=True)
-class _PageHistory:
-    """The last answers of a page that has answered before."""
-
-    samples: Samples
-    seen_at: float
-    readings: Readings
-
-    def add(self, samples: Samples, at: float) -> None:
-        self.readings = Readings(samples, samples.since(self.samples), at - self.seen_at)
-        self.samples, self.seen_at = samples, at
 
 
 class Watch:
@@ -98,7 +89,7 @@ class Watch:
         self._session = session
         self._sources = sources
         self._clock = clock
-        self._known: dict[Page, _PageHistory] = {}
+        self._answers: dict[Page, tuple[Readings, float]] = {}  # the last ones, with their times
 
     async def snapshot(self) -> Snapshot:
         """Ask the orchestrator and read all pages, at the same time."""
@@ -109,8 +100,7 @@ class Watch:
                 for source in self._sources
             ]
         info, problem = asked.result()
-        scrapes = (scrape for task in read for scrape in task.result())
-        return Snapshot(tuple(scrapes), info, problem)
+        return Snapshot(tuple(it for task in read for it in task.result()), info, problem)
 
     async def _ask(self) -> tuple[SystemInfo | None, str]:
         try:
@@ -119,45 +109,37 @@ class Watch:
             return None, error.message
 
     async def _read_source(self, source: Source) -> list[Scrape]:
-        known = [page for page in self._known if page.source == source]
+        oldest = self._clock() - _FORGET_SECONDS
+        known = [page for page in self._answers if page.source == source]
         try:
             async with asyncio.timeout(self._session.timeout.total):
                 pages = await pages_of(source)
         except (PageError, TimeoutError) as error:
             if not known:
                 return [Scrape(Page(source, source.host), None, str(error) or _UNRESOLVED)]
-            pages = known  # nobody can tell now where they are: there, as far as is known
+            pages = known  # the name cannot be looked up now: the servers may still be there
         async with asyncio.TaskGroup() as tasks:
-            scrapes = [
+            reads = [
                 tasks.create_task(self._read(page), name=f"top: read {page.url}") for page in pages
             ]
-        removed = self._forget_old([page for page in known if page not in pages])
-        return [task.result() for task in scrapes] + [
-            self._without_answer(it, _REMOVED) for it in removed
-        ]
+        removed = [page for page in known if page not in pages]
+        recent = [page for page in removed if self._answers[page][1] >= oldest]
+        return [task.result() for task in reads] + [self._lost(it, _REMOVED) for it in recent]
 
     async def _read(self, page: Page) -> Scrape:
         try:
             samples = await read_page(self._session, page)
         except PageError as error:
-            return self._without_answer(page, str(error))
-        now = self._clock()
-        if page in self._known:
-            self._known[page].add(samples, now)
-        else:
-            self._known[page] = _PageHistory(samples, now, Readings(samples))
-        return Scrape(page, self._known[page].readings)
+            return self._lost(page, str(error))
+        now, readings = self._clock(), Readings(samples)
+        if page in self._answers:
+            before, seen_at = self._answers[page]
+            readings = Readings(samples, samples.since(before.now), now - seen_at)
+        self._answers[page] = readings, now
+        return Scrape(page, readings)
 
-    def _without_answer(self, page: Page, problem: str) -> Scrape:
-        known = self._known.get(page)
-        if known is None:
+    def _lost(self, page: Page, problem: str) -> Scrape:
+        if page not in self._answers:
             return Scrape(page, None, problem)
-        return Scrape(page, known.readings, problem, self._clock() - known.seen_at)
-
-    def _forget_old(self, removed: Sequence[Page]) -> list[Page]:
-        """Forget pages that answered last long ago, and return the others."""
-        oldest = self._clock() - _FORGET_SECONDS
-        for page in removed:
-            if self._known[page].seen_at < oldest:
-                del self._known[page]
-        return [page for page in removed if page in self._known]
+        readings, seen_at = self._answers[page]
+        return Scrape(page, readings, problem=problem, gone_seconds=self._clock() - seen_at)

@@ -84,6 +84,11 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str 
 
 def print_whole(laid_out: Table, console: Console) -> None:
     """Print a table with a line for each row, however wide: names of pods differ in their ends."""
-    natural = Measurement.get(console, console.options.update(width=_ANY_WIDTH), laid_out).maximum
-    console.width = max(natural, console.width)
+    console.width = max(natural_width(laid_out, console), console.width)
     console.print(laid_out)
+
+
+def natural_width(laid_out: Table, console: Console) -> int:
+    """Return how wide a table is without a limit."""
+    options = console.options.update(width=_ANY_WIDTH)
+    return Measurement.get(console, options, laid_out).maximum

@@ -12,19 +12,19 @@ from pydantic import Field
 from tokenizers import Tokenizer
 
 from paceline import AsyncClient
-from paceline_bench.cascade.bundled_ways import contest_of_drafters, running_drafters
+from paceline_bench.cascade.bundled_variants import contest_of_drafters, running_drafters
 from paceline_bench.cascade.prose import prose_prompts
 from paceline_bench.cascade.recipes import DRAFTER, GRIDS, TEXT_ALONE, TINY
 from paceline_bench.cascade.search import KnownText, Search, measured_cost
 from paceline_bench.cascade.tables import report
 from paceline_bench.contests import exit_code, held_out_prompts, model_flags
 from paceline_bench.pair.contest import Rules, contest, contest_rounds
-from paceline_bench.pair.contestants import lookup_ways
+from paceline_bench.pair.contestants import lookup_variants
 from paceline_bench.pair.engine import EnginePair, decode
 from paceline_bench.pair.library import LibraryPair
-from paceline_bench.pair.results import way_rows
+from paceline_bench.pair.results import variant_rows
 from paceline_bench.report import load_average, write_json
-from paceline_bench.ways import parameter_count
+from paceline_bench.variants import parameter_count
 from paceline_contract.limits import MOST_TARGETS
 from paceline_engine.loading import LoadOptions, load_backend
 from paceline_local.bundled import find_models
@@ -68,7 +68,7 @@ class CascadeSettings(Settings):
     search_prompts: int = Field(
         6, ge=1, le=60, description="further prompts of each kind, for the parameter search"
     )
-    repeats: int = Field(1, ge=1, le=100, description="how often each way decodes each prompt")
+    repeats: int = Field(1, ge=1, le=100, description="how often each variant decodes each prompt")
     max_tokens: int = Field(96, ge=2, le=400, description="tokens of each text")
     targets: int = Field(2, ge=1, le=MOST_TARGETS, description="targets that DSI verifies on")
     per_gpu: bool = Field(False, description="also tokens/s over the GPUs that would be in use")
@@ -198,7 +198,7 @@ class _Bench:
                     for row in searched
                     if (row["texts"], row["cost"]) == (texts.kind, _MEASURED)
                 }
-                found = await self._contest(system, texts, recipes, costs)
+                found = await self._contest(system, texts, recipes=recipes, costs=costs)
                 rows += [{**row, "texts": texts.kind} for row in found]
                 found = await self._lookup(system, texts, recipes[TEXT_ALONE].lookahead)
                 lookup += [{**row, "texts": texts.kind} for row in found]
@@ -208,6 +208,7 @@ class _Bench:
         self,
         targets: LocalSystem,
         texts: _Texts,
+        *,
         recipes: Mapping[str, Recipe],
         costs: Mapping[str, Mapping[str, float]],
     ) -> list[Row]:
@@ -244,9 +245,11 @@ class _Bench:
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(AsyncClient(targets.orchestrator_address))
             step = stack.enter_context(progress(f"lookups in {texts.kind}", total=rounds))
-            ways = list(lookup_ways(library, engine, client, lookahead=lookahead, pids=pids))
-            entries = await contest(ways, prompts, rules=rules, gap=engine.gap, on_run=step)
-        return way_rows(entries)
+            variants = list(
+                lookup_variants(library, engine, client, lookahead=lookahead, pids=pids)
+            )
+            entries = await contest(variants, prompts, rules=rules, gap=engine.gap, on_run=step)
+        return variant_rows(entries)
 
 
 def _size(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""What forwards alone make of a way to decode."""
+"""What forwards alone make of a variant of decoding."""
 
 from __future__ import annotations
 

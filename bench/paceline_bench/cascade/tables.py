@@ -9,64 +9,61 @@ from paceline_bench.cascade.recipes import ONE_STAGE_MORE
 from paceline_bench.gpus import GPU_WORDS, per_gpu
 from paceline_bench.pair.contest import Group, Method, times_as_fast
 from paceline_bench.pair.tables import contest_tables
-from paceline_bench.report import speed, table, times
+from paceline_bench.table import OVER_PLAIN, SAME_OUTPUT, Column, markdown, speed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from paceline_bench.report import Row
 
 _COSTS = {"measured": "measured costs", "parameters": "parameter counts"}
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
+def _improvement(cost: str) -> Column:
+    return Column(f"SWI, {_COSTS[cost]}", lambda row: row["swi"] and row["swi"][cost], "{:.2f}")
 
 
-def _improvement(row: Row, cost: str) -> str:
-    return "-" if row["swi"] is None else f"{row['swi'][cost]:.2f}"
-
-
-_COLUMNS: dict[str, Callable[[Row], str]] = {
-    "": lambda row: row["name"],
-    "parameters": lambda row: row["parameters"] or "-",
-    "SWI, measured costs": lambda row: _improvement(row, "measured"),
-    "SWI, parameter counts": lambda row: _improvement(row, "parameters"),
-    "tokens/target forward": lambda row: f"{row['tokens_per_forward']:.2f}",
-    "drafter forwards": lambda row: (
-        " + ".join(f"{count:,}" for count in row["drafter_models"].values()) or "-"
+_COLUMNS = (
+    Column("", "name"),
+    Column("parameters", lambda row: row["parameters"] or None),
+    _improvement("measured"),
+    _improvement("parameters"),
+    Column("tokens/target forward", "tokens_per_forward", "{:.2f}"),
+    Column(
+        "drafter forwards",
+        lambda row: " + ".join(f"{count:,}" for count in row["drafter_models"].values()) or None,
     ),
-    "acceptance": lambda row: _share(row["acceptance_rate"]),
-    "tokens/s": speed,
-    "÷ non-SI": lambda row: times(row["times_as_fast"] if row["identical"] else None),
-    "text": lambda row: "identical" if row["identical"] else "DIFFERENT",
-}
-_SEARCHED: dict[str, Callable[[Row], str]] = {
-    "": lambda row: f"{row['texts']}: {row['name']}",
-    "by": lambda row: _COSTS[row["cost"]],
-    "best parameters": lambda row: row["parameters"],
-    "SWI": lambda row: f"{row['swi']:.2f}",
-}
+    Column("acceptance", "acceptance_rate", "{:.0%}"),
+    Column("tokens/s", speed),
+    OVER_PLAIN,
+    SAME_OUTPUT,
+)
+_SEARCHED = (
+    Column("", lambda row: f"{row['texts']}: {row['name']}"),
+    Column("by", lambda row: _COSTS[row["cost"]]),
+    Column("best parameters", "parameters"),
+    Column("SWI", "swi", "{:.2f}"),
+)
 
 
 def report(content: Mapping[str, Any], *, by_gpu: bool = False) -> str:
-    """Lay out the ways in Markdown, for each kind of text, and what was searched.
+    """Lay out the variants in Markdown, for each kind of text, and what was searched.
 
     Args:
         by_gpu: Whether to say also what each device makes of it.
     """
-    columns = _COLUMNS | per_gpu(itemgetter("gpu_count")) if by_gpu else _COLUMNS
+    columns = _COLUMNS + (per_gpu(itemgetter("gpu_count")) if by_gpu else ())
     kinds = list(dict.fromkeys(row["texts"] for row in content["rows"]))
     tables = [
         f"{kind}, each drafter at its best parameters for SI and measured costs:\n\n"
-        + table(_of_kind(content["rows"], kind), columns)
+        + markdown(_of_kind(content["rows"], kind), columns)
         for kind in kinds
     ]
     lookups = [
         f"{kind}, from the text alone:\n\n" + contest_tables(_of_kind(content["lookup"], kind))
         for kind in kinds
     ]
-    searched = "The search, on other prompts:\n\n" + table(content["searched"], _SEARCHED)
+    searched = "The search, on other prompts:\n\n" + markdown(content["searched"], _SEARCHED)
     lines = [*_costs(content["costs"]), *_orders(content["searched"])]
     lines += [line for kind in kinds for line in _lookups(_of_kind(content["lookup"], kind), kind)]
     lines += [GPU_WORDS] if by_gpu else []

@@ -9,9 +9,10 @@ import aiohttp
 from pydantic import Field
 
 from paceline import AsyncClient
-from paceline_bench.gateway.doors import DOORS, Doors, doors_table, row, take_turn
+from paceline_bench.gateway.transports import COLUMNS, TRANSPORTS, Endpoints, row, take_turn
 from paceline_bench.options import numbers_to
 from paceline_bench.report import load_average, write_json
+from paceline_bench.table import markdown
 from paceline_local.options import ResultFile, read_options
 from paceline_local.running import running_system
 from paceline_local.screen import progress
@@ -22,7 +23,7 @@ from paceline_serving.settings import Settings, option
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline_bench.gateway.doors import Turn
+    from paceline_bench.gateway.transports import Turn
     from paceline_local.system import LocalSystem
 
 _EXAMPLES = """
@@ -36,7 +37,7 @@ class GatewayBenchSettings(Settings):
 
     Plain decoding on one simulated target, so that each token is a message of its own. Times are
     heard by this process; CPU is what the servers use for a token that goes through the gateway.
-    The exit code is 0 if both doors gave the same texts, else 1.
+    The exit code is 0 if both transports gave the same texts, else 1.
     """
 
     streams: Annotated[tuple[int, ...], numbers_to(1024)] = Field(
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     load_at_start = load_average()
     rows = asyncio.run(_run(settings))
-    print(doors_table(rows))
+    print(markdown(rows, COLUMNS))
     print(
         "Times and CPU in ms, CPU for each token. TTFT: to the first token; TPOT: each later one."
     )
@@ -71,15 +72,20 @@ async def _run(settings: GatewayBenchSettings) -> list[dict[str, Any]]:
         AsyncClient(system.orchestrator_address) as client,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
     ):
-        doors = await _doors(system, client, session)
+        endpoints = await _endpoints(system, client, session)
         total = len(settings.streams) * settings.repeats
-        with progress("both doors in turn", total=total) as step:
-            return [await _measure(doors, each, settings, step) for each in settings.streams]
+        with progress("both transports in turn", total=total) as step:
+            return [
+                await _measure(endpoints, each, settings=settings, step=step)
+                for each in settings.streams
+            ]
 
 
-async def _doors(system: LocalSystem, client: AsyncClient, session: aiohttp.ClientSession) -> Doors:
+async def _endpoints(
+    system: LocalSystem, client: AsyncClient, session: aiohttp.ClientSession
+) -> Endpoints:
     assert system.gateway is not None
-    return Doors(
+    return Endpoints(
         client=client,
         session=session,
         url=f"http://{reachable(system.gateway.address)}",
@@ -89,16 +95,22 @@ async def _doors(system: LocalSystem, client: AsyncClient, session: aiohttp.Clie
 
 
 async def _measure(
-    doors: Doors, streams: int, settings: GatewayBenchSettings, step: Callable[[str], None]
+    endpoints: Endpoints,
+    streams: int,
+    *,
+    settings: GatewayBenchSettings,
+    step: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Let the doors take turns; the first of each opens connections, and is not counted."""
+    """Let the transports take turns; the first of each opens connections, and is not counted."""
     turns: list[tuple[Turn, Turn]] = []
     for number in range(settings.repeats + 1):
         # Who begins changes: what the turn before left behind is shared fairly, too.
-        order = DOORS if number % 2 else DOORS[::-1]
+        order = TRANSPORTS if number % 2 else TRANSPORTS[::-1]
         took = {
-            door: await take_turn(doors, door, streams=streams, max_tokens=settings.tokens)
-            for door in order
+            transport: await take_turn(
+                endpoints, transport, streams=streams, max_tokens=settings.tokens
+            )
+            for transport in order
         }
         if number:
             turns.append((took["gRPC"], took["HTTP"]))

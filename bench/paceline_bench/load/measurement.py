@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from paceline_bench.lines import fitted_slope
+from paceline_bench.least_squares import fitted_slope
 from paceline_bench.load.streams import offer
 from paceline_bench.load.throttle import throttled
 from paceline_bench.processes import counters, metered, quiet

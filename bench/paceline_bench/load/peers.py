@@ -136,7 +136,7 @@ def local_peer(
             served += await asyncio.to_thread(together, chosen, load.max_tokens)
         return served
 
-    return Peer(group, name, serve, ready)
+    return Peer(group, name, serve=serve, ready=ready)
 
 
 async def measure_peers(
@@ -198,7 +198,7 @@ async def _run(peer: Peer, load: Load, pids: Sequence[int]) -> Run:
         before = cpu_seconds(pids)
         served = await peer.serve(load)
     front, own, *models = (now - then for now, then in zip(cpu_seconds(pids), before, strict=True))
-    return Run(served, front, sum(models), own)
+    return Run(served, front, servers_seconds=sum(models), own_seconds=own)
 
 
 def peer_rows(entries: Sequence[Entry], expected: Mapping[Prompt, tuple[int, ...]]) -> list[Row]:

@@ -48,7 +48,7 @@ def run_beside_peers(settings: LoadSettings) -> int:
     bundled = find_models(settings.models)
     engine = load_backend(LoadOptions(model=str(bundled.target), threads=settings.threads))
     prompts = _prompts(settings, bundled, engine)
-    rows = asyncio.run(_measured(settings, bundled, engine, prompts))
+    rows = asyncio.run(_measured(settings, bundled, engine=engine, prompts=prompts))
     print(f"# {_title(settings)}\n")
     print(peer_tables(rows), *peer_findings(rows), sep="\n")
     if settings.json_file is not None:
@@ -77,7 +77,7 @@ def _prompts(settings: LoadSettings, bundled: BundledModels, engine: Backend) ->
 
 
 async def _measured(
-    settings: LoadSettings, bundled: BundledModels, engine: Backend, prompts: tuple[Prompt, ...]
+    settings: LoadSettings, bundled: BundledModels, *, engine: Backend, prompts: tuple[Prompt, ...]
 ) -> list[Row]:
     loads = [
         Load(

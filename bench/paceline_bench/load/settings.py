@@ -97,7 +97,7 @@ class RealSettings(Settings):
     """Real models."""
 
     prompt_tokens: int = Field(64, ge=1, le=4096, description="tokens of each prompt")
-    rounds: int = Field(3, ge=1, le=100, description="how often each way takes its turn")
+    rounds: int = Field(3, ge=1, le=100, description="how often each variant takes its turn")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of each model")
     models: Path | None = Field(
         None, description="folder of the bundled models, if not the usual one"

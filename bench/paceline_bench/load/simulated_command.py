@@ -105,7 +105,9 @@ def run_simulated(settings: LoadSettings) -> int:
             },
         )
     if settings.chart is not None:
-        figure = draw(rows, scaling, title=_title(settings), scaling_title=_scaling_title(settings))
+        figure = draw(
+            records, scaling_records, title=_title(settings), scaling_title=_scaling_title(settings)
+        )
         save_figure(figure, settings.chart)
     return 0 if all(row.identical for row in (*scaling, *rows)) else 1
 
@@ -124,7 +126,7 @@ async def _run(settings: LoadSettings) -> dict[str, list[LoadRow]]:
             total = sum(map(len, part.loads.values()))
             with progress(f"loading ({name})", total=total) as step:
                 rows[name] = []
-                async for row in _measured(part, models, settings, expected):
+                async for row in _measured(part, models, settings=settings, expected=expected):
                     rows[name].append(row)
                     step(_line(row))
     return rows
@@ -192,12 +194,13 @@ def _prompts(settings: LoadSettings) -> tuple[str, ...]:
 async def _measured(
     part: _Part,
     models: LocalSystem,
+    *,
     settings: LoadSettings,
     expected: Mapping[Prompt, tuple[int, ...]],
 ) -> AsyncIterator[LoadRow]:
     plain: LoadRow | None = None
     for count, loads in part.loads.items():
-        async with _orchestrators(count, part, models, settings) as system:
+        async with _orchestrators(count, part, models=models, settings=settings) as system:
             for load in loads:
                 if load.strategy is Strategy.AUTOREGRESSIVE:
                     plain = row = await measure(system, load, expected=expected)
@@ -208,7 +211,7 @@ async def _measured(
 
 @asynccontextmanager
 async def _orchestrators(
-    count: int, part: _Part, models: LocalSystem, settings: LoadSettings
+    count: int, part: _Part, *, models: LocalSystem, settings: LoadSettings
 ) -> AsyncIterator[LoadedSystem]:
     """Start orchestrators for models that run, and let each learn what those are like."""
     async with AsyncExitStack() as stack:

@@ -7,15 +7,14 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from paceline_bench.gpus import per_gpu
-from paceline_bench.report import circumstances_line, markdown_table, speed, table, times
+from paceline_bench.report import circumstances_line
+from paceline_bench.table import SAME_OUTPUT, UNKNOWN, Column, markdown, speed, times
 from paceline_contract.words import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from paceline_bench.report import Results, Row
-
-    Columns = dict[str, Callable[[Row], str]]
 
 # Two runs of the same load differ by about so much.
 _NOISE = 0.03
@@ -33,43 +32,57 @@ def chosen_words(row: Row) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(row["chosen"].items()))
 
 
-def percentile_words(name: str, *, digits: int = 0) -> Callable[[Row], str]:
-    """Return what lays out the middle and the tail of a row's measurements."""
+def percentiles_column(heading: str, name: str, *, digits: int = 0) -> Column:
+    """Return the column of the middle and the tail of a row's measurements."""
 
     def both(row: Row) -> str:
         p50, p99 = row[name]["p50"], row[name]["p99"]
-        return f"{p50:.{digits}f} / {'-' if p99 is None else f'{p99:.{digits}f}'}"
+        return f"{p50:.{digits}f} / {UNKNOWN if p99 is None else f'{p99:.{digits}f}'}"
 
-    return both
+    return Column(heading, both)
 
 
-_WHO: Columns = {
-    "streams": lambda row: str(row["stream_count"]),
-    "strategy": itemgetter("strategy"),
-}
-_LATENCY: Columns = {
-    **_WHO,
-    "tokens/s": lambda row: f"{row['tokens_per_second']:.1f}",
-    "to non-SI": lambda row: times(row["speed_up"]),
-    "TTFT p50 / p99": percentile_words("ttft_ms"),
-    "ITL p50 / p99": percentile_words("itl_ms"),
-    "TPOT p50 / p99": percentile_words("tpot_ms"),
-    "fairness": lambda row: f"{row['fairness']:.3f}",
-    "output": lambda row: "identical" if row["identical"] else "DIFFERENT",
-}
-_COST: Columns = {
-    **_WHO,
-    "decoded with": chosen_words,
-    "forwards per token": lambda row: f"{row['forwards_per_token']:.2f}",
-    "given up": lambda row: f"{row['given_up']:.0%}",
-    "orchestrator ms per token": lambda row: f"{row['orchestrator_ms_per_token']:.2f}",
-    "orchestrator load": lambda row: f"{row['orchestrator_load']:.0%}",
-    "MiB before / most": (
-        lambda row: f"{row['memory_before_mib']:.1f} / {row['memory_peak_mib']:.1f}"
-    ),
-    "machine": lambda row: f"{row['machine_load']:.0%}",
-    "short of CPU": lambda row: row["limit"] or "-",
-}
+_STREAMS = Column("streams", "stream_count")
+_STRATEGY = Column("strategy", "strategy")
+_TTFT = percentiles_column("TTFT p50 / p99", "ttft_ms")
+_ITL = percentiles_column("ITL p50 / p99", "itl_ms")
+_MEMORY = Column(
+    "MiB before / most",
+    lambda row: f"{row['memory_before_mib']:.1f} / {row['memory_peak_mib']:.1f}",
+)
+_LATENCY = (
+    _STREAMS,
+    _STRATEGY,
+    Column("tokens/s", "tokens_per_second", "{:.1f}"),
+    Column("to non-SI", "speed_up", "{:.2f}x"),
+    _TTFT,
+    _ITL,
+    percentiles_column("TPOT p50 / p99", "tpot_ms"),
+    Column("fairness", "fairness", "{:.3f}"),
+    SAME_OUTPUT,
+)
+_COST = (
+    _STREAMS,
+    _STRATEGY,
+    Column("decoded with", chosen_words),
+    Column("forwards per token", "forwards_per_token", "{:.2f}"),
+    Column("given up", "given_up", "{:.0%}"),
+    Column("orchestrator ms per token", "orchestrator_ms_per_token", "{:.2f}"),
+    Column("orchestrator load", "orchestrator_load", "{:.0%}"),
+    _MEMORY,
+    Column("machine", "machine_load", "{:.0%}"),
+    Column("short of CPU", lambda row: row["limit"] or None),
+)
+# What a stream gets, for the page.
+_OF_A_STREAM = (
+    _STREAMS,
+    Column("", "strategy"),
+    _TTFT,
+    _ITL,
+    Column("fairness", "fairness", "{:.2f}"),
+    Column("CPU", "orchestrator_ms_per_token", "{:.2f}"),
+    _MEMORY,
+)
 
 
 def tables(rows: Sequence[Row], *, servers: tuple[int, int] | None = None) -> str:
@@ -77,24 +90,20 @@ def tables(rows: Sequence[Row], *, servers: tuple[int, int] | None = None) -> st
 
     Args:
         rows: Of loads.
-        servers: How many targets and drafters there are, to say also what each one's GPU makes.
+        servers: The numbers of targets and drafters, to say also what each one's GPU makes.
     """
     parts = []
-    latency = _LATENCY if servers is None else _LATENCY | _per_gpu(*servers)
+    latency = _LATENCY if servers is None else (*_LATENCY, *_per_gpu(*servers))
     for count, each in groupby(sorted(rows, key=_COUNT), _COUNT):
         own = list(each)
         parts += [f"{_orchestrators(count)}; times in ms\n"]
-        parts += [table(own, columns) for columns in (latency, _COST)]
+        parts += [markdown(own, columns) for columns in (latency, _COST)]
     return "\n".join([*parts, _LEGEND])
 
 
-def _per_gpu(target_count: int, drafter_count: int) -> Columns:
-    """With many streams all servers are at work at once, but for the drafters in plain decoding."""
-
-    def gpus(row: Row) -> int:
-        return target_count + (drafter_count if row["strategy"] != "non-SI" else 0)
-
-    return per_gpu(gpus)
+def _per_gpu(target_count: int, drafter_count: int) -> tuple[Column, ...]:
+    """Return the columns: with many streams all servers compute, in plain decoding the targets."""
+    return per_gpu(lambda row: target_count + (drafter_count if row["strategy"] != "non-SI" else 0))
 
 
 def findings(rows: Sequence[Row], memory: Iterable[Row]) -> list[str]:
@@ -148,16 +157,19 @@ def scaling_findings(rows: Sequence[Row]) -> list[str]:
 def load(results: Results) -> str:
     """The throughput of every strategy, by streams and orchestrators."""
     content = results["load"]
-    names = list(dict.fromkeys(row["strategy"] for row in content["rows"]))
-    lines = []
-    for (orchestrators, streams), rows in groupby(
-        content["rows"], itemgetter("orchestrator_count", "stream_count")
-    ):
-        by_strategy = {row["strategy"]: row for row in rows}
-        speeds = [speed(by_strategy[name]) if name in by_strategy else "-" for name in names]
-        words = chosen_words(by_strategy["AUTO"]) if "AUTO" in by_strategy else ""
-        lines.append([str(streams), str(orchestrators), *speeds, words])
-    headings = ("streams", "orchestrators", *names, "AUTO decoded with")
+    loads = [
+        {row["strategy"]: row for row in rows}
+        for _, rows in groupby(content["rows"], itemgetter("orchestrator_count", "stream_count"))
+    ]
+    columns = [
+        Column("streams", lambda own: next(iter(own.values()))["stream_count"]),
+        Column("orchestrators", lambda own: _COUNT(next(iter(own.values())))),
+        *(
+            Column(name, speed).within(name)
+            for name in dict.fromkeys(row["strategy"] for row in content["rows"])
+        ),
+        Column("AUTO decoded with", lambda own: chosen_words(own["AUTO"]) if "AUTO" in own else ""),
+    ]
     system = content["system"]
     setting = (
         f"Targets: {system['targets']}, {system['target_ms']:g} ms; drafters: {system['drafters']},"
@@ -166,12 +178,12 @@ def load(results: Results) -> str:
     )
     return (
         f"{circumstances_line(content)}. {setting} Tokens/s of all streams:\n\n"
-        f"{markdown_table(headings, lines)}\n{_auto_over_plain(content['rows'])}"
+        f"{markdown(loads, columns)}\n{_auto_over_plain(content['rows'])}"
     )
 
 
 def _auto_over_plain(rows: Iterable[Row]) -> str:
-    """Say what AUTO gains where the machine had CPU for it and for what it is compared with."""
+    """Say what AUTO gains where the machine had CPU for AUTO and for plain decoding."""
     plain = {_place(row): row for row in rows if row["strategy"] == "non-SI"}
     ratios = {
         _place(row): row["speed_up"]
@@ -202,26 +214,17 @@ def _words(streams: int, orchestrators: int) -> str:
 def load_streams(results: Results) -> str:
     """What a stream gets with AUTO and with plain decoding, and what it costs the orchestrator."""
     content = results["load"]
-    fewest = min(row["orchestrator_count"] for row in content["rows"])
+    fewest = min(map(_COUNT, content["rows"]))
     rows = [
         row
         for row in content["rows"]
         if row["orchestrator_count"] == fewest and row["strategy"] in {"non-SI", "AUTO"}
     ]
-    columns: Columns = {
-        "streams": _LATENCY["streams"],
-        "": _LATENCY["strategy"],
-        "TTFT p50 / p99": _LATENCY["TTFT p50 / p99"],
-        "ITL p50 / p99": _LATENCY["ITL p50 / p99"],
-        "fairness": lambda row: f"{row['fairness']:.2f}",
-        "CPU": _COST["orchestrator ms per token"],
-        "MiB before / most": _COST["MiB before / most"],
-    }
     memory = "; ".join(map(_memory, content["memory"]))
     return (
-        f"{table(rows, columns)}\nMemory of one more stream: {memory}. It is the slope of a line of"
-        " least squares through the most of each number of streams, and an upper bound: what the"
-        " allocator keeps from earlier loads is in it."
+        f"{markdown(rows, _OF_A_STREAM)}\nMemory of one more stream: {memory}. It is the slope of a"
+        " line of least squares through the most of each number of streams, and an upper bound:"
+        " what the allocator keeps from earlier loads is in it."
     )
 
 
@@ -230,23 +233,31 @@ def load_scaling(results: Results) -> str:
     scaling = results["load"].get("scaling")
     if scaling is None or not scaling["rows"]:
         return ""
-    fewest = min(row["orchestrator_count"] for row in scaling["rows"])
+    fewest = min(map(_COUNT, scaling["rows"]))
     alone = {
         (row["strategy"], row["stream_count"]): row
         for row in scaling["rows"]
         if row["orchestrator_count"] == fewest
     }
-    columns: Columns = {
-        "orchestrators": lambda row: str(row["orchestrator_count"]),
-        **_WHO,
-        "tokens/s": lambda row: (
-            f"{row['tokens_per_second']:.0f}{'*' if 'machine' in row['limit'] else ''}"
-        ),
-        "to one": lambda row: _to_one(row, alone[row["strategy"], row["stream_count"]]),
-        "CPU": _COST["orchestrator ms per token"],
-        "load": _COST["orchestrator load"],
-        "machine busy": _COST["machine"],
-    }
+
+    def to_one(row: Row) -> float | None:
+        one = alone[row["strategy"], row["stream_count"]]
+        ratio: float = row["tokens_per_second"] / one["tokens_per_second"]
+        return ratio if one["identical"] else None
+
+    def tokens(row: Row) -> str:
+        return f"{row['tokens_per_second']:.0f}{'*' if 'machine' in row['limit'] else ''}"
+
+    columns = (
+        Column("orchestrators", "orchestrator_count"),
+        _STREAMS,
+        _STRATEGY,
+        Column("tokens/s", tokens),
+        Column("to one", to_one, "{:.2f}x"),
+        Column("CPU", "orchestrator_ms_per_token", "{:.2f}"),
+        Column("load", "orchestrator_load", "{:.0%}"),
+        Column("machine busy", "machine_load", "{:.0%}"),
+    )
     rows = [row for row in scaling["rows"] if row["identical"]]
     return (
         f"One orchestrator and two: targets of {scaling['target_ms']:g} ms, a drafter of"
@@ -254,14 +265,8 @@ def load_scaling(results: Results) -> str:
         f" {scaling['orchestrator_share']:.0%} of the time each, one after the other, so that they"
         " are the limit and not the cores that all processes share. CPU: of all orchestrators, ms"
         " for each token. Load: CPU time of the busiest over the time in which it may run; its"
-        f" threads can take it beyond 100%.\n\n{table(rows, columns)}"
+        f" threads can take it beyond 100%.\n\n{markdown(rows, columns)}"
     )
-
-
-def _to_one(row: Row, alone: Row) -> str:
-    if not alone["identical"]:
-        return "-"
-    return times(row["tokens_per_second"] / alone["tokens_per_second"])
 
 
 def _different(rows: Iterable[Row]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Several texts at once in this process, greedily: by our engine, and by the library's two ways.
+"""Several texts at once in this process, greedily: by our engine, and in two ways by the library.
 
 Each returns what `offer` does, one text for each prompt in their order, so that all are measured
 alike: a token has come when whoever asked for it could have read it.
@@ -61,7 +61,7 @@ def decode_together(backend: Backend, prompts: Sequence[TokenIds], count: int) -
                 unfinished.append((item, arrived))
         pending = unfinished
     return [
-        _text(prompt, item.prefix[len(prompt) :], sent_at, arrived)
+        _text(prompt, item.prefix[len(prompt) :], sent_at=sent_at, arrivals=arrived)
         for prompt, item, arrived in zip(prompts, items, arrivals, strict=True)
     ]
 
@@ -97,7 +97,12 @@ class LibraryBatches:
             streamer=watch,
         )
         return [
-            _text(prompt, row[len(prompt) :], sent_at, [(at, 1) for at in watch.step_ends])
+            _text(
+                prompt,
+                row[len(prompt) :],
+                sent_at=sent_at,
+                arrivals=[(at, 1) for at in watch.step_ends],
+            )
             for prompt, row in zip(prompts, output.tolist(), strict=True)
         ]
 
@@ -135,7 +140,12 @@ class LibraryBatches:
                 assert output.error is None, output.error
                 found[output.request_id] = output
         return [
-            _text(prompt, each.generated_tokens, sent_at, [(at, 1) for at in each.timestamps])
+            _text(
+                prompt,
+                each.generated_tokens,
+                sent_at=sent_at,
+                arrivals=[(at, 1) for at in each.timestamps],
+            )
             for prompt, each in zip(prompts, map(found.__getitem__, names), strict=True)
         ]
 
@@ -160,6 +170,7 @@ class _Watch(BaseStreamer):
 def _text(
     prompt: TokenIds,
     token_ids: Sequence[int],
+    *,
     sent_at: float,
     arrivals: Sequence[tuple[float, int]],
 ) -> Served:

@@ -16,13 +16,13 @@ from paceline_bench.options import names_of, numbers_to
 from paceline_bench.pair.acceptance import common_run
 from paceline_bench.pair.contest import Rules, contest, contest_rounds, read_prompts
 from paceline_bench.pair.contestants import (
-    engine_ways,
-    library_ways,
-    service_ways,
-    sharing_ways,
+    engine_variants,
+    library_variants,
+    service_variants,
+    sharing_variants,
 )
 from paceline_bench.pair.engine import EnginePair, decode, measure_latency, measure_rows
-from paceline_bench.pair.results import acceptance_row, all_identical, model_row, way_rows
+from paceline_bench.pair.results import acceptance_row, all_identical, model_row, variant_rows
 from paceline_bench.pair.sharing import measure_sharing
 from paceline_bench.pair.tables import report
 from paceline_bench.report import load_average, write_json
@@ -109,7 +109,7 @@ class _Models(Settings):
 
 
 class PairSettings(_Models):
-    """Measure a pair: latencies, acceptance, and every way to decode, in turn in one run.
+    """Measure a pair: latencies, acceptance, and every variant of decoding, in turn in one run.
 
     Compared are transformers' own loops, our engine in this process, and real services on this
     machine, with the same models, prompts and threads; greedily. The exit code is 0 if every text
@@ -128,9 +128,9 @@ class PairSettings(_Models):
     latency_tokens: int = Field(20, ge=2, description="tokens of each")
     acceptance_prompts: int = Field(50, ge=1, description="texts to take acceptance from")
     acceptance_tokens: int = Field(256, ge=1, description="tokens of each")
-    contest_prompts: int = Field(12, ge=1, description="texts that every way decodes")
+    contest_prompts: int = Field(12, ge=1, description="texts that every variant decodes")
     contest_tokens: int = Field(64, ge=2, description="tokens of each")
-    repeats: int = Field(3, ge=1, description="how often every way decodes each text")
+    repeats: int = Field(3, ge=1, description="how often every variant decodes each text")
     lookaheads: _Lookaheads = Field(
         "2,4,8", validate_default=True, description="lookaheads to compare with"
     )
@@ -274,15 +274,15 @@ class _Bench:
         """Let everybody decode, and measure what sharing the hardware does."""
         parts = self._settings.parts
         async with AsyncExitStack() as stack:
-            ways = self._local_ways()
+            variants = self._local_variants()
             if not {"services", "sharing"}.isdisjoint(parts):
                 system = await stack.enter_async_context(running_system(self._system()))
                 client = await stack.enter_async_context(AsyncClient(system.orchestrator_address))
                 pids = [server.pid for server in system.servers]
             if "services" in parts:
-                ways += service_ways(client, self._settings.lookaheads, pids=pids)
-            if ways:
-                content["rows"] = await self._contest(ways)
+                variants += service_variants(client, self._settings.lookaheads, pids=pids)
+            if variants:
+                content["rows"] = await self._contest(variants)
             if "sharing" in parts:
                 content["sharing"] = await measure_sharing(
                     client,
@@ -290,12 +290,12 @@ class _Bench:
                     most=self._settings.targets,
                     max_tokens=self._settings.contest_tokens,
                 )
-                shared = list(sharing_ways(client, self._settings.targets, pids=pids))
+                shared = list(sharing_variants(client, self._settings.targets, pids=pids))
                 content["sharing_strategies"] = await self._contest(shared)
 
-    def _local_ways(self) -> list[Contestant]:
+    def _local_variants(self) -> list[Contestant]:
         settings = self._settings
-        ways: list[Contestant] = []
+        variants: list[Contestant] = []
         if "transformers" in settings.parts:
             from paceline_bench.pair.library import LibraryPair
 
@@ -306,12 +306,12 @@ class _Bench:
                 device=settings.device,
                 vocabulary_size=self._engine.target.description.vocabulary_size,
             )
-            ways += library_ways(library, settings.lookaheads)
+            variants += library_variants(library, settings.lookaheads)
         if "engine" in settings.parts:
-            ways += engine_ways(self._engine, settings.lookaheads)
-        return ways
+            variants += engine_variants(self._engine, settings.lookaheads)
+        return variants
 
-    async def _contest(self, ways: Sequence[Contestant]) -> list[Row]:
+    async def _contest(self, variants: Sequence[Contestant]) -> list[Row]:
         settings = self._settings
         texts = _evenly_spaced(self._texts, settings.contest_prompts)
         rules = Rules(
@@ -320,9 +320,9 @@ class _Bench:
             near_tie=_NEAR_TIES[settings.dtype],
         )
         rounds = contest_rounds(len(texts), repeats=settings.repeats)
-        with progress(f"{len(ways)} ways to decode", total=rounds) as step:
-            entries = await contest(ways, texts, rules=rules, gap=self._engine.gap, on_run=step)
-        return way_rows(entries)
+        with progress(f"{len(variants)} variants of decoding", total=rounds) as step:
+            entries = await contest(variants, texts, rules=rules, gap=self._engine.gap, on_run=step)
+        return variant_rows(entries)
 
     def _system(self) -> LocalSystemConfig:
         settings = self._settings

@@ -1,4 +1,4 @@
-"""Many ways to decode, side by side, on the same prompts and in turn."""
+"""Many variants of decoding, side by side, on the same prompts and in turn."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A way to decode, greedily, as many tokens as are asked for.
+    """A variant of decoding, greedily, as many tokens as are asked for.
 
     Attributes:
         group: Who decodes.
@@ -225,7 +225,14 @@ async def contest(
         reference = entries[0].outcomes[index][0].token_ids
         for entry in entries:
             for outcome in entry.outcomes[index]:
-                _compare(entry, outcome.token_ids, reference, prompt, rules=rules, gap=gap)
+                _compare(
+                    entry,
+                    outcome.token_ids,
+                    reference=reference,
+                    prompt=prompt,
+                    rules=rules,
+                    gap=gap,
+                )
     return entries
 
 

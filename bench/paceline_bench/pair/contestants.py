@@ -27,26 +27,27 @@ _STRATEGIES = {
 }
 
 
-def library_ways(pair: LibraryPair, lookaheads: Sequence[int]) -> Iterator[Contestant]:
+def library_variants(pair: LibraryPair, lookaheads: Sequence[int]) -> Iterator[Contestant]:
     """Name transformers' own ways: the bare loop first, which needs the least."""
-    way = partial(_library_way, pair)
-    yield way(Method.BARE, "bare loop", pair.bare_loop)
-    yield way(Method.PLAIN, "generate", pair.generate())
+    variant = partial(_library_variant, pair)
+    yield variant(Method.BARE, name="bare loop", decode=pair.bare_loop)
+    yield variant(Method.PLAIN, name="generate", decode=pair.generate())
     for lookahead in lookaheads:
         name = f"generate, assisted, lookahead {lookahead}"
-        yield way(Method.SPECULATIVE, name, pair.assisted(lookahead), lookahead)
-    yield way(Method.LOOKUP, "generate, prompt lookup", pair.prompt_lookup())
+        decode = pair.assisted(lookahead)
+        yield variant(Method.SPECULATIVE, name=name, decode=decode, lookahead=lookahead)
+    yield variant(Method.LOOKUP, name="generate, prompt lookup", decode=pair.prompt_lookup())
 
 
-def engine_ways(pair: EnginePair, lookaheads: Sequence[int]) -> Iterator[Contestant]:
-    """Name the ways of the engine alone."""
-    yield _engine_way(Method.PLAIN, "non-SI", pair.plain)
+def engine_variants(pair: EnginePair, lookaheads: Sequence[int]) -> Iterator[Contestant]:
+    """Name the variants of the engine alone."""
+    yield _engine_variant(Method.PLAIN, "non-SI", decode=pair.plain)
     for lookahead in lookaheads:
-        decode = pair.speculative(lookahead)
-        yield _engine_way(Method.SPECULATIVE, f"SI, lookahead {lookahead}", decode, lookahead)
+        name, decode = f"SI, lookahead {lookahead}", pair.speculative(lookahead)
+        yield _engine_variant(Method.SPECULATIVE, name, decode=decode, lookahead=lookahead)
 
 
-def lookup_ways(
+def lookup_variants(
     library: LibraryPair,
     engine: EnginePair,
     client: AsyncClient,
@@ -54,7 +55,7 @@ def lookup_ways(
     lookahead: int,
     pids: Sequence[int],
 ) -> Iterator[Contestant]:
-    """Name everybody's ways to draft from the text alone, after the plain ones.
+    """Name everybody's variants to draft from the text alone, after the plain ones.
 
     Args:
         library: Of transformers.
@@ -63,44 +64,46 @@ def lookup_ways(
         lookahead: Draft tokens in a verification, for all of them.
         pids: Of the servers.
     """
-    yield _library_way(library, Method.PLAIN, "generate", library.generate())
+    of_library = partial(_library_variant, library)
+    yield of_library(Method.PLAIN, name="generate", decode=library.generate())
     lookup = library.prompt_lookup(lookahead)
-    yield _library_way(library, Method.LOOKUP, "generate, prompt lookup", lookup, lookahead)
-    yield _engine_way(Method.PLAIN, "non-SI", engine.plain)
+    name = "generate, prompt lookup"
+    yield of_library(Method.LOOKUP, name=name, decode=lookup, lookahead=lookahead)
+    yield _engine_variant(Method.PLAIN, "non-SI", decode=engine.plain)
     max_gram = engine.from_the_text(lookahead)
-    yield _engine_way(Method.LOOKUP, "SI, Max-Gram", max_gram, lookahead)
-    yield _service_way(client, Method.PLAIN, "non-SI", pids=pids, targets=1)
-    yield _service_way(client, Method.LOOKUP, "SI, Max-Gram", pids=pids, lookahead=lookahead)
+    yield _engine_variant(Method.LOOKUP, "SI, Max-Gram", decode=max_gram, lookahead=lookahead)
+    yield _service_variant(client, Method.PLAIN, "non-SI", pids=pids, targets=1)
+    yield _service_variant(client, Method.LOOKUP, "SI, Max-Gram", pids=pids, lookahead=lookahead)
 
 
-def service_ways(
+def service_variants(
     client: AsyncClient, lookaheads: Sequence[int], *, pids: Sequence[int]
 ) -> Iterator[Contestant]:
-    """Name the services' ways; DSI with the planner's lookahead."""
-    yield _service_way(client, Method.PLAIN, "non-SI", pids=pids)
+    """Name the services' variants; DSI with the planner's lookahead."""
+    yield _service_variant(client, Method.PLAIN, "non-SI", pids=pids)
     for count in lookaheads:
         name = f"SI, lookahead {count}"
-        yield _service_way(client, Method.SPECULATIVE, name, pids=pids, lookahead=count)
-    yield _service_way(client, Method.DISTRIBUTED, "DSI", pids=pids)
+        yield _service_variant(client, Method.SPECULATIVE, name, pids=pids, lookahead=count)
+    yield _service_variant(client, Method.DISTRIBUTED, "DSI", pids=pids)
 
 
-def sharing_ways(
+def sharing_variants(
     client: AsyncClient, target_count: int, *, pids: Sequence[int]
 ) -> Iterator[Contestant]:
-    """Name the services' ways that differ in how many processes compute at once.
+    """Name the services' variants that differ in how many processes compute at once.
 
     Plain decoding has one, SI takes turns, DSI has the drafter and 1, 2, ... targets. SI and DSI
     have the planner's lookahead.
     """
-    yield _service_way(client, Method.PLAIN, "non-SI", pids=pids, targets=1)
-    yield _service_way(client, Method.SPECULATIVE, "SI", pids=pids, targets=1)
+    yield _service_variant(client, Method.PLAIN, "non-SI", pids=pids, targets=1)
+    yield _service_variant(client, Method.SPECULATIVE, "SI", pids=pids, targets=1)
     for count in range(1, target_count + 1):
         name = f"DSI on {counted(count, 'target')}"
-        yield _service_way(client, Method.DISTRIBUTED, name, pids=pids, targets=count)
+        yield _service_variant(client, Method.DISTRIBUTED, name, pids=pids, targets=count)
 
 
-def _library_way(
-    pair: LibraryPair, method: Method, name: str, decode: Decode, lookahead: int | None = None
+def _library_variant(
+    pair: LibraryPair, method: Method, *, name: str, decode: Decode, lookahead: int | None = None
 ) -> Contestant:
     async def run(prompt: Prompt, count: int) -> Outcome:
         forwards, started_ns = pair.target_forward_count, time.perf_counter_ns()
@@ -111,12 +114,13 @@ def _library_way(
             target_forwards=pair.target_forward_count - forwards,
         )
 
-    return Contestant(Group.LIBRARY, method, name, run, lookahead)
+    return Contestant(Group.LIBRARY, method, name=name, run=run, lookahead=lookahead)
 
 
-def _engine_way(
+def _engine_variant(
     method: Method,
     name: str,
+    *,
     decode: Callable[[Prompt, int], Decoded],
     lookahead: int | None = None,
 ) -> Contestant:
@@ -134,10 +138,10 @@ def _engine_way(
             rejected=sum(block.accepted < block.drafted for block in decoded.blocks),
         )
 
-    return Contestant(Group.ENGINE, method, name, run, lookahead)
+    return Contestant(Group.ENGINE, method, name=name, run=run, lookahead=lookahead)
 
 
-def _service_way(
+def _service_variant(
     client: AsyncClient,
     method: Method,
     name: str,
@@ -146,7 +150,7 @@ def _service_way(
     lookahead: int | None = None,
     targets: int | None = None,
 ) -> Contestant:
-    """Name a way of the services.
+    """Name a variant of the services.
 
     After each text the servers' processes are given time for what is withdrawn and still runs.
     """
@@ -177,4 +181,6 @@ def _service_way(
             rejected=statistics.rejected_token_count,
         )
 
-    return Contestant(Group.SERVICES, method, name, run, lookahead, targets)
+    return Contestant(
+        Group.SERVICES, method, name=name, run=run, lookahead=lookahead, targets=targets
+    )

@@ -42,7 +42,7 @@ def model_row(
         "tpot_ms": asdict(spread(latency.later_ms)),
         "tpot_mean_ms": mean(latency.later_ms),
         "context": context,
-        "rows_ms": dict(rows_ms),
+        "rows_ms": {str(count): time_ms for count, time_ms in rows_ms.items()},
     }
 
 
@@ -69,9 +69,9 @@ def acceptance_row(
     }
 
 
-def way_rows(entries: Sequence[Entry]) -> list[Row]:
-    """Describe every way to decode; a speed-up over the first only stands for identical texts."""
-    return [_way_row(entry, entries[0]) for entry in entries]
+def variant_rows(entries: Sequence[Entry]) -> list[Row]:
+    """Describe every variant; a speed-up over the first only stands for identical texts."""
+    return [_variant_row(entry, entries[0]) for entry in entries]
 
 
 def all_identical(content: Mapping[str, Any]) -> bool:
@@ -79,7 +79,7 @@ def all_identical(content: Mapping[str, Any]) -> bool:
     return all(row["identical"] for row in (*content["rows"], *content["sharing_strategies"]))
 
 
-def _way_row(entry: Entry, plain: Entry) -> Row:
+def _variant_row(entry: Entry, plain: Entry) -> Row:
     contestant = entry.contestant
     described = {
         "group": contestant.group.value,

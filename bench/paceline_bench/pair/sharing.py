@@ -25,10 +25,15 @@ async def measure_sharing(
         For each number of texts a target's forward of one row, the median over the texts of their
         means, and the tokens per second of all texts together.
     """
-    return [await _measure(client, prompt, texts, max_tokens) for texts in range(1, most + 1)]
+    return [
+        await _measure(client, prompt, texts=texts, max_tokens=max_tokens)
+        for texts in range(1, most + 1)
+    ]
 
 
-async def _measure(client: AsyncClient, prompt: Sequence[int], texts: int, max_tokens: int) -> Row:
+async def _measure(
+    client: AsyncClient, prompt: Sequence[int], *, texts: int, max_tokens: int
+) -> Row:
     started = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         tasks = [

@@ -6,27 +6,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import BeforeValidator, Field, model_validator
-from rich.console import Console
 
-from paceline_bench.node import SimulatedNode
 from paceline_bench.options import check_rank_decay, shares_of
 from paceline_bench.parallel import compute_all
 from paceline_bench.plan.forecast import forecast
 from paceline_bench.plan.jobs import forecast_jobs
-from paceline_bench.plan.tables import HEADINGS, PER_GPU, conclusions, json_rows, table_rows
+from paceline_bench.plan.tables import columns, conclusions, json_rows
 from paceline_bench.protocol_runs import own_guesses
 from paceline_bench.report import write_json
+from paceline_bench.simulated_servers import SimulatedServers
+from paceline_bench.table import print_table
 from paceline_contract.limits import MOST_BRANCHES, MOST_WIDTH
 from paceline_local.options import PictureFile, ResultFile, read_options
-from paceline_local.screen import progress, table
+from paceline_local.screen import progress
 from paceline_protocol.draft_shape import Shape
 from paceline_protocol.laboratory.simulation import ServerLatency
 from paceline_serving.settings import RateList, Settings, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from rich.table import Table
 
     from paceline_bench.plan.forecast import Forecast
     from paceline_bench.plan.jobs import ForecastJob
@@ -132,9 +130,9 @@ class PlanSettings(Settings):
         return self
 
     @property
-    def node(self) -> SimulatedNode:
+    def servers(self) -> SimulatedServers:
         """The user's servers."""
-        return SimulatedNode(
+        return SimulatedServers(
             target=replace(
                 self._latency(self.target_first_ms, self.target_ms, self.target_row_ms),
                 guess=round(self.self_guess_ms * _NS_PER_MS),
@@ -155,9 +153,9 @@ class PlanSettings(Settings):
 def main(arguments: Sequence[str]) -> int:
     """Run the command."""
     settings = read_options(PlanSettings, arguments, program="paceline plan", examples=_EXAMPLES)
-    node, shares = settings.node, shares_of(settings.rank_decay)
+    servers, shares = settings.servers, shares_of(settings.rank_decay)
     jobs = forecast_jobs(
-        node,
+        servers,
         token_count=settings.tokens,
         repeats=settings.repeats,
         shape=Shape(settings.width, settings.branches),
@@ -167,17 +165,12 @@ def main(arguments: Sequence[str]) -> int:
     with progress("simulating", total=len(jobs)) as step:
         rows = compute_all(forecast, jobs, on_done=lambda job: step(_label(job)))
     print(_conditions(settings))
-    Console(highlight=False).print(_table(rows, settings))
+    token_count = settings.tokens if settings.per_gpu else None
+    print_table(json_rows(rows), columns(token_count=token_count))
     print()
-    print("\n".join(conclusions(rows, node)))
+    print("\n".join(conclusions(rows, servers)))
     _keep(settings, rows)
     return 0
-
-
-def _table(rows: Sequence[Forecast], settings: PlanSettings) -> Table:
-    if settings.per_gpu:
-        return table((*HEADINGS[:-1], PER_GPU), table_rows(rows, token_count=settings.tokens))
-    return table(HEADINGS, table_rows(rows))
 
 
 def _keep(settings: PlanSettings, rows: Sequence[Forecast]) -> None:
@@ -187,7 +180,7 @@ def _keep(settings: PlanSettings, rows: Sequence[Forecast]) -> None:
         from paceline_bench.plan.picture import draw_forecast
 
         title = _conditions(settings).replace("; ", "\n")
-        save_figure(draw_forecast(rows, title=title), settings.chart)
+        save_figure(draw_forecast(json_rows(rows), title=title), settings.chart)
         print(f"{settings.chart} has the picture.")
     if settings.json_file is not None:
         write_json(settings.json_file, json_rows(rows))

@@ -25,9 +25,9 @@ from paceline_protocol.methods import Strategy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_bench.node import SimulatedNode
     from paceline_bench.plan.jobs import ForecastJob
     from paceline_bench.recurrences import Stretches
+    from paceline_bench.simulated_servers import SimulatedServers
 
 
 def expectation_of(job: ForecastJob) -> Expectation | None:
@@ -64,10 +64,10 @@ class _Speculative:
 
     def mean_ns(self, job: ForecastJob, lookahead: int) -> float:
         drafts, rounds = expected_speculative_forwards(
-            np.array([job.node.acceptance_rate]), lookahead=lookahead, max_tokens=job.token_count
+            np.array([job.servers.acceptance_rate]), lookahead=lookahead, max_tokens=job.token_count
         )
-        drafting_ns = float(drafts[0]) * float(job.node.drafter.step)
-        return drafting_ns + float(rounds[0]) * _round_ns(job.node, lookahead)
+        drafting_ns = float(drafts[0]) * float(job.servers.drafter.step)
+        return drafting_ns + float(rounds[0]) * _round_ns(job.servers, lookahead)
 
     def times_ns(
         self, job: ForecastJob, lookahead: int, draws: Sequence[list[int]]
@@ -76,8 +76,8 @@ class _Speculative:
             speculative_time(
                 runs,
                 lookahead=lookahead,
-                target_step=_round_ns(job.node, lookahead),
-                drafter_step=int(job.node.drafter.step),
+                target_step=_round_ns(job.servers, lookahead),
+                drafter_step=int(job.servers.drafter.step),
             )
             for runs in draws
         ]
@@ -87,14 +87,14 @@ class _Ahead(_Speculative):
     """SI that drafts ahead; a drafter slower than the target never gets there."""
 
     def mean_ns(self, job: ForecastJob, lookahead: int) -> float:
-        if job.node.drafter.step > job.node.target.step:
+        if job.servers.drafter.step > job.servers.target.step:
             return super().mean_ns(job, lookahead)
         return expected_ahead_time(
-            job.node.acceptance_rate,
+            job.servers.acceptance_rate,
             lookahead=lookahead,
             max_tokens=job.token_count,
-            target_step=_round_ns(job.node, lookahead),
-            drafter_step=float(job.node.drafter.step),
+            target_step=_round_ns(job.servers, lookahead),
+            drafter_step=float(job.servers.drafter.step),
         )
 
     def times_ns(
@@ -104,8 +104,8 @@ class _Ahead(_Speculative):
             ahead_time(
                 runs,
                 lookahead=lookahead,
-                target_step=_round_ns(job.node, lookahead),
-                drafter_step=int(job.node.drafter.step),
+                target_step=_round_ns(job.servers, lookahead),
+                drafter_step=int(job.servers.drafter.step),
             )
             for runs in draws
         ]
@@ -119,16 +119,16 @@ class _Distributed:
 
         A drafter slower than the target leaves no choice: there is never more than one to verify.
         """
-        drafter_ns = int(job.node.drafter.step)
-        if drafter_ns > job.node.target.step:
+        drafter_ns = int(job.servers.drafter.step)
+        if drafter_ns > job.servers.target.step:
             return [1]
         feasible = smallest_lookahead(
-            job.node.verification_ns, drafter_ns, target_count=job.target_count
+            job.servers.verification_ns, drafter_ns, target_count=job.target_count
         )
         return [each for each in LOOKAHEADS if each < feasible] + [min(feasible, MOST_LOOKAHEAD)]
 
     def mean_ns(self, job: ForecastJob, lookahead: int) -> float:
-        rate = np.array([job.node.acceptance_rate])
+        rate = np.array([job.servers.acceptance_rate])
         return float(expected_distributed_times(rate, self._stretches(job, lookahead))[0])
 
     def times_ns(
@@ -140,8 +140,8 @@ class _Distributed:
     def _stretches(self, job: ForecastJob, lookahead: int) -> Stretches:
         setup = Setup(
             job.strategy,
-            replace(job.node.target, first=job.node.target.step),
-            replace(job.node.drafter, first=job.node.drafter.step),
+            replace(job.servers.target, first=job.servers.target.step),
+            replace(job.servers.drafter, first=job.servers.drafter.step),
             lookahead=lookahead,
             target_count=job.target_count,
         )
@@ -155,6 +155,6 @@ _EXPECTATIONS: dict[tuple[Strategy, bool], Expectation] = {
 }
 
 
-def _round_ns(node: SimulatedNode, lookahead: int) -> int:
+def _round_ns(servers: SimulatedServers, lookahead: int) -> int:
     """Return what a round of SI takes besides its drafting: the last one, at worst, less."""
-    return int(node.drafter.call + lookahead * node.target.row) + node.verification_ns
+    return int(servers.drafter.call + lookahead * servers.target.row) + servers.verification_ns

@@ -93,7 +93,13 @@ def forecast(job: ForecastJob) -> Forecast:
         # What nobody guesses for takes the same time whatever is drawn.
         found = _simulate(job if method.self_drafts else replace(job, repeats=1), lookahead=1)
         times = found.times_ns if method.self_drafts else found.times_ns * job.repeats
-        return Forecast(job.strategy, 1, 0, times, found.tokens_per_forward)
+        return Forecast(
+            job.strategy,
+            1,
+            lookahead=0,
+            times_ns=times,
+            tokens_per_forward=found.tokens_per_forward,
+        )
     if job.shape.width > 1:
         return _tree_forecast(job)
     lookahead = _best_lookahead(job)
@@ -102,7 +108,13 @@ def forecast(job: ForecastJob) -> Forecast:
     times = tuple(time - luck for time, luck in pairs)
     tokens, shape = found.tokens_per_forward, job.shape
     return Forecast(
-        job.strategy, job.target_count, lookahead, times, tokens, shape, job.drafts_ahead
+        job.strategy,
+        job.target_count,
+        lookahead=lookahead,
+        times_ns=times,
+        tokens_per_forward=tokens,
+        shape=shape,
+        drafts_ahead=job.drafts_ahead,
     )
 
 
@@ -120,7 +132,13 @@ def _tree_forecast(job: ForecastJob) -> Forecast:
     own = tuple(time - part * luck for time, luck in pairs)
     tokens = found.tokens_per_forward
     return Forecast(
-        job.strategy, job.target_count, lookahead, own, tokens, job.shape, job.drafts_ahead
+        job.strategy,
+        job.target_count,
+        lookahead=lookahead,
+        times_ns=own,
+        tokens_per_forward=tokens,
+        shape=job.shape,
+        drafts_ahead=job.drafts_ahead,
     )
 
 
@@ -131,11 +149,11 @@ class _Simulated:
 
 
 def _simulate(job: ForecastJob, *, lookahead: int) -> _Simulated:
-    target = job.node.target
+    target = job.servers.target
     setup = Setup(
         job.strategy,
         target,
-        job.node.drafter,
+        job.servers.drafter,
         lookahead=lookahead,
         target_count=job.target_count,
         keep_prefill=target.first > target.step,
@@ -148,7 +166,15 @@ def _simulate(job: ForecastJob, *, lookahead: int) -> _Simulated:
         both.append(replace(setup, broadcast_prefill=True))
     seeds = range(job.repeats)
     found = [
-        totals(Batch(each, job.node.acceptance_rate, job.token_count, seeds, job.shares))
+        totals(
+            Batch(
+                each,
+                job.servers.acceptance_rate,
+                max_tokens=job.token_count,
+                seeds=seeds,
+                shares=job.shares,
+            )
+        )
         for each in both
     ]
     best = min(found, key=lambda own: sum(each.time for each in own))
@@ -176,12 +202,12 @@ def _luck_ns(job: ForecastJob, lookahead: int) -> list[float]:
     Where the prompt's forward is another one, and else the same, the draws have the same luck. So
     to subtract it leaves the mean as it is, and hardly an error: it is a control variate.
     """
-    node, tokens = job.node, job.token_count
+    servers, tokens = job.servers, job.token_count
     expectation = expectation_of(job)
-    if expectation is None or tokens > _LUCK_TOKENS or node.drafter.step > node.target.step:
+    if expectation is None or tokens > _LUCK_TOKENS or servers.drafter.step > servers.target.step:
         return [0.0] * job.repeats
     draws = [
-        run_lengths(draw_agreements(node.acceptance_rate, max_tokens=tokens, seed=seed))
+        run_lengths(draw_agreements(servers.acceptance_rate, max_tokens=tokens, seed=seed))
         for seed in range(job.repeats)
     ]
     mean = expectation.mean_ns(job, lookahead)

@@ -1,4 +1,4 @@
-"""What of a node is worth a forecast: each method, on so many targets, with these trees."""
+"""What is worth a forecast of some servers: each method, on so many targets, with these trees."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.methods import METHODS, Strategy
 
 if TYPE_CHECKING:
-    from paceline_bench.node import SimulatedNode
+    from paceline_bench.simulated_servers import SimulatedServers
     from paceline_protocol.laboratory.guesses import OwnGuesses
 
 _TARGET_COUNTS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
@@ -21,7 +21,7 @@ class ForecastJob:
     """A forecast to be made.
 
     Attributes:
-        node: Latencies in whole ns, and the acceptance rate.
+        servers: Latencies in whole ns, and the acceptance rate.
         strategy: The method.
         target_count: Targets at work.
         token_count: Tokens of a generation.
@@ -32,7 +32,7 @@ class ForecastJob:
         drafts_ahead: Whether SI's drafter goes on while the target verifies.
     """
 
-    node: SimulatedNode
+    servers: SimulatedServers
     strategy: Strategy
     target_count: int
     token_count: int
@@ -44,7 +44,7 @@ class ForecastJob:
 
 
 def forecast_jobs(
-    node: SimulatedNode,
+    servers: SimulatedServers,
     *,
     token_count: int,
     repeats: int,
@@ -52,7 +52,7 @@ def forecast_jobs(
     shares: tuple[float, ...] = (),
     guesses: OwnGuesses | None = None,
 ) -> list[ForecastJob]:
-    """List what is worth a forecast: every method that such a node has what it needs for.
+    """List what is worth a forecast: every method that such servers suffice for.
 
     Those that overlap come on 1, 2, ... targets. SI comes twice, if the drafter has a device of its
     own: resting while the target verifies, and drafting ahead.
@@ -63,19 +63,34 @@ def forecast_jobs(
     Beyond target latency / drafter latency targets Equation 1 holds with lookahead 1, and one more
     has nothing to do.
     """
-    useful = needed_target_count(node.verification_ns, int(node.drafter.step), lookahead=1)
-    most = min(node.target_count, useful)
+    useful = needed_target_count(servers.verification_ns, int(servers.drafter.step), lookahead=1)
+    most = min(servers.target_count, useful)
     counts = sorted({most, *(each for each in _TARGET_COUNTS if each < most)} - {0})
     chains = [
-        ForecastJob(node, strategy, count, token_count, repeats, drafts_ahead=drafts_ahead)
+        ForecastJob(
+            servers,
+            strategy,
+            target_count=count,
+            token_count=token_count,
+            repeats=repeats,
+            drafts_ahead=drafts_ahead,
+        )
         for strategy, method in METHODS.items()
         if not method.self_drafts
         for count in (counts if method.overlaps else (1,))
         for drafts_ahead in (False, True)
-        if not drafts_ahead or (strategy is Strategy.SPECULATIVE and node.target_count)
+        if not drafts_ahead or (strategy is Strategy.SPECULATIVE and servers.target_count)
     ]
     alone = [
-        ForecastJob(node, strategy, 1, token_count, repeats, shares=shares, guesses=guesses)
+        ForecastJob(
+            servers,
+            strategy,
+            target_count=1,
+            token_count=token_count,
+            repeats=repeats,
+            shares=shares,
+            guesses=guesses,
+        )
         for strategy, method in METHODS.items()
         if method.self_drafts and guesses is not None
     ]

@@ -3,69 +3,69 @@
 from __future__ import annotations
 
 from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from matplotlib.ticker import MaxNLocator
-
-from paceline_bench.charts import COLOURS, new_figure
+from paceline_bench.charts import COLOURS, Series, draw_lines, new_figure
+from paceline_protocol.methods import METHODS, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from paceline_bench.plan.forecast import Forecast
+    from paceline_bench.report import Row
+
+_DSI = METHODS[Strategy.DISTRIBUTED].label
 
 
-def draw_forecast(rows: Sequence[Forecast], *, title: str) -> Figure:
-    """Draw a line for each method, over the number of targets where it can use several."""
+def draw_forecast(rows: Sequence[Row], *, title: str) -> Figure:
+    """Draw a line for each method: over the number of targets, or level.
+
+    Args:
+        rows: See `json_rows`.
+        title: Above.
+    """
     figure = new_figure(width=7.5, height=4.5)
     axes = figure.subplots()
-    for _, group in groupby(rows, key=lambda row: (row.label, row.shape)):
-        own = list(group)
-        if own[0].method.overlaps:
-            _draw_over_targets(axes, own)
-        else:
-            _draw_level(axes, *own)
-    axes.set_title(title, fontsize="medium")
-    axes.set(xlabel="targets (SP degree)", ylabel="ms for a generation")
-    axes.grid(axis="y", color="0.9")
+    most = max(2, *(row["target_count"] for row in rows))
+    groups = groupby(rows, itemgetter("strategy", "width", "branches"))
+    draw_lines(
+        axes,
+        [_series(list(own), most=most) for _, own in groups],
+        x_label="targets (SP degree)",
+        y_label="ms for a generation",
+        doubling="",
+    )
+    for row in rows:
+        if row["method"] == _DSI:
+            place = (row["target_count"], row["mean_ms"])
+            words = str(row["lookahead"])
+            axes.annotate(words, place, (0, -18), textcoords="offset points", ha="center")
     axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend()
+    axes.set_title(title, fontsize="medium")
     return figure
 
 
-def _draw_level(axes: Axes, row: Forecast) -> None:
-    words = row.label + _tree_words(row)
-    label = f"{words}, lookahead {row.lookahead}" if row.lookahead else words
-    colour = COLOURS.get(row.method.label)
-    axes.axhline(row.mean_ns / 1e6, color=colour, label=label, linestyle=_line(row))
-
-
-def _draw_over_targets(axes: Axes, rows: Sequence[Forecast]) -> None:
-    name = rows[0].method.label
-    axes.errorbar(
-        [row.target_count for row in rows],
-        [row.mean_ns / 1e6 for row in rows],
-        yerr=[row.error_ns / 1e6 for row in rows],
-        color=COLOURS.get(name),
-        marker="o",
-        capsize=3,
-        linestyle=_line(rows[0]),
-        label=f"{name}{_tree_words(rows[0])}; the numbers are its lookahead",
+def _series(rows: Sequence[Row], *, most: int) -> Series:
+    """Return a line over the number of targets, or a level one for one target."""
+    first = rows[0]
+    name = first["strategy"] + (f", width {first['width']}" if first["width"] > 1 else "")
+    colour = COLOURS.get(first["method"])
+    is_ahead = first["strategy"] != first["method"]
+    line = (":" if is_ahead else "-") if first["width"] == 1 else "-." if is_ahead else "--"
+    if first["method"] == _DSI:
+        return Series(
+            points=[(row["target_count"], row["mean_ms"]) for row in rows],
+            errors=[row["error_ms"] for row in rows],
+            label=f"{name}; the numbers are its lookahead",
+            colour=colour,
+            line=line,
+        )
+    return Series(
+        points=[(1, first["mean_ms"]), (most, first["mean_ms"])],
+        label=f"{name}, lookahead {first['lookahead']}" if first["lookahead"] else name,
+        colour=colour,
+        line=line,
+        marker="",
     )
-    for row in rows:
-        place = (row.target_count, row.mean_ns / 1e6)
-        axes.annotate(str(row.lookahead), place, (0, -18), textcoords="offset points", ha="center")
-
-
-def _line(row: Forecast) -> str:
-    if row.drafts_ahead:
-        return "-." if row.shape.width > 1 else ":"
-    return "--" if row.shape.width > 1 else "-"
-
-
-def _tree_words(row: Forecast) -> str:
-    return f", width {row.shape.width}" if row.shape.width > 1 else ""

@@ -4,52 +4,48 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline_bench.report import table, times
+from paceline_bench.table import Column, markdown
 from paceline_contract.words import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from paceline_bench.node import SimulatedNode
     from paceline_bench.plan.forecast import Forecast
     from paceline_bench.report import Results, Row
+    from paceline_bench.simulated_servers import SimulatedServers
 
-HEADINGS = ("", "GPUs", "lookahead", "tokens/forward", "ms", "speed-up", "gain per target")
-PER_GPU = "tokens/s per GPU"
-"""Stands above the last column instead, where `table_rows` is told of tokens."""
 # A smaller gain is not worth a GPU, nor the planner's while (AUTO takes what is simpler).
 _WORTHWHILE_GAIN = 0.02
 _NOTABLE_GAIN = 0.001
 _NOTABLE_ERROR = 0.0005
 
 
-def table_rows(
-    rows: Sequence[Forecast], *, token_count: int | None = None
-) -> list[tuple[str, ...]]:
-    """Lay out the rows for HEADINGS: times with errors, and what one more target is worth.
+def columns(*, token_count: int | None = None) -> tuple[Column, ...]:
+    """Return the columns for `json_rows`: times with errors, and what one more target is worth.
 
     Args:
-        rows: The first is plain decoding.
-        token_count: To say instead what each device makes: the tokens of a generation.
+        token_count: Tokens of a generation, to say instead what each device makes.
     """
-    plain = rows[0]
-    return [
-        (
-            _name(row),
-            str(row.gpu_count),
-            str(row.lookahead or "-"),
-            f"{row.tokens_per_forward:.2f}",
-            _milliseconds(row),
-            f"{plain.mean_ns / row.mean_ns:.2f}x",
-            _gain_words(_marginal_gain(rows, index))
-            if token_count is None
-            else f"{token_count / row.mean_ns * 1e9 / row.gpu_count:.1f}",
+    if token_count is None:
+        last = Column("gain per target", _gain_words)
+    else:
+        last = Column(
+            "tokens/s per GPU",
+            lambda row: token_count / row["mean_ms"] * 1e3 / row["gpu_count"],
+            "{:.1f}",
         )
-        for index, row in enumerate(rows)
-    ]
+    return (
+        Column("", "name"),
+        Column("GPUs", "gpu_count"),
+        Column("lookahead", lambda row: row["lookahead"] or None),
+        Column("tokens/forward", "tokens_per_forward", "{:.2f}"),
+        Column("ms", _milliseconds),
+        Column("speed-up", "speed_up", "{:.2f}x"),
+        last,
+    )
 
 
-def conclusions(rows: Sequence[Forecast], node: SimulatedNode) -> list[str]:
+def conclusions(rows: Sequence[Forecast], servers: SimulatedServers) -> list[str]:
     """Say what to do, and why: the fewest GPUs that come near the fastest."""
     plain, speculative = rows[0], rows[1]
     best = min(rows, key=lambda row: row.mean_ns)
@@ -63,8 +59,8 @@ def conclusions(rows: Sequence[Forecast], node: SimulatedNode) -> list[str]:
     if gain >= _NOTABLE_GAIN:
         lines.append(f"The fastest is {_description(best)}, by {gain:.1%}: hardly worth it.")
     if speculative.mean_ns > plain.mean_ns:
-        lines.append(f"SI is slower than plain decoding{_why_slower(node)}.")
-    if enough is speculative and node.target_count == 1:
+        lines.append(f"SI is slower than plain decoding{_why_slower(servers)}.")
+    if enough is speculative and servers.target_count == 1:
         lines.append("DSI needs a second target to beat SI.")
     return lines
 
@@ -72,40 +68,50 @@ def conclusions(rows: Sequence[Forecast], node: SimulatedNode) -> list[str]:
 def json_rows(rows: Sequence[Forecast]) -> list[Row]:
     """Return a row for each forecast; times in ms."""
     return [
-        {
-            "strategy": row.label,
-            "gpu_count": row.gpu_count,
-            "target_count": row.target_count,
-            "lookahead": row.lookahead,
-            "width": row.shape.width,
-            "branches": row.shape.branches,
-            "tokens_per_forward": row.tokens_per_forward,
-            "mean_ms": row.mean_ns / 1e6,
-            "error_ms": row.error_ns / 1e6,
-            "speed_up": rows[0].mean_ns / row.mean_ns,
-            "gain_per_target": gain[0] if (gain := _marginal_gain(rows, index)) else None,
-        }
-        for index, row in enumerate(rows)
+        _json_row(row, above, plain=rows[0])
+        for row, above in zip(rows, [None, *rows], strict=False)
     ]
+
+
+def _json_row(row: Forecast, above: Forecast | None, *, plain: Forecast) -> Row:
+    gain, error = _marginal_gain(row, above) or (None, None)
+    return {
+        "name": _name(row),
+        "strategy": row.label,
+        "method": row.method.label,
+        "gpu_count": row.gpu_count,
+        "target_count": row.target_count,
+        "lookahead": row.lookahead,
+        "width": row.shape.width,
+        "branches": row.shape.branches,
+        "tokens_per_forward": row.tokens_per_forward,
+        "mean_ms": row.mean_ns / 1e6,
+        "error_ms": row.error_ns / 1e6,
+        "speed_up": plain.mean_ns / row.mean_ns,
+        "gain_per_target": gain,
+        "gain_error": error,
+    }
+
+
+_OF_A_PAGE = (
+    Column(
+        "",
+        lambda row: (
+            row["strategy"]
+            + (f", {counted(row['target_count'], 'target')}" if row["strategy"] == "DSI" else "")
+        ),
+    ),
+    Column("lookahead", lambda row: row["lookahead"] or None),
+    Column("ms", lambda row: f"{row['mean_ms']:.0f} ± {row['error_ms']:.0f}"),
+    Column("speed-up", "speed_up", "{:.2f}x"),
+    Column("gain per target", "gain_per_target", "{:+.1%}"),
+)
 
 
 def plan(results: Results) -> str:
     """What one more target is worth, by an example: for the pages."""
     content = results["plan"]
-    columns: dict[str, Callable[[Row], str]] = {
-        "": lambda row: (
-            f"DSI, {counted(row['target_count'], 'target')}"
-            if row["strategy"] == "DSI"
-            else row["strategy"]
-        ),
-        "lookahead": lambda row: str(row["lookahead"] or "-"),
-        "ms": lambda row: f"{row['mean_ms']:.0f} ± {row['error_ms']:.0f}",
-        "speed-up": lambda row: times(row["speed_up"]),
-        "gain per target": lambda row: (
-            "-" if row["gain_per_target"] is None else f"{row['gain_per_target']:+.1%}"
-        ),
-    }
-    return f"`{content['circumstances']['command']}`\n\n{table(content['rows'], columns)}"
+    return f"`{content['circumstances']['command']}`\n\n{markdown(content['rows'], _OF_A_PAGE)}"
 
 
 def _name(row: Forecast) -> str:
@@ -126,39 +132,38 @@ def _speed_ups(row: Forecast, rows: Sequence[Forecast]) -> str:
     return text
 
 
-def _why_slower(node: SimulatedNode) -> str:
-    ratio = float(node.drafter.step / node.target.step)
-    if node.acceptance_rate >= ratio:
+def _why_slower(servers: SimulatedServers) -> str:
+    ratio = float(servers.drafter.step / servers.target.step)
+    if servers.acceptance_rate >= ratio:
         return ""
     return (
-        f": its acceptance rate of {node.acceptance_rate:.0%} is below the drafter's latency,"
+        f": its acceptance rate of {servers.acceptance_rate:.0%} is below the drafter's latency,"
         f" {ratio:.0%} of the target's"
     )
 
 
-def _milliseconds(row: Forecast) -> str:
+def _milliseconds(row: Row) -> str:
     """Write a mean and its error in three digits or more, the error only where it shows."""
-    mean, error = row.mean_ns / 1e6, row.error_ns / 1e6
+    mean, error = row["mean_ms"], row["error_ms"]
     decimals = 0 if mean >= 100 else 1 if mean >= 10 else 2
     notable = error >= 0.5 * 10**-decimals
     return f"{mean:.{decimals}f}" + (f" ± {error:.{decimals}f}" if notable else "")
 
 
-def _marginal_gain(rows: Sequence[Forecast], index: int) -> tuple[float, float] | None:
+def _marginal_gain(row: Forecast, above: Forecast | None) -> tuple[float, float] | None:
     """Return what each of the targets added since the row above is worth, and its error.
 
     It is the part of that row's time by which this one is shorter, over the added targets.
     """
-    row, above = rows[index], rows[index - 1]
-    if index == 0 or (above.label, above.shape) != (row.label, row.shape):
+    if above is None or (above.label, above.shape) != (row.label, row.shape):
         return None
     gain, error = row.gain_over(above)
     added = row.target_count - above.target_count
     return gain / added, error / added
 
 
-def _gain_words(marginal: tuple[float, float] | None) -> str:
-    if marginal is None:
+def _gain_words(row: Row) -> str:
+    if row["gain_per_target"] is None:
         return ""
-    gain, error = marginal
-    return f"{gain:+.1%}" + (f" ± {error:.1%}" if error >= _NOTABLE_ERROR else "")
+    error = row["gain_error"]
+    return f"{row['gain_per_target']:+.1%}" + (f" ± {error:.1%}" if error >= _NOTABLE_ERROR else "")

@@ -15,7 +15,7 @@ from paceline_bench.contests import contest_rows, exit_code, held_out_prompts, m
 from paceline_bench.options import numbers_to
 from paceline_bench.report import load_average, write_json
 from paceline_bench.self_drafting.tables import report, sweep_report
-from paceline_bench.ways import Way, parameter_count
+from paceline_bench.variants import Variant, parameter_count
 from paceline_contract.limits import MOST_LOOKAHEAD
 from paceline_engine.terms.validation import MOST_TREE_TOKENS
 from paceline_local.bundled import find_models
@@ -44,7 +44,7 @@ class SelfSettings(Settings):
 
     The bundled target, and for each adapter one more process of it that drafts for itself with
     that; everybody decodes the same texts in turn, greedily, on one target with one thread. Tokens
-    and rows of a forward do not depend on the machine; how fast a way is does, so look at ratios.
+    and rows of a forward do not depend on the machine, but speeds do, so look at ratios.
     The exit code is 0 if every text was plain decoding's, else 1.
 
     With --sweep trees of many sizes and shapes are tried instead, in one process without services:
@@ -61,7 +61,7 @@ class SelfSettings(Settings):
         description="tokens to guess after each verdict; 0: the numbers on the adapters' cards",
     )
     prompts: int = Field(12, ge=1, le=120, description="held-out prompts to decode")
-    repeats: int = Field(1, ge=1, le=100, description="how often each way decodes each prompt")
+    repeats: int = Field(1, ge=1, le=100, description="how often each variant decodes each prompt")
     max_tokens: int = Field(96, ge=2, le=400, description="tokens of each text")
     lookahead: int = Field(
         4, ge=1, le=MOST_LOOKAHEAD, description="draft tokens in a verification of SI"
@@ -128,8 +128,7 @@ def main(arguments: Sequence[str]) -> int:
 def _draw(content: dict[str, Any], settings: SelfSettings) -> None:
     # Here, because loading them takes most of a second.
     from paceline_bench.charts import save_figure
-    from paceline_bench.self_drafting.chart import draw_self_drafting
-    from paceline_bench.self_drafting.sweep_chart import draw_sweep
+    from paceline_bench.self_drafting.chart import draw_self_drafting, draw_sweep
 
     assert settings.chart is not None
     draw = draw_sweep if settings.sweep else draw_self_drafting
@@ -161,9 +160,9 @@ async def _run(
     async with AsyncExitStack() as stack:
         both = await stack.enter_async_context(running_system(_system(models)))
         client = await stack.enter_async_context(AsyncClient(both.orchestrator_address))
-        ways = [
-            Way(name="non-SI", client=client, strategy=Strategy.AUTOREGRESSIVE),
-            Way(
+        variants = [
+            Variant(name="non-SI", client=client, strategy=Strategy.AUTOREGRESSIVE),
+            Variant(
                 name=f"SI, lookahead {settings.lookahead}",
                 client=client,
                 strategy=Strategy.SPECULATIVE,
@@ -177,8 +176,8 @@ async def _run(
             alone = await stack.enter_async_context(running_system(system))
             client = await stack.enter_async_context(AsyncClient(alone.orchestrator_address))
             name = f"self-SI, {Path(path).name}"
-            ways.append(
-                Way(
+            variants.append(
+                Variant(
                     name=name,
                     client=client,
                     strategy=Strategy.SELF_SPECULATIVE,
@@ -187,7 +186,7 @@ async def _run(
             )
         prompts = held_out_prompts(models)[: settings.prompts]
         rows = await contest_rows(
-            ways, prompts, max_tokens=settings.max_tokens, repeats=settings.repeats
+            variants, prompts, max_tokens=settings.max_tokens, repeats=settings.repeats
         )
         return {"rows": rows, "texts": len(prompts), "tokens": settings.max_tokens}
 

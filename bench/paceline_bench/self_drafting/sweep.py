@@ -62,7 +62,7 @@ class SweptTree:
 
 @dataclass(slots=True)
 class Case:
-    """A way to decode, and what it took so far; without guesses it is plain decoding.
+    """A variant of decoding, and what it took so far; without guesses it is plain decoding.
 
     Attributes:
         adapter: What it is called.
@@ -138,7 +138,7 @@ def sweep(
     plan: SweepPlan,
     tell: Callable[[str], None],
 ) -> list[Row]:
-    """Decode each prompt in every way, in turn; return a row for each, plain decoding's first.
+    """Decode each prompt in every variant, in turn; return a row for each, plain decoding's first.
 
     Raises:
         ModelLoadError: the model or an adapter cannot be loaded.
@@ -153,7 +153,7 @@ def sweep(
         # Whoever comes first with a text comes last with the next.
         for case in cases[:: 1 if turn % 2 else -1]:
             case.decode(backend, token_ids, count=plan.max_tokens)
-        tell(f"{len(cases)} ways")
+        tell(f"{len(cases)} variants")
     return [case.row(cases[0]) for case in cases]
 
 
@@ -188,4 +188,10 @@ def _cases(
                 )
                 if drafter.prunes or not threshold:
                     own = OwnGuesses(drafter, vocabulary_size=size)
-                    yield Case(name, tree, threshold, own, loaded.card.layers)
+                    yield Case(
+                        name,
+                        tree,
+                        prune_below=threshold,
+                        own_guesses=own,
+                        layers=loaded.card.layers,
+                    )

@@ -6,41 +6,37 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from paceline_bench.gpus import GPU_WORDS, per_gpu
-from paceline_bench.report import speed, table, times
+from paceline_bench.table import OVER_PLAIN, SAME_OUTPUT, Column, markdown, speed, times
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline_bench.report import Row
 
-_COLUMNS: dict[str, Callable[[Row], str]] = {
-    "": lambda row: row["name"],
-    "tokens/forward": lambda row: f"{row['tokens_per_forward']:.2f}",
-    "rows/forward": lambda row: f"{row['rows_per_forward']:.1f}",
-    "drafter forwards": lambda row: (
-        f"{row['drafter_forwards']:,}" if row["drafter_forwards"] else "-"
-    ),
-    "tokens/s": speed,
-    "÷ non-SI": lambda row: times(row["times_as_fast"] if row["identical"] else None),
-    "extra parameters": lambda row: (
-        f"{row['extra_parameters']:,}" if row["extra_parameters"] else "-"
-    ),
-    "text": lambda row: "identical" if row["identical"] else "DIFFERENT",
-}
-
-_SWEPT: dict[str, Callable[[Row], str]] = {
-    "": lambda row: row["adapter"] or "non-SI",
-    "tree": lambda row: row["kind"] if row["nodes"] else "-",
-    "gamma": lambda row: str(row["reach"] or "-"),
-    "guesses": lambda row: str(row["nodes"] or "-"),
-    "pruned below": lambda row: f"{row['prune_below']:g}" if row["prune_below"] else "-",
-    "tokens/forward": lambda row: f"{row['tokens_per_forward']:.2f}",
-    "rows/forward": lambda row: f"{row['rows_per_forward']:.1f}",
-    "in upper layers": lambda row: f"{row['upper_rows_per_forward']:.1f}",
-    "tokens/s": speed,
-    "÷ non-SI": lambda row: times(row["times_as_fast"] if row["identical"] else None),
-    "text": lambda row: "identical" if row["identical"] else "DIFFERENT",
-}
+_TOKENS_AND_ROWS = (
+    Column("tokens/forward", "tokens_per_forward", "{:.2f}"),
+    Column("rows/forward", "rows_per_forward", "{:.1f}"),
+)
+_SPEED = (Column("tokens/s", speed), OVER_PLAIN)
+_COLUMNS = (
+    Column("", "name"),
+    *_TOKENS_AND_ROWS,
+    Column("drafter forwards", lambda row: row["drafter_forwards"] or None, "{:,}"),
+    *_SPEED,
+    Column("extra parameters", lambda row: row["extra_parameters"] or None, "{:,}"),
+    SAME_OUTPUT,
+)
+_SWEPT = (
+    Column("", lambda row: row["adapter"] or "non-SI"),
+    Column("tree", lambda row: row["kind"] if row["nodes"] else None),
+    Column("gamma", lambda row: row["reach"] or None),
+    Column("guesses", lambda row: row["nodes"] or None),
+    Column("pruned below", lambda row: row["prune_below"] or None, "{:g}"),
+    *_TOKENS_AND_ROWS,
+    Column("in upper layers", "upper_rows_per_forward", "{:.1f}"),
+    *_SPEED,
+    SAME_OUTPUT,
+)
 
 
 def sweep_report(content: Mapping[str, Any]) -> str:
@@ -48,7 +44,7 @@ def sweep_report(content: Mapping[str, Any]) -> str:
     rows = content["rows"]
     adapters = dict.fromkeys(row["adapter"] for row in rows if row["nodes"])
     lines = [_best_tree(adapter, rows) for adapter in adapters]
-    return "\n".join([table(rows, _SWEPT), *lines, ""])
+    return "\n".join([markdown(rows, _SWEPT), *lines, ""])
 
 
 def _best_tree(adapter: str, rows: Sequence[Row]) -> str:
@@ -65,15 +61,15 @@ def _best_tree(adapter: str, rows: Sequence[Row]) -> str:
 
 
 def report(content: Mapping[str, Any], *, by_gpu: bool = False) -> str:
-    """Lay out the ways in Markdown, and the break-even with two models.
+    """Lay out the variants in Markdown, and the break-even with two models.
 
     Args:
         by_gpu: Whether to say also what each device makes of it.
     """
     rows = content["rows"]
-    columns = _COLUMNS | per_gpu(itemgetter("gpu_count")) if by_gpu else _COLUMNS
+    columns = _COLUMNS + (per_gpu(itemgetter("gpu_count")) if by_gpu else ())
     lines = [break_even(row, two=rows[1]) for row in rows[2:]]
-    return "\n".join([table(rows, columns), *lines, *([GPU_WORDS] if by_gpu else []), ""])
+    return "\n".join([markdown(rows, columns), *lines, *([GPU_WORDS] if by_gpu else []), ""])
 
 
 def break_even(row: Row, *, two: Row) -> str:

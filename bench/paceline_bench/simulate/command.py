@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
-from rich.console import Console
 
 from paceline_bench.options import check_rank_decay, numbers_to
 from paceline_bench.parallel import compute_all
@@ -23,9 +22,10 @@ from paceline_bench.simulate.ewif_table import ewif_table
 from paceline_bench.simulate.heatmaps import Experiment, Grid, columns, fill_column
 from paceline_bench.simulate.table1 import MOMENTS, table1
 from paceline_bench.simulate.trees_command import TreeOptions, show_trees
+from paceline_bench.table import Column, print_table
 from paceline_contract.limits import MOST_BRANCHES, MOST_TARGETS, MOST_WIDTH
 from paceline_local.options import ResultFile, read_options
-from paceline_local.screen import progress, table
+from paceline_local.screen import progress
 from paceline_protocol.draft_shape import Shape
 from paceline_protocol.task import DispatchPolicy
 from paceline_serving.settings import RateList, Settings, option
@@ -33,7 +33,7 @@ from paceline_serving.settings import RateList, Settings, option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_bench.simulate.heatmaps import Cell, Column
+    from paceline_bench.simulate.heatmaps import Cell, GridColumn
 
 _EXAMPLES = """
 paceline simulate                                 everything, on a coarse grid: seconds
@@ -172,38 +172,37 @@ def main(arguments: Sequence[str]) -> int:
 
 def _show_table1() -> bool:
     rows = table1()
-    moments = [f"t = {moment}" for moment in MOMENTS]
-    cells = [
-        (
-            row.name,
-            *(
-                f"{ours}" if ours == paper else f"[bold red]{ours}[/], not {paper}"
-                for ours, paper in zip(row.ours, row.paper, strict=True)
-            ),
-        )
-        for row in rows
-    ]
+    columns = (Column("", "name"), *map(_moment_column, range(len(MOMENTS))))
     print("Table 1: tokens that are final by a time, in target forwards; lookahead 1, drafter 1/7")
-    Console(highlight=False).print(table(("", *moments), cells))
+    print_table(rows, columns)
     is_exact = all(row.ours == row.paper for row in rows)
     print("All as in the paper.\n" if is_exact else "NOT as in the paper.\n")
     return is_exact
 
 
+def _moment_column(at: int) -> Column:
+    return Column(f"t = {MOMENTS[at]}", lambda row: _beside_paper(row.ours[at], row.paper[at]))
+
+
+def _beside_paper(ours: object, paper: object) -> str:
+    return f"{ours}" if ours == paper else f"[bold red]{ours}[/], not {paper}"
+
+
+_EWIF_COLUMNS = (
+    Column("data", "data"),
+    Column(
+        "draft tokens",
+        lambda row: ", then ".join(f"{count} by {drafter.name}" for drafter, count in row.stages),
+    ),
+    Column("factor", lambda row: _beside_paper(row.ours, row.paper)),
+    Column("in reversed order", lambda row: row.reversed_order if len(row.stages) > 1 else ""),
+)
+
+
 def _show_ewif() -> bool:
     rows = ewif_table()
-    cells = [
-        (
-            row.data,
-            ", then ".join(f"{count} by {drafter.name}" for drafter, count in row.stages),
-            row.ours if row.ours == row.paper else f"[bold red]{row.ours}[/], not {row.paper}",
-            row.reversed_order if len(row.stages) > 1 else "",
-        )
-        for row in rows
-    ]
     print("Table 1 of the cascades' paper: expected walltime improvement, plain decoding is 1")
-    headings = ("data", "draft tokens", "factor", "in reversed order")
-    Console(highlight=False).print(table(headings, cells))
+    print_table(rows, _EWIF_COLUMNS)
     is_exact = all(row.ours == row.paper for row in rows)
     print("All as in the paper.\n" if is_exact else "NOT as in the paper.\n")
     return is_exact
@@ -264,7 +263,7 @@ def _draw(cells: Sequence[Cell], picture: Path, *, panels: Sequence[str], title:
     save_figure(draw_heatmaps(cells, panels=panels, title=title), picture)
 
 
-def _compute(title: str, work: Sequence[Column]) -> list[Cell]:
+def _compute(title: str, work: Sequence[GridColumn]) -> list[Cell]:
     with progress(title, total=len(work)) as step:
         filled = compute_all(
             fill_column,

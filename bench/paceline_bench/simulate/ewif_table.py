@@ -58,7 +58,9 @@ _TABLE = (
 def ewif_table() -> list[EwifRow]:
     """Compute the table."""
     return [
-        EwifRow(data, stages, paper, _factor(stages), _factor(stages[::-1]))
+        EwifRow(
+            data, stages, paper=paper, ours=_factor(stages), reversed_order=_factor(stages[::-1])
+        )
         for data, stages, paper in _TABLE
     ]
 

@@ -158,7 +158,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class GridColumn:
     """The cells of one drafter latency, to be computed in one go.
 
     Attributes:
@@ -176,7 +176,7 @@ class Column:
     si_expected: tuple[float, ...]
 
 
-def columns(experiment: Experiment, grid: Grid) -> list[Column]:
+def columns(experiment: Experiment, grid: Grid) -> list[GridColumn]:
     """Prepare the columns in which DSI is feasible; SI has the lookahead best in expectation."""
     rates = np.array(grid.acceptance_percents) / 100
     lookaheads = experiment.speculative_lookaheads()
@@ -192,7 +192,7 @@ def columns(experiment: Experiment, grid: Grid) -> list[Column]:
             continue
         times = drafter * percent / _TARGET + target
         prepared.append(
-            Column(
+            GridColumn(
                 experiment,
                 percent,
                 grid.acceptance_percents,
@@ -203,7 +203,7 @@ def columns(experiment: Experiment, grid: Grid) -> list[Column]:
     return prepared
 
 
-def fill_column(column: Column) -> list[Cell]:
+def fill_column(column: GridColumn) -> list[Cell]:
     """Compute the cells of a column, each with DSI's lookahead best in expectation: seconds.
 
     The lookaheads are compared by their schedules; what is said of the best is the protocol's.
@@ -229,7 +229,7 @@ def fill_column(column: Column) -> list[Cell]:
     ]
 
 
-def _best_lookaheads(column: Column, rates: NDArray[np.float64]) -> list[int]:
+def _best_lookaheads(column: GridColumn, rates: NDArray[np.float64]) -> list[int]:
     """Choose DSI's lookahead for each rate: the smallest of those that are equally good."""
     experiment = column.experiment
     lookaheads = experiment.distributed_lookaheads(column.drafter_percent)
@@ -257,7 +257,7 @@ class _Option:
         return Timing(self.lookahead, *mean_and_error(times), self.expected)
 
 
-def _setup(column: Column, lookahead: int) -> Setup:
+def _setup(column: GridColumn, lookahead: int) -> Setup:
     return Setup(
         Strategy.DISTRIBUTED,
         ServerLatency(_TARGET, _TARGET),
@@ -268,7 +268,7 @@ def _setup(column: Column, lookahead: int) -> Setup:
     )
 
 
-def _cell(column: Column, index: int, *, dsi: _Option, stretches: Stretches) -> Cell:
+def _cell(column: GridColumn, index: int, *, dsi: _Option, stretches: Stretches) -> Cell:
     draws = _draws(column, index)
     non_si = float(column.experiment.token_count)
     si = _Option(column.si_lookaheads[index], column.si_expected[index])
@@ -289,7 +289,7 @@ def _cell(column: Column, index: int, *, dsi: _Option, stretches: Stretches) -> 
     )
 
 
-def _draws(column: Column, index: int) -> list[list[int]]:
+def _draws(column: GridColumn, index: int) -> list[list[int]]:
     """Draw the run lengths of each repeat; no two cells share a seed."""
     experiment, percent = column.experiment, column.acceptance_percents[index]
     first_seed = (column.drafter_percent * 101 + percent) * experiment.repeats

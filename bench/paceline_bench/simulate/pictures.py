@@ -82,7 +82,7 @@ def _draw_panel(axes: Axes, cells: Sequence[Cell], panel: str) -> QuadMesh:
     )
     slow = expected < _SLOW
     if slow.any():
-        _mark(axes, slow, x_edges, y_edges)
+        _mark(axes, slow, x_edges=x_edges, y_edges=y_edges)
         words = f"slow-down: {slow.sum()} cells, to {expected.min():.3g}"
         axes.set_title(words, loc="right", fontsize="small")
     lines = axes.contour(x, y, expected, levels=_LEVELS, colors="black", linewidths=0.6)
@@ -94,7 +94,7 @@ def _draw_panel(axes: Axes, cells: Sequence[Cell], panel: str) -> QuadMesh:
     return mesh
 
 
-def _mark(axes: Axes, cells: Bools, x_edges: Floats, y_edges: Floats) -> None:
+def _mark(axes: Axes, cells: Bools, *, x_edges: Floats, y_edges: Floats) -> None:
     """Hatch whole cells, and draw a line around them."""
     corners = [
         [

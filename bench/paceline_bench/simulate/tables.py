@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from paceline_bench.report import markdown_table
+from paceline_bench.table import Column, markdown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from paceline_bench.report import Results, Row
+
+_FIGURES = {"figure2": "Figure 2", "figure7": "Figure 7"}
+_AS_SERVED = {"blocks": "", "work_conserving": ", as served"}
 
 
 def simulate(results: Results) -> str:
     """What the paper claims of its heat maps, held against ours."""
     content, served = results["simulate"], results["simulate-served"]
-    rows = [*content["rows"], *served["rows"]]
-    names = {"figure2": "Figure 2", "figure7": "Figure 7"}
-    as_served = {"blocks": "", "work_conserving": ", as served"}
-    headings = [names[row["figure"]] + as_served[row["dispatch"]] for row in rows]
-    lines = [
-        ["SI is slower than non-SI below the diagonal", *map(_below_diagonal, rows)],
-        *(
-            [f"DSI is never slower than {name}", *(_never_slower(row[key]) for row in rows)]
-            for name, key in (("non-SI", "over_non_si"), ("SI", "over_si"))
-        ),
-        ["DSI over the better of the two: up to 1.6x", *map(_largest_gain, rows)],
-        ["by the luck of the repeats", *map(_drawn_gain, rows)],
-        ["cells", *(f"{row['cell_count']:,}" for row in rows)],
-    ]
+    rows = (*content["rows"], *served["rows"])
+    columns = (Column("claim of the paper", itemgetter(0)), *map(_figure_column, rows))
     commands = " and ".join(f"`{each['circumstances']['command']}`" for each in (content, served))
     table1 = "exactly" if content["table1_is_exact"] else "NOT exactly"
     return (
         f"{commands}, {content['circumstances']['date']}. Table 1 is reproduced {table1}.\n\n"
-        + markdown_table(("claim of the paper", *headings), lines)
+        + markdown(_CLAIMS.items(), columns)
     )
+
+
+def _figure_column(row: Row) -> Column:
+    heading = _FIGURES[row["figure"]] + _AS_SERVED[row["dispatch"]]
+    return Column(heading, lambda claim: claim[1](row))
 
 
 def _below_diagonal(row: Row) -> str:
@@ -54,19 +51,29 @@ def _never_slower(found: Row) -> str:
     return f"but for {cells}, by {found['worst_loss']:.1%} at most ({place})"
 
 
-def _largest_gain(row: Row) -> str:
+def _largest_gain(row: Row) -> str | None:
     if row["lookahead"] is not None:
-        return "-"  # SI is not at its best there
+        return None  # SI is not at its best there
     found = row["over_both"]
     place = _at(found["best_place"])
     return f"{found['best_ratio']:.2f}x ({place}), {found['mean_ratio']:.2f}x on average"
 
 
-def _drawn_gain(row: Row) -> str:
+def _drawn_gain(row: Row) -> str | None:
     if row["lookahead"] is not None:
-        return "-"
+        return None
     return f"{row['drawn_best_ratio']:.2f}x ({_at(row['drawn_best_place'])})"
 
 
 def _at(place: Sequence[float]) -> str:
     return f"drafter {place[0]:.2f}, acceptance {place[1]:.2f}"
+
+
+_CLAIMS: dict[str, Callable[[Row], str | None]] = {
+    "SI is slower than non-SI below the diagonal": _below_diagonal,
+    "DSI is never slower than non-SI": lambda row: _never_slower(row["over_non_si"]),
+    "DSI is never slower than SI": lambda row: _never_slower(row["over_si"]),
+    "DSI over the better of the two: up to 1.6x": _largest_gain,
+    "by the luck of the repeats": _drawn_gain,
+    "cells": lambda row: f"{row['cell_count']:,}",
+}

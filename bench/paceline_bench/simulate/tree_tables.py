@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from paceline_bench.report import markdown_table, table, times
 from paceline_bench.simulate.trees import Gain
+from paceline_bench.table import Column, markdown, times
 from paceline_contract.words import counted
 from paceline_protocol.methods import METHODS, Strategy, label_of
 
@@ -19,56 +20,87 @@ _DSI = METHODS[Strategy.DISTRIBUTED].label
 _AHEAD = label_of(Strategy.SPECULATIVE, drafts_ahead=True)
 _NOISE = 2.0  # standard errors
 _SLOWER = 1.01
+_NOTABLE_ERROR = 0.005
+_OVER_SI: Callable[[Gain], float] = attrgetter("over_si")
+_OVER_CHAIN: Callable[[Gain], float] = attrgetter("over_chain")
 
 
-_COLUMNS: dict[str, Callable[[Gain], str]] = {
-    "": lambda gain: gain.name,
-    "method": lambda gain: gain.strategy,
-    "targets": lambda gain: str(gain.target_count),
-    "width, branches": lambda gain: f"{gain.width}, {gain.branches}" if gain.width > 1 else "-",
-    "lookahead": lambda gain: str(gain.lookahead or "-"),
-    "tokens/forward": lambda gain: f"{gain.tokens_per_forward:.2f}",
-    "target forwards' time": lambda gain: f"{gain.time:.2f}",
-    "over SI": lambda gain: _with_error(gain.over_si, gain.over_si_error),
-    "over chains": lambda gain: (
-        _with_error(gain.over_chain, gain.over_chain_error) if gain.width > 1 else "-"
+def _with_error(name: str) -> Callable[[Gain], str]:
+    """Return the writer of a ratio, with its standard error where that shows."""
+
+    def words(gain: Gain) -> str:
+        value, error = getattr(gain, name), getattr(gain, f"{name}_error")
+        return f"{value:.2f}" + (f" ± {error:.2f}" if error >= _NOTABLE_ERROR else "")
+
+    return words
+
+
+_COLUMNS = (
+    Column("", "name"),
+    Column("method", "strategy"),
+    Column("targets", "target_count"),
+    Column(
+        "width, branches",
+        lambda gain: f"{gain.width}, {gain.branches}" if gain.width > 1 else None,
     ),
-}
-_PER_GPU: dict[str, Callable[[Gain], str]] = {
-    "GPUs": lambda gain: str(gain.gpu_count),
-    "tokens a forward's time": lambda gain: f"{gain.over_plain:.2f}",
-    "per GPU": lambda gain: f"{gain.per_gpu:.2f}",
-}
+    Column("lookahead", lambda gain: gain.lookahead or None),
+    Column("tokens/forward", "tokens_per_forward", "{:.2f}"),
+    Column("target forwards' time", "time", "{:.2f}"),
+    Column("over SI", _with_error("over_si")),
+    Column(
+        "over chains",
+        lambda gain: _with_error("over_chain")(gain) if gain.width > 1 else None,
+    ),
+)
+_PER_GPU = (
+    Column("GPUs", "gpu_count"),
+    Column("tokens a forward's time", "over_plain", "{:.2f}"),
+    Column("per GPU", "per_gpu", "{:.2f}"),
+)
+_SUMMARY = (
+    Column("", lambda gains: _setting(gains[0])),
+    Column("over chains, at most", lambda gains: _at(max(gains, key=_OVER_CHAIN), _OVER_CHAIN)),
+    Column("at least", lambda gains: _at(min(gains, key=_OVER_CHAIN), _OVER_CHAIN)),
+    Column("slower cells", lambda gains: len(_slower(gains))),
+    Column("over SI, at most", lambda gains: _at(max(gains, key=_OVER_SI), _OVER_SI)),
+)
 
 
 def gains_table(gains: Iterable[Gain], *, per_gpu: bool) -> str:
     """Lay them out in Markdown."""
-    return table(gains, _COLUMNS | (_PER_GPU if per_gpu else {}))
+    return markdown(gains, _COLUMNS + (_PER_GPU if per_gpu else ()))
+
+
+def _at(gain: Gain, ratio: Callable[[Gain], float]) -> str:
+    return f"{times(ratio(gain))} ({gain.name})"
+
+
+def _with_trees(gains: Iterable[Gain]) -> list[list[Gain]]:
+    """Return the gains of trees, by method, number of targets and shape."""
+    own: dict[str, list[Gain]] = {}
+    for gain in gains:
+        if gain.width > 1:
+            own.setdefault(_setting(gain), []).append(gain)
+    return list(own.values())
 
 
 def grid_findings(gains: Sequence[Gain]) -> Iterator[str]:
     """Say of each method, number of targets and shape where trees gain the most, and lose."""
     chains = [gain for gain in gains if gain.strategy == _AHEAD and gain.width == 1]
     if chains:
-        best = max(chains, key=lambda gain: gain.over_si)
+        best = max(chains, key=_OVER_SI)
         yield f"{_AHEAD}: up to {times(best.over_si)} of SI ({best.name})"
-    ways = dict.fromkeys(_way(gain) for gain in gains if gain.width > 1)
-    for way in ways:
-        own = [gain for gain in gains if _way(gain) == way]
-        best, best_si = (
-            max(own, key=lambda gain: gain.over_chain),
-            max(own, key=lambda gain: gain.over_si),
-        )
+    for own in _with_trees(gains):
+        setting, best, best_si = _setting(own[0]), max(own, key=_OVER_CHAIN), max(own, key=_OVER_SI)
         yield (
-            f"{way}: up to {times(best.over_chain)} of chains ({best.name}), up to"
+            f"{setting}: up to {times(best.over_chain)} of chains ({best.name}), up to"
             f" {times(best_si.over_si)} of SI ({best_si.name})"
         )
-        slower = _slower(own)
-        if slower:
-            worst = min(slower, key=lambda gain: gain.over_chain)
+        if slower := _slower(own):
+            worst = min(slower, key=_OVER_CHAIN)
             yield (
-                f"{way}: slower than chains by more than 1 % in {len(slower)} of {len(own)} cells,"
-                f" at worst {times(worst.over_chain)} ({worst.name})"
+                f"{setting}: slower than chains by more than 1 % in {len(slower)} of {len(own)}"
+                f" cells, at worst {times(worst.over_chain)} ({worst.name})"
             )
 
 
@@ -85,26 +117,10 @@ def simulate_trees(results: Results) -> str:
         return ""
     content = results["simulate-trees"]
     gains = [Gain(**row) for row in content["rows"]]
-    ways = dict.fromkeys(_way(gain) for gain in gains if gain.width > 1)
-    lines = [_grid_line([gain for gain in gains if _way(gain) == way], name=way) for way in ways]
     cell_count = len({gain.name for gain in gains})
     circumstances = content["circumstances"]
     words = f"`{circumstances['command']}`, {circumstances['date']}; {cell_count} cells.\n\n"
-    headings = ("", "over chains, at most", "at least", "slower cells", "over SI, at most")
-    return words + markdown_table(headings, lines)
-
-
-def _grid_line(gains: Sequence[Gain], *, name: str) -> list[str]:
-    most = max(gains, key=lambda gain: gain.over_chain)
-    least = min(gains, key=lambda gain: gain.over_chain)
-    most_si = max(gains, key=lambda gain: gain.over_si)
-    return [
-        name,
-        f"{times(most.over_chain)} ({most.name})",
-        f"{times(least.over_chain)} ({least.name})",
-        str(len(_slower(gains))),
-        f"{times(most_si.over_si)} ({most_si.name})",
-    ]
+    return words + markdown(_with_trees(gains), _SUMMARY)
 
 
 def self_finding(gains: Sequence[Gain]) -> str:
@@ -116,18 +132,14 @@ def self_finding(gains: Sequence[Gain]) -> str:
         f" {times(first.over_plain)} of plain decoding"
     )
     cells = {gain.name: gain.over_si for gain in own}
-    for rival in dict.fromkeys(_way(gain) for gain in gains if gain.strategy != _SELF):
-        others = [gain for gain in gains if _way(gain) == rival]
+    for rival in dict.fromkeys(_setting(gain) for gain in gains if gain.strategy != _SELF):
+        others = [gain for gain in gains if _setting(gain) == rival]
         ahead = sum(cells[gain.name] > gain.over_si for gain in others)
         words += f"; ahead of {rival} in {ahead} of {len(others)}"
     return words
 
 
-def _way(gain: Gain) -> str:
+def _setting(gain: Gain) -> str:
     targets = f", {counted(gain.target_count, 'target')}" if gain.strategy == _DSI else ""
     shape = f", width {gain.width}, {gain.branches} branches" if gain.width > 1 else ""
     return f"{gain.strategy}{targets}{shape}"
-
-
-def _with_error(value: float, error: float) -> str:
-    return f"{value:.2f}" + (f" ± {error:.2f}" if error >= 0.005 else "")

@@ -1,7 +1,7 @@
 """What trees are worth, and drafting ahead: SI and DSI with and without, on the virtual clock.
 
 What is charged: forwards, of whatever they work on the same, and if asked for each further row of
-one; the prompt is a forward like any other, and nothing else takes time. All ways to decode meet
+one; the prompt is a forward like any other, and nothing else takes time. All variants meet
 the same draws, so that luck cancels out of their ratios. Times are in parts of a target forward.
 """
 
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline_bench.node import SimulatedNode
 from paceline_bench.protocol_runs import Batch, Setup, mean_and_error, totals
 from paceline_bench.recurrences import (
     expected_ahead_time,
@@ -22,6 +21,7 @@ from paceline_bench.recurrences import (
     expected_speculative_forwards,
     scheduled_stretches,
 )
+from paceline_bench.simulated_servers import SimulatedServers
 from paceline_orchestrator.planning.equation import LOOKAHEADS, smallest_lookahead
 from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.laboratory.simulation import ServerLatency
@@ -41,11 +41,11 @@ _SI_LOOKAHEADS = range(1, 21)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeJob:
-    """What is to be compared on one node.
+    """What is to be compared on the same servers.
 
     Attributes:
         name: What people call it.
-        node: Steady latencies, acceptance rate, and the targets of DSI.
+        servers: Steady latencies, acceptance rate, and the targets of DSI.
         shapes: Of the trees.
         shares: How likely each runner-up is right where the first token is wrong; see ranks.py.
         token_count: Tokens of a generation.
@@ -54,7 +54,7 @@ class TreeJob:
     """
 
     name: str
-    node: SimulatedNode
+    servers: SimulatedServers
     shapes: tuple[Shape, ...]
     shares: tuple[float, ...]
     token_count: int
@@ -64,7 +64,7 @@ class TreeJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What trees gave one method on one node.
+    """What trees gave one method on the same servers.
 
     Attributes:
         drafter: The drafter's latency over the target's.
@@ -128,8 +128,8 @@ def steady(
     target_count: int,
     target_row: float = 0,
     drafter_row: float = 0,
-) -> SimulatedNode:
-    """Make a node whose first forwards take no longer than others.
+) -> SimulatedServers:
+    """Make servers whose first forwards take no longer than others.
 
     Args:
         drafter: The drafter's latency over the target's.
@@ -138,7 +138,7 @@ def steady(
         drafter_row: The same of the drafter's.
     """
     step = max(1, round(drafter * _TARGET))
-    return SimulatedNode(
+    return SimulatedServers(
         target=ServerLatency(_TARGET, _TARGET, row=round(target_row * _TARGET)),
         drafter=ServerLatency(step, step, row=round(drafter_row * step)),
         acceptance_rate=acceptance_rate,
@@ -148,15 +148,15 @@ def steady(
 
 def grid_jobs(job: TreeJob, *, drafters: Sequence[float], rates: Sequence[float]) -> list[TreeJob]:
     """Lay out a grid of drafter latencies and acceptance rates; else all is as in the job."""
-    row = job.node.target.row / _TARGET, job.node.drafter.row / job.node.drafter.step
+    row = job.servers.target.row / _TARGET, job.servers.drafter.row / job.servers.drafter.step
     return [
         replace(
             job,
             name=f"drafter {drafter:g}, acceptance {rate:g}",
-            node=steady(
+            servers=steady(
                 drafter,
                 rate,
-                target_count=job.node.target_count,
+                target_count=job.servers.target_count,
                 target_row=float(row[0]),
                 drafter_row=float(row[1]),
             ),
@@ -173,19 +173,24 @@ def compare_trees(job: TreeJob) -> list[Gain]:
         (Strategy.SPECULATIVE, True),
         (Strategy.DISTRIBUTED, False),
     )
-    chains = {variant: _timed(job, *variant) for variant in variants}
+    chains = {
+        (strategy, ahead): _timed(job, strategy, drafts_ahead=ahead) for strategy, ahead in variants
+    }
     si = chains[Strategy.SPECULATIVE, False]
     return [
         _gain(job, timed, si=si, chain=chain)
-        for variant, chain in chains.items()
-        for timed in (chain, *(_timed(job, *variant, shape) for shape in job.shapes))
+        for (strategy, ahead), chain in chains.items()
+        for timed in (
+            chain,
+            *(_timed(job, strategy, drafts_ahead=ahead, shape=shape) for shape in job.shapes),
+        )
     ] + _self_gains(job, si=si)
 
 
 def _self_gains(job: TreeJob, *, si: _Timed) -> list[Gain]:
     if job.guesses is None:
         return []
-    target, drafter = job.node.target, job.node.drafter
+    target, drafter = job.servers.target, job.servers.drafter
     setup = Setup(Strategy.SELF_SPECULATIVE, target, drafter, guesses=job.guesses)
     own = _simulated(job, setup)
     return [replace(_gain(job, own, si=si, chain=own), lookahead=0)]
@@ -199,17 +204,17 @@ def write_gains(path: Path, gains: Sequence[Gain]) -> None:
         writer.writerows(asdict(each) for each in gains)
 
 
-def _timed(job: TreeJob, strategy: Strategy, drafts_ahead: bool, shape: Shape = CHAIN) -> _Timed:
+def _timed(job: TreeJob, strategy: Strategy, *, drafts_ahead: bool, shape: Shape = CHAIN) -> _Timed:
     """Simulate a method with each lookahead that may be the best, and return the best."""
     candidates = _LOOKAHEADS[strategy, drafts_ahead](job, shape)
     overlaps = METHODS[strategy].overlaps
     setups = [
         Setup(
             strategy,
-            job.node.target,
-            job.node.drafter,
+            job.servers.target,
+            job.servers.drafter,
             lookahead=lookahead,
-            target_count=job.node.target_count if overlaps else 1,
+            target_count=job.servers.target_count if overlaps else 1,
             shape=shape,
             drafts_ahead=drafts_ahead,
         )
@@ -219,7 +224,13 @@ def _timed(job: TreeJob, strategy: Strategy, drafts_ahead: bool, shape: Shape = 
 
 
 def _simulated(job: TreeJob, setup: Setup) -> _Timed:
-    batch = Batch(setup, job.node.acceptance_rate, job.token_count, range(job.repeats), job.shares)
+    batch = Batch(
+        setup,
+        job.servers.acceptance_rate,
+        max_tokens=job.token_count,
+        seeds=range(job.repeats),
+        shares=job.shares,
+    )
     found = totals(batch)
     forwards = sum(each.target_forwards for each in found)
     return _Timed(setup, tuple(each.time for each in found), forwards)
@@ -232,18 +243,18 @@ def _speculative_lookaheads(job: TreeJob, shape: Shape) -> set[int]:
     """
     best = {min(_SI_LOOKAHEADS, key=lambda lookahead: _expected_si(job, lookahead))}
     if shape.width > 1:
-        ratio = float(job.node.drafter.step / job.node.target.step)
-        rates = hit_rates(job.node.acceptance_rate, shares=job.shares, width=shape.width)
+        ratio = float(job.servers.drafter.step / job.servers.target.step)
+        rates = hit_rates(job.servers.acceptance_rate, shares=job.shares, width=shape.width)
         best.add(speculative_speed(ratio, rates, branch_count=shape.branches)[1])
     return best
 
 
 def _expected_si(job: TreeJob, lookahead: int) -> float:
     (drafts,), (rounds,) = expected_speculative_forwards(
-        np.array([job.node.acceptance_rate]), lookahead=lookahead, max_tokens=job.token_count
+        np.array([job.servers.acceptance_rate]), lookahead=lookahead, max_tokens=job.token_count
     )
-    round_time = job.node.target.step + lookahead * job.node.target.row
-    return float(drafts * float(job.node.drafter.step) + rounds * float(round_time))
+    round_time = job.servers.target.step + lookahead * job.servers.target.row
+    return float(drafts * float(job.servers.drafter.step) + rounds * float(round_time))
 
 
 def _ahead_lookaheads(job: TreeJob, shape: Shape) -> set[int]:
@@ -253,11 +264,11 @@ def _ahead_lookaheads(job: TreeJob, shape: Shape) -> set[int]:
 
 
 def _expected_ahead(job: TreeJob, lookahead: int) -> float:
-    target, drafter = job.node.target, job.node.drafter
+    target, drafter = job.servers.target, job.servers.drafter
     if drafter.step > target.step:
         return _expected_si(job, lookahead)
     return expected_ahead_time(
-        job.node.acceptance_rate,
+        job.servers.acceptance_rate,
         lookahead=lookahead,
         max_tokens=job.token_count,
         target_step=float(target.step + lookahead * target.row),
@@ -268,9 +279,9 @@ def _expected_ahead(job: TreeJob, lookahead: int) -> float:
 def _distributed_lookaheads(job: TreeJob, shape: Shape) -> set[int]:
     """Return 1, and the best of a chain by the exact expectation with free rows."""
     del shape
-    node = job.node
+    servers = job.servers
     feasible = smallest_lookahead(
-        int(node.target.step), int(node.drafter.step), target_count=node.target_count
+        int(servers.target.step), int(servers.drafter.step), target_count=servers.target_count
     )
     shorter = [each for each in LOOKAHEADS if each < feasible]
     return {1, min([*shorter, feasible], key=lambda lookahead: _expected_dsi(job, lookahead))}
@@ -279,13 +290,13 @@ def _distributed_lookaheads(job: TreeJob, shape: Shape) -> set[int]:
 def _expected_dsi(job: TreeJob, lookahead: int) -> float:
     setup = Setup(
         Strategy.DISTRIBUTED,
-        job.node.target,
-        job.node.drafter,
+        job.servers.target,
+        job.servers.drafter,
         lookahead=lookahead,
-        target_count=job.node.target_count,
+        target_count=job.servers.target_count,
     )
     table = scheduled_stretches(setup, max_tokens=job.token_count)
-    return float(expected_distributed_times(np.array([job.node.acceptance_rate]), table)[0])
+    return float(expected_distributed_times(np.array([job.servers.acceptance_rate]), table)[0])
 
 
 _LOOKAHEADS = {
@@ -296,14 +307,14 @@ _LOOKAHEADS = {
 
 
 def _gain(job: TreeJob, timed: _Timed, *, si: _Timed, chain: _Timed) -> Gain:
-    setup, step = timed.setup, float(job.node.target.step)
+    setup, step = timed.setup, float(job.servers.target.step)
     over_si, over_si_error = timed.over(si)
     over_chain, over_chain_error = timed.over(chain)
     over_plain = job.token_count * step / timed.mean
     return Gain(
         name=job.name,
-        drafter=float(job.node.drafter.step) / step,
-        acceptance_rate=job.node.acceptance_rate,
+        drafter=float(job.servers.drafter.step) / step,
+        acceptance_rate=job.servers.acceptance_rate,
         strategy=label_of(setup.strategy, drafts_ahead=setup.drafts_ahead),
         target_count=setup.target_count,
         gpu_count=setup.gpu_count,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from paceline_bench.node import TABLE2
 from paceline_bench.options import shares_of
 from paceline_bench.parallel import compute_all
 from paceline_bench.protocol_runs import own_guesses
@@ -18,6 +17,7 @@ from paceline_bench.simulate.trees import (
     steady,
     write_gains,
 )
+from paceline_bench.simulated_servers import TABLE2
 from paceline_local.screen import progress
 from paceline_protocol.draft_shape import Shape
 
@@ -96,7 +96,7 @@ def _job(options: TreeOptions, *, target_count: int) -> TreeJob:
     shares = shares_of(options.rank_decay)
     return TreeJob(
         name="",
-        node=steady(
+        servers=steady(
             0.1, 0.5, target_count=target_count, target_row=target_row, drafter_row=drafter_row
         ),
         shapes=options.shapes,
@@ -123,9 +123,9 @@ def _paper_rows(options: TreeOptions) -> list[TreeJob]:
         replace(
             _job(options, target_count=count),
             name=row.name,
-            node=steady(
-                float(row.node.drafter.step / row.node.target.step),
-                row.node.acceptance_rate,
+            servers=steady(
+                float(row.servers.drafter.step / row.servers.target.step),
+                row.servers.acceptance_rate,
                 target_count=count,
                 target_row=target_row,
                 drafter_row=drafter_row,
@@ -167,4 +167,4 @@ def _conditions(options: TreeOptions) -> str:
 
 
 def _label(job: TreeJob) -> str:
-    return f"{job.name}, {job.node.target_count} target(s)"
+    return f"{job.name}, {job.servers.target_count} target(s)"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from paceline import Strategy
-from paceline_bench.lines import fitted_slope
+from paceline_bench.least_squares import fitted_slope
 from paceline_bench.processes import counters
 from paceline_protocol.methods import METHODS
 
@@ -181,7 +181,9 @@ async def soak(
         TimeoutError: Some sessions are never closed.
     """
     everything = requests(plan)
-    wrong_count = await _round(client, plan, islice(everything, plan.warm_up_count), expected)
+    wrong_count = await _round(
+        client, plan, queue=islice(everything, plan.warm_up_count), expected=expected
+    )
     done = 0
     while True:
         await _settled(watched)
@@ -189,7 +191,7 @@ async def soak(
         size = min(plan.round_size, plan.request_count - done)
         if not size:
             return
-        wrong_count += await _round(client, plan, islice(everything, size), expected)
+        wrong_count += await _round(client, plan, queue=islice(everything, size), expected=expected)
         done += size
 
 
@@ -210,6 +212,7 @@ def growth(readings: Sequence[Reading], *, resident: bool = False) -> Growth:
 async def _round(
     client: AsyncClient,
     plan: Soak,
+    *,
     queue: Iterator[Request],
     expected: dict[tuple[str, float], tuple[int, ...]],
 ) -> int:
@@ -219,7 +222,7 @@ async def _round(
     async def run() -> None:
         nonlocal wrong_count
         for request in queue:
-            is_right = await _is_right(client, plan, request, expected)
+            is_right = await _is_right(client, plan, request=request, expected=expected)
             wrong_count += not is_right  # not in one line: others count during the wait
 
     try:
@@ -234,6 +237,7 @@ async def _round(
 async def _is_right(
     client: AsyncClient,
     plan: Soak,
+    *,
     request: Request,
     expected: dict[tuple[str, float], tuple[int, ...]],
 ) -> bool:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from paceline_bench.report import circumstances, table
+from paceline_bench.report import circumstances
 from paceline_bench.soak.rounds import growth
+from paceline_bench.table import Column, markdown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from paceline_bench.soak.rounds import Growth, Reading, Soak
@@ -59,7 +60,7 @@ class Soaked:
 
 def soak_table(soaked: Soaked) -> str:
     """Lay out what each process held after the warm-up, and at the end."""
-    return table(soaked.readings.items(), _COLUMNS)
+    return markdown(soaked.readings.items(), _COLUMNS)
 
 
 def log_line(soaked: Soaked) -> str:
@@ -124,23 +125,23 @@ def _slope(grown: Growth) -> str:
     return f"{grown.bytes_per_request:+.0f} ± {grown.error:.0f}"
 
 
-def _change(name: str) -> Callable[[_Process], str]:
-    def said(process: _Process) -> str:
-        first, last = (getattr(process[1][at], name) for at in (0, -1))
+def _change(what: str) -> Column:
+    def words(process: _Process) -> str:
+        first, last = (getattr(process[1][at], f"{what}_count") for at in (0, -1))
         if first is None or last is None:
             return "none"
         return str(last) if first == last else f"{first} to {last}"
 
-    return said
+    return Column(f"{what}s", words)
 
 
-_COLUMNS: dict[str, Callable[[_Process], str]] = {
-    "process": itemgetter(0),
-    "MiB": lambda process: " to ".join(f"{process[1][at].own_bytes / _MIB:.1f}" for at in (0, -1)),
-    "bytes a request": lambda process: _slope(growth(process[1])),
-    "the same, of RSS": lambda process: _slope(growth(process[1], resident=True)),
-    "descriptors": _change("descriptor_count"),
-    "threads": _change("thread_count"),
-    "tasks": _change("task_count"),
-    "sessions": _change("session_count"),
-}
+_COLUMNS = (
+    Column("process", itemgetter(0)),
+    Column(
+        "MiB",
+        lambda process: " to ".join(f"{process[1][at].own_bytes / _MIB:.1f}" for at in (0, -1)),
+    ),
+    Column("bytes a request", lambda process: _slope(growth(process[1]))),
+    Column("the same, of RSS", lambda process: _slope(growth(process[1], resident=True))),
+    *map(_change, ("descriptor", "thread", "task", "session")),
+)

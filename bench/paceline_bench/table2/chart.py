@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import TYPE_CHECKING
 
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from paceline_bench.charts import COLOURS, new_figure
-from paceline_bench.report import spread
 from paceline_bench.table2.tables import MOST_OVER_FLOOR
 
 if TYPE_CHECKING:
@@ -18,80 +16,72 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from paceline_bench.table2.measurement import Measured, RowResult
+    from paceline_bench.report import Row
 
+_STRATEGIES = ("non-SI", "SI", "DSI")
 _BAR = 0.26
 _GOAL = "#a3123a"
 _WIDTH_OF_LEGEND = 10.0
 
 
-def draw_table2(results: Sequence[RowResult]) -> Figure:
-    """Draw each row's times beside ideal and floor, and below how far they are above these."""
-    width = max(7.0, 2.5 + 1.15 * len(results))
+def draw_table2(rows: Sequence[Row], *, max_tokens: int) -> Figure:
+    """Draw each row's times beside ideal and floor, and below how far they are above these.
+
+    Args:
+        rows: As they are kept (results.py).
+        max_tokens: Tokens of each run.
+    """
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    placed = [
+        (names.index(row["name"]) + (_STRATEGIES.index(row["strategy"]) - 1) * _BAR, row)
+        for row in rows
+        if row["strategy"] in _STRATEGIES
+    ]
+    width = max(7.0, 2.5 + 1.15 * len(names))
     figure = new_figure(width=width, height=7.0)
     times, ratios = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    for place, result in enumerate(results):
-        for index, each in enumerate(result.headline):
-            x = place + (index - 1) * _BAR
-            _draw_time(times, x, each)
-            _draw_ratios(ratios, x, each)
-    tokens, prompts = results[0].max_tokens, len(results[0].plain.times)
-    times.set_ylabel(f"ms for {tokens} tokens, prefill included")
+    prompts = rows[0]["repeats"]
+    ends = "first to last decile" if prompts >= 10 else "least to most"
+    for place, row in placed:
+        _draw_time(times, place, row)
+        _draw_ratios(ratios, place, row)
+    times.set_ylabel(f"ms for {max_tokens} tokens, prefill included")
     times.set_title(
-        f"Table 2 of the DSI paper, online: median of {prompts} prompts,"
-        f" and their spread ({_ends(prompts)})",
+        f"Table 2 of the DSI paper, online: median of {prompts} prompts, and their spread ({ends})",
         size="medium",
     )
-    columns = 8 if width > _WIDTH_OF_LEGEND else 4
-    figure.legend(handles=_legend(), ncols=columns, loc="outside lower center", frameon=False)
     ratios.axhline(1.0, color="black", linewidth=0.8)
     ratios.axhline(MOST_OVER_FLOOR, color=_GOAL, linewidth=1.2, linestyle="--")
     ratios.set_ylabel("time over floor and ideal")
-    ratios.set_xticks(
-        range(len(results)), [result.row.name.replace("/", "\n") for result in results]
-    )
+    ratios.set_xticks(range(len(names)), [name.replace("/", "\n") for name in names])
     ratios.tick_params(axis="x", labelsize="small")
+    columns = 8 if width > _WIDTH_OF_LEGEND else 4
+    figure.legend(handles=_legend(), ncols=columns, loc="outside lower center", frameon=False)
     return figure
 
 
-def _ends(prompts: int) -> str:
-    return "first to last decile" if prompts >= 10 else "least to most"
+def _draw_time(axes: Axes, place: float, row: Row) -> None:
+    median = row["median_ms"]
+    ends = [[median - row["low_ms"]], [row["high_ms"] - median]]
+    width, colour = _BAR * 0.92, COLOURS[row["strategy"]]
+    axes.bar(place, median, width=width, color=colour, yerr=ends, error_kw={"linewidth": 0.8})
+    for key, style in (("ideal_ms", "solid"), ("floor_ms", "dotted")):
+        left, right = place - width / 2, place + width / 2
+        axes.hlines(row[key], left, right, color="black", linewidth=1.4, linestyle=style)
 
 
-def _draw_time(axes: Axes, x: float, each: Measured) -> None:
-    times = spread(each.times)
-    ends = [[times.median - times.low], [times.high - times.median]]
-    colour = COLOURS[each.way.strategy_name]
-    axes.bar(
-        x, times.median, width=_BAR * 0.92, color=colour, yerr=ends, error_kw={"linewidth": 0.8}
-    )
-    left, right = x - _BAR * 0.46, x + _BAR * 0.46
-    axes.hlines(statistics.median(each.ideals), left, right, color="black", linewidth=1.4)
-    axes.hlines(
-        statistics.median(each.floors),
-        left,
-        right,
-        color="black",
-        linewidth=1.4,
-        linestyle="dotted",
-    )
-
-
-def _draw_ratios(axes: Axes, x: float, each: Measured) -> None:
-    colour = COLOURS[each.way.strategy_name]
-    floor = spread(each.over_floor)
-    axes.vlines(x, floor.low, floor.high, color=colour, linewidth=1.0)
-    axes.plot(x, floor.median, "o", color=colour, markersize=5)
-    ideal = statistics.median(each.over_ideal)
-    axes.plot(x, ideal, "o", color=colour, markersize=5, markerfacecolor="white")
+def _draw_ratios(axes: Axes, place: float, row: Row) -> None:
+    colour = COLOURS[row["strategy"]]
+    low, high = row["online_over_floor_low"], row["online_over_floor_high"]
+    axes.vlines(place, low, high, color=colour, linewidth=1.0)
+    axes.plot(place, row["online_over_floor"], "o", color=colour, markersize=5)
+    ideal = row["online_over_ideal"]
+    axes.plot(place, ideal, "o", color=colour, markersize=5, markerfacecolor="white")
 
 
 def _legend() -> list[Patch | Line2D]:
-    bars: list[Patch | Line2D] = [
-        Patch(color=COLOURS[name], label=name) for name in ("non-SI", "SI", "DSI")
-    ]
     return [
-        *bars,
+        *(Patch(color=COLOURS[name], label=name) for name in _STRATEGIES),
         Line2D([], [], color="black", linewidth=1.4, label="ideal"),
         Line2D([], [], color="black", linewidth=1.4, linestyle="dotted", label="floor"),
         Line2D([], [], color="black", marker="o", linestyle="", label="over floor"),

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from paceline import AsyncClient
-from paceline_bench.node import DEFAULT_VOCABULARY_SIZE, TABLE2
 from paceline_bench.options import names_of, numbers_to
 from paceline_bench.report import load_average, write_json
+from paceline_bench.simulated_servers import DEFAULT_VOCABULARY_SIZE, TABLE2
 from paceline_bench.table2 import measurement as table2
 from paceline_bench.table2.echo import summarise_echoes, time_echoes
 from paceline_bench.table2.grid import grid_cells, measure_cell
@@ -34,8 +34,8 @@ from paceline_serving.settings import Settings, StringList, option
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from paceline_bench.node import PaperRow, SimulatedNode
     from paceline_bench.report import Row
+    from paceline_bench.simulated_servers import PaperRow, SimulatedServers
     from paceline_bench.table2.measurement import RowResult
     from paceline_protocol.laboratory.simulation import ServerLatency
 
@@ -166,13 +166,14 @@ async def _table2(settings: Table2Settings) -> int:
         results.append(await _measure(row, settings))
         diagnostics().print(str(results[-1]), markup=False)
         _keep(settings.json_file, **kept(results), load_at_start=load_at_start)
-    said = report(kept(results), max_tokens=settings.max_tokens, by_gpu=settings.per_gpu)
-    print(said, end="")
+    content = kept(results)
+    print(report(content, max_tokens=settings.max_tokens, by_gpu=settings.per_gpu), end="")
     if settings.chart is not None:
         from paceline_bench.charts import save_figure
         from paceline_bench.table2.chart import draw_table2
 
-        save_figure(draw_table2(results), settings.chart)
+        figure = draw_table2(content["rows"], max_tokens=settings.max_tokens)
+        save_figure(figure, settings.chart)
     return 0 if all(result.identical for result in results) else 1
 
 
@@ -181,11 +182,11 @@ def _chosen(settings: Table2Settings) -> list[PaperRow]:
     return [
         replace(
             row,
-            node=replace(
-                row.node,
+            servers=replace(
+                row.servers,
                 target_count=settings.targets,
                 rank_decay=settings.rank_decay,
-                vocabulary_size=2 if settings.extended else row.node.vocabulary_size,
+                vocabulary_size=2 if settings.extended else row.servers.vocabulary_size,
             ),
         )
         for row in rows
@@ -194,25 +195,25 @@ def _chosen(settings: Table2Settings) -> list[PaperRow]:
 
 async def _measure(row: PaperRow, settings: Table2Settings) -> RowResult:
     shape = Shape(settings.width, settings.branches)
-    ways = table2.ways(
+    variants = table2.variants(
         settings.si_lookaheads,
         settings.dsi_lookaheads,
         shape=shape,
         ahead=settings.ahead,
         extended=settings.extended,
     )
-    sleeps = table2.sleeps_ns(row.node)
+    sleeps = table2.sleeps_ns(row.servers)
     bare_calls = await time_echoes(sleeps)
-    async with running_system(_config(row.node)) as system:
+    async with running_system(_config(row.servers)) as system:
         with progress(row.name, total=settings.repeats) as step:
             async with _online(
                 system,
                 system,
                 max_tokens=settings.max_tokens,
-                vocabulary_size=row.node.vocabulary_size,
+                vocabulary_size=row.servers.vocabulary_size,
             ) as online:
                 runs = await table2.measure_row(
-                    online, ways, repeats=settings.repeats, on_repeat=step
+                    online, variants, repeats=settings.repeats, on_repeat=step
                 )
     bare_calls += await time_echoes(sleeps)
     return table2.evaluate(row, runs, echoes=summarise_echoes(bare_calls))
@@ -223,12 +224,12 @@ async def _grid(settings: Table2Settings) -> int:
     load_at_start = load_average()
     cells = grid_cells(settings.grid)
     rows: list[Row] = []
-    targets_only = replace(_config(cells[0].node(target_count=settings.targets)), drafters=0)
+    targets_only = replace(_config(cells[0].servers(target_count=settings.targets)), drafters=0)
     async with running_system(targets_only) as targets:
         more_targets = tuple(f"{it.name}={it.address}" for it in targets.targets)
         with progress("grid", total=len(cells)) as step:
             for cell in cells:
-                config = _config(cell.node(target_count=0), more_targets=more_targets)
+                config = _config(cell.servers(target_count=0), more_targets=more_targets)
                 async with (
                     LocalSystem(config) as system,
                     _online(system, targets, max_tokens=settings.max_tokens) as online,
@@ -271,25 +272,25 @@ async def _online(
         )
 
 
-def _config(node: SimulatedNode, *, more_targets: tuple[str, ...] = ()) -> LocalSystemConfig:
+def _config(servers: SimulatedServers, *, more_targets: tuple[str, ...] = ()) -> LocalSystemConfig:
     return LocalSystemConfig(
-        targets=node.target_count,
+        targets=servers.target_count,
         drafters=1,
         more_targets=more_targets,
-        target_arguments=_flags(node.target, node),
+        target_arguments=_flags(servers.target, servers),
         drafter_arguments=(
-            *_flags(node.drafter, node),
-            f"--simulated-acceptance-rate={node.acceptance_rate}",
-            f"--simulated-rank-decay={node.rank_decay}",
+            *_flags(servers.drafter, servers),
+            f"--simulated-acceptance-rate={servers.acceptance_rate}",
+            f"--simulated-rank-decay={servers.rank_decay}",
         ),
     )
 
 
-def _flags(latency: ServerLatency, node: SimulatedNode) -> tuple[str, ...]:
+def _flags(latency: ServerLatency, servers: SimulatedServers) -> tuple[str, ...]:
     return (
         "--backend=simulated",
         "--debug-calls",
-        f"--simulated-vocabulary-size={node.vocabulary_size}",
+        f"--simulated-vocabulary-size={servers.vocabulary_size}",
         f"--simulated-ttft-seconds={int(latency.first) / 1e9!r}",
         f"--simulated-tpot-seconds={int(latency.step) / 1e9!r}",
     )

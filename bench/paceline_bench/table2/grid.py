@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline import Strategy
-from paceline_bench.node import SimulatedNode
-from paceline_bench.table2.online import PLAIN, PLANNED, Way, is_identical
+from paceline_bench.simulated_servers import SimulatedServers
+from paceline_bench.table2.online import PLAIN, PLANNED, Variant, is_identical
 from paceline_protocol.laboratory.simulation import ServerLatency
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ MOST_SLOWER = 1.02
 
 @dataclass(frozen=True, slots=True)
 class GridCell:
-    """A node of the grid.
+    """Simulated servers of the grid.
 
     Attributes:
         drafter: The drafter's latency over the target's.
@@ -35,10 +35,10 @@ class GridCell:
     drafter: float
     acceptance_rate: float
 
-    def node(self, *, target_count: int) -> SimulatedNode:
+    def servers(self, *, target_count: int) -> SimulatedServers:
         """Make it; first forwards take no longer than others."""
         drafter_ns = round(self.drafter * _TARGET_NS)
-        return SimulatedNode(
+        return SimulatedServers(
             target=ServerLatency(_TARGET_NS, _TARGET_NS),
             drafter=ServerLatency(drafter_ns, drafter_ns),
             acceptance_rate=self.acceptance_rate,
@@ -51,9 +51,9 @@ class GridCell:
         return f"drafter {self.drafter:g}, acceptance {self.acceptance_rate:g}"
 
     @property
-    def ways(self) -> tuple[Way, Way, Way]:
+    def variants(self) -> tuple[Variant, Variant, Variant]:
         """Non-SI, SI with the lookahead that is best in expectation, and DSI as planned."""
-        return PLAIN, Way(Strategy.SPECULATIVE, self._best_si_lookahead), PLANNED
+        return PLAIN, Variant(Strategy.SPECULATIVE, self._best_si_lookahead), PLANNED
 
     @property
     def _best_si_lookahead(self) -> int:
@@ -80,9 +80,9 @@ def grid_cells(size: int) -> list[GridCell]:
 
 
 async def measure_cell(system: OnlineSystem, cell: GridCell, *, repeats: int) -> list[Row]:
-    """Time the three strategies on a cell's node, in turn, and describe each."""
-    by_way = await system.alternate(cell.ways, repeats=repeats, on_repeat=lambda _: None)
-    return describe_cell(cell, *(by_way[way] for way in cell.ways))
+    """Time the three strategies on a cell's servers, in turn, and describe each."""
+    by_variant = await system.alternate(cell.variants, repeats=repeats, on_repeat=lambda _: None)
+    return describe_cell(cell, *(by_variant[variant] for variant in cell.variants))
 
 
 def describe_cell(
@@ -96,14 +96,14 @@ def describe_cell(
             "name": cell.name,
             "drafter": cell.drafter,
             "acceptance_rate": cell.acceptance_rate,
-            "strategy": way.strategy_name,
+            "strategy": variant.strategy_name,
             "lookaheads": tuple(sorted({run.plan.lookahead for run in runs})),
             "median_ms": statistics.median(_milliseconds(runs)),
             "times_ms": _milliseconds(runs),
             "restless_runs": restless_runs,
             "identical": identical,
         }
-        for way, runs in zip(cell.ways, (plain, speculative, planned), strict=True)
+        for variant, runs in zip(cell.variants, (plain, speculative, planned), strict=True)
     ]
     if identical:
         rows[-1]["over_better"] = max(_over(planned, others) for others in (plain, speculative))

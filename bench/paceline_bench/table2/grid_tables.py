@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from paceline_bench.report import circumstances_line, goal_line, markdown_table, restless_line
+from paceline_bench.report import circumstances_line, goal_line, restless_line
+from paceline_bench.table import Column, markdown
 from paceline_bench.table2.grid import MOST_SLOWER
 
 if TYPE_CHECKING:
@@ -46,19 +48,18 @@ def grid(results: Results) -> str:
 
 
 def _matrix(planned: Sequence[Row]) -> str:
-    by_place = {(row["drafter"], row["acceptance_rate"]): row for row in planned}
-    drafters, rates = (sorted({place[axis] for place in by_place}) for axis in (0, 1))
-    lines = [
-        [f"{rate:.0%}", *(_over_better(by_place.get((drafter, rate))) for drafter in drafters)]
-        for rate in rates
+    by_rate: dict[float, Row] = {}
+    for row in sorted(planned, key=itemgetter("acceptance_rate")):
+        rate = row["acceptance_rate"]
+        by_rate.setdefault(rate, {"rate": rate})[row["drafter"]] = row
+    columns = [Column("acceptance \\ drafter latency", "rate", "{:.0%}")] + [
+        Column(f"{drafter:g}", _over_better).within(drafter)
+        for drafter in sorted({row["drafter"] for row in planned})
     ]
-    headings = ("acceptance \\ drafter latency", *(f"{drafter:g}" for drafter in drafters))
-    return markdown_table(headings, lines)
+    return markdown(by_rate.values(), columns)
 
 
-def _over_better(row: Row | None) -> str:
-    if row is None:
-        return "-"
+def _over_better(row: Row) -> str:
     ratio = row.get("over_better")
     if ratio is None:
         return "output differs"

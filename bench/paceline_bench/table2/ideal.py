@@ -1,4 +1,4 @@
-"""What a simulated node would take if nothing but forwards cost time: the schedule to compare with.
+"""What simulated servers would take if nothing but forwards cost time: the ideal schedule.
 
 The schedule is that of the same protocol, for the same prompt, on the virtual clock. Which draft
 tokens agree is decided by the simulated backend itself, so the run to compare with drafts, accepts
@@ -35,7 +35,7 @@ from paceline_protocol.task import DecodingTask
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_bench.node import SimulatedNode
+    from paceline_bench.simulated_servers import SimulatedServers
     from paceline_contract.proposal import Proposal
     from paceline_engine.terms.draft_tree import Ranked
     from paceline_protocol.draft_statistics import DraftStatistics
@@ -112,16 +112,18 @@ class BackendOracle:
     """What simulated models say; see TokenOracle. They are asked, and do not wait.
 
     Args:
-        node: The models.
+        servers: The models.
         length: Tokens of the longest text, the prompt counted.
     """
 
-    def __init__(self, node: SimulatedNode, *, length: int) -> None:
+    def __init__(self, servers: SimulatedServers, *, length: int) -> None:
         spec = SessionSpec(reserve_length=length)
         target = SimulatedModel(
-            ttft_seconds=0, tpot_seconds=0, vocabulary_size=node.vocabulary_size
+            ttft_seconds=0, tpot_seconds=0, vocabulary_size=servers.vocabulary_size
         )
-        drafter = replace(target, acceptance_rate=node.acceptance_rate, rank_decay=node.rank_decay)
+        drafter = replace(
+            target, acceptance_rate=servers.acceptance_rate, rank_decay=servers.rank_decay
+        )
         self._target = ModelText(SimulatedBackend(target), spec)
         self._drafter = ModelText(SimulatedBackend(drafter), spec)
         self._max_gram = MaxGram()
@@ -155,15 +157,15 @@ class BackendOracle:
 
 
 def ideal_schedule(
-    node: SimulatedNode, plan: Plan, *, prompt: Sequence[int], max_tokens: int
+    servers: SimulatedServers, plan: Plan, *, prompt: Sequence[int], max_tokens: int
 ) -> Schedule:
-    """Simulate a request on a node of its own."""
+    """Simulate a request on servers of its own."""
     task = DecodingTask(
         tuple(prompt),
         max_tokens,
         lookahead=max(1, plan.lookahead),
         broadcast_prefill=plan.broadcast_prefill,
-        keep_prefill=node.target.first > node.target.step,
+        keep_prefill=servers.target.first > servers.target.step,
         width=plan.width,
         branches=plan.branches,
         drafts_ahead=plan.drafts_ahead,
@@ -176,11 +178,11 @@ def ideal_schedule(
     method = _CauseKeeper(create_method(plan.strategy, task, capacity=capacity))
     result = simulate(
         method,
-        BackendOracle(node, length=len(prompt) + max_tokens),
-        targets=[node.target] * plan.target_count,
-        drafters=[node.drafter, ServerLatency(0, 0)],
+        BackendOracle(servers, length=len(prompt) + max_tokens),
+        targets=[servers.target] * plan.target_count,
+        drafters=[servers.drafter, ServerLatency(0, 0)],
     )
-    path = _critical_path(method, result, node)
+    path = _critical_path(method, result, servers)
     assert sum(call.duration_ns for call in path) == result.total_time, "each starts at its cause"
     return Schedule(result, path)
 
@@ -248,7 +250,7 @@ class _CauseKeeper:
 
 
 def _critical_path(
-    causes: _CauseKeeper, result: SimulationResult, node: SimulatedNode
+    causes: _CauseKeeper, result: SimulationResult, servers: SimulatedServers
 ) -> tuple[ServedCall, ...]:
     """Go back from what finished the request, through what caused it, to the start."""
     spans = {(span.kind, span.call_id): span for span in result.spans}
@@ -265,10 +267,18 @@ def _critical_path(
         if moment.kind is SpanKind.DRAFT and span.server == _TEXT:
             moment = causes.cause[key]  # which took no time
             continue
-        latency = node.drafter if moment.kind is SpanKind.DRAFT else node.target
+        latency = servers.drafter if moment.kind is SpanKind.DRAFT else servers.target
         is_first = prefills[span.machine] is span
         first_ns = int(latency.first if is_first else latency.step)
         duration_ns = int(latency.call) + first_ns + (moment.forward_count - 1) * int(latency.step)
-        path.append(ServedCall(moment.kind, is_first, moment.forward_count, first_ns, duration_ns))
+        path.append(
+            ServedCall(
+                moment.kind,
+                is_first,
+                forward_count=moment.forward_count,
+                first_ns=first_ns,
+                duration_ns=duration_ns,
+            )
+        )
         moment = causes.cause[key]
     return tuple(reversed(path))

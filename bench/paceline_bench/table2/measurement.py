@@ -1,4 +1,4 @@
-"""Table 2 of the DSI paper, online: every strategy on a row's node, beside its ideal and its floor.
+"""Table 2 of the DSI paper, online: strategies on a row's servers, beside ideal and floor.
 
 A run's ideal is the simulated schedule of the same request (ideal.py). Its floor is that schedule
 with the overhead of a bare gRPC call (echo.py), for the same time of sleep, charged once to each
@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING
 
 from paceline import Strategy
 from paceline_bench.table2.ideal import ideal_schedule
-from paceline_bench.table2.online import PLAIN, PLANNED, Way, is_identical
+from paceline_bench.table2.online import PLAIN, PLANNED, Variant, is_identical
 from paceline_bench.table2.trace import mean_breakdown
 from paceline_protocol.draft_shape import CHAIN, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from paceline_bench.node import PaperRow, SimulatedNode
+    from paceline_bench.simulated_servers import PaperRow, SimulatedServers
     from paceline_bench.table2.echo import Echo
     from paceline_bench.table2.ideal import Plan, Schedule
     from paceline_bench.table2.online import OnlineSystem, Run
@@ -36,36 +36,36 @@ if TYPE_CHECKING:
     from paceline_protocol.laboratory.simulation import ServerLatency
 
 _TRACED_PROMPTS = 5
-_SI = Way(Strategy.SPECULATIVE)
+_SI = Variant(Strategy.SPECULATIVE)
 
 
 @dataclass(slots=True)
 class RowRuns:
-    """The runs on a row's node.
+    """The runs on a row's servers.
 
     Attributes:
-        by_way: The timed ones: of each way one for each prompt, in the same order.
+        by_variant: The timed ones: of each variant one for each prompt, in the same order.
         traces: Further ones, taken apart: non-SI, the best SI, and DSI as planned.
     """
 
-    by_way: dict[Way, list[Run]] = field(default_factory=dict)
-    traces: dict[Way, list[tuple[Run, Trace]]] = field(default_factory=dict)
+    by_variant: dict[Variant, list[Run]] = field(default_factory=dict)
+    traces: dict[Variant, list[tuple[Run, Trace]]] = field(default_factory=dict)
 
-    def best(self, kind: Way) -> Way:
-        """Return the fastest way of a kind: the median over prompts, in units of non-SI's time.
+    def best(self, kind: Variant) -> Variant:
+        """Return the fastest variant of a kind: the median over prompts, in units of non-SI's time.
 
         A prompt that takes long, or a run that was disturbed, so counts no more than another.
         """
-        own = (way for way in self.by_way if way.kind == kind.kind)
-        return min(own, key=lambda way: statistics.median(self._over_plain(way)))
+        own = (variant for variant in self.by_variant if variant.kind == kind.kind)
+        return min(own, key=lambda variant: statistics.median(self._over_plain(variant)))
 
-    def is_identical(self, way: Way) -> bool:
-        """Whether every output of a way is plain decoding's for the same prompt."""
-        own = [*self.by_way[way], *(run for run, _ in self.traces.get(way, ()))]
-        return is_identical(own, self.by_way[PLAIN])
+    def is_identical(self, variant: Variant) -> bool:
+        """Whether every output of a variant is plain decoding's for the same prompt."""
+        own = [*self.by_variant[variant], *(run for run, _ in self.traces.get(variant, ()))]
+        return is_identical(own, self.by_variant[PLAIN])
 
-    def _over_plain(self, way: Way) -> Iterable[float]:
-        both = zip(self.by_way[way], self.by_way[PLAIN], strict=True)
+    def _over_plain(self, variant: Variant) -> Iterable[float]:
+        both = zip(self.by_variant[variant], self.by_variant[PLAIN], strict=True)
         return (run.elapsed_ns / plain.elapsed_ns for run, plain in both)
 
 
@@ -93,7 +93,7 @@ class Measured:
         restarts: What rejections cost in them.
     """
 
-    way: Way
+    variant: Variant
     lookaheads: tuple[int, ...]
     target_counts: tuple[int, ...]
     times: tuple[float, ...]
@@ -122,7 +122,7 @@ class Measured:
         return _ratios(self.times, self.ideals)
 
     def speed_over(self, other: Measured) -> float:
-        """How many times as fast as another way: the median over the prompts."""
+        """How many times as fast as another variant: the median over the prompts."""
         return statistics.median(_ratios(other.times, self.times))
 
     def ideal_speed_over(self, other: Measured) -> float:
@@ -156,7 +156,7 @@ class RowResult:
 
     def __str__(self) -> str:
         times = (
-            f"{each.way.strategy_name} {statistics.median(each.times):.0f} ms"
+            f"{each.variant.strategy_name} {statistics.median(each.times):.0f} ms"
             for each in self.headline
         )
         return f"{self.row.name}: {', '.join(times)}"
@@ -179,17 +179,17 @@ class RowResult:
     @property
     def one_way_ns(self) -> int:
         """A bare call's way to a server that has just been idle for a target's forward."""
-        return self.echoes[int(self.row.node.target.step)].one_way_ns
+        return self.echoes[int(self.row.servers.target.step)].one_way_ns
 
 
-def ways(
+def variants(
     si_lookaheads: Iterable[int],
     dsi_lookaheads: Iterable[int],
     *,
     shape: Shape = CHAIN,
     ahead: bool = False,
     extended: bool = False,
-) -> list[Way]:
+) -> list[Variant]:
     """List what is measured on a row, in the order of a repeat; what the paper has not comes last.
 
     Args:
@@ -199,33 +199,37 @@ def ways(
         ahead: Whether SI comes once more drafting ahead, with trees, too.
         extended: Whether DSI comes once more with the text itself beyond its drafter.
     """
-    si = [Way(Strategy.SPECULATIVE, lookahead) for lookahead in si_lookaheads]
-    dsi = [Way(Strategy.DISTRIBUTED, lookahead) for lookahead in dsi_lookaheads]
-    ahead_of_si = [replace(way, drafts_ahead=True) for way in si] if ahead else []
+    si = [Variant(Strategy.SPECULATIVE, lookahead) for lookahead in si_lookaheads]
+    dsi = [Variant(Strategy.DISTRIBUTED, lookahead) for lookahead in dsi_lookaheads]
+    ahead_of_si = [replace(variant, drafts_ahead=True) for variant in si] if ahead else []
     drafting = (*si, *ahead_of_si, *dsi)
-    trees = [replace(way, shape=shape) for way in drafting] if shape.width > 1 else []
-    beyond_drafts = [replace(way, is_extended=True) for way in dsi] if extended else []
+    trees = [replace(variant, shape=shape) for variant in drafting] if shape.width > 1 else []
+    beyond_drafts = [replace(variant, is_extended=True) for variant in dsi] if extended else []
     return [PLAIN, *si, PLANNED, *dsi, *ahead_of_si, *trees, *beyond_drafts]
 
 
-def sleeps_ns(node: SimulatedNode) -> set[int]:
-    """Return the sleeps for which a bare call must be measured: those of the node's forwards."""
-    return {int(it) for model in (node.target, node.drafter) for it in (model.first, model.step)}
+def sleeps_ns(servers: SimulatedServers) -> set[int]:
+    """Return the sleeps for which a bare call must be measured: those of the servers' forwards."""
+    return {
+        int(it) for model in (servers.target, servers.drafter) for it in (model.first, model.step)
+    }
 
 
 async def measure_row(
     system: OnlineSystem,
-    ways: Sequence[Way],
+    variants: Sequence[Variant],
     *,
     repeats: int,
     on_repeat: Callable[[str], None],
 ) -> RowRuns:
-    """Time every way once for each prompt, in turn, so that a disturbance hits all alike."""
-    runs = RowRuns(await system.alternate(ways, repeats=repeats, on_repeat=on_repeat))
-    for way in (PLAIN, runs.best(_SI), PLANNED):
-        runs.traces[way] = []
+    """Time every variant once for each prompt, in turn, so that a disturbance hits all alike."""
+    runs = RowRuns(await system.alternate(variants, repeats=repeats, on_repeat=on_repeat))
+    for variant in (PLAIN, runs.best(_SI), PLANNED):
+        runs.traces[variant] = []
         for index in range(min(repeats, _TRACED_PROMPTS)):
-            runs.traces[way].append(await system.trace(way, system.prompt(f"repeat {index}")))
+            runs.traces[variant].append(
+                await system.trace(variant, system.prompt(f"repeat {index}"))
+            )
     return runs
 
 
@@ -234,18 +238,18 @@ def evaluate(row: PaperRow, runs: RowRuns, *, echoes: Mapping[int, Echo]) -> Row
 
     Cost: some 20 ms of simulation for each plan and prompt.
     """
-    measured = _Evaluation(row.node, runs, echoes).measured
-    by_way = {way: measured(way) for way in runs.by_way}
-    kinds = {way.kind: way for way in by_way if way.is_beyond_the_paper}
+    measured = _Evaluation(row.servers, runs, echoes).measured
+    by_variant = {variant: measured(variant) for variant in runs.by_variant}
+    kinds = {variant.kind: variant for variant in by_variant if variant.is_beyond_the_paper}
     return RowResult(
         row=row,
         echoes=echoes,
-        plain=by_way[PLAIN],
-        speculative=by_way[runs.best(_SI)],
-        planned=by_way[PLANNED],
-        distributed=by_way[runs.best(PLANNED)],
-        swept=tuple(each for way, each in by_way.items() if way.lookahead is not None),
-        beyond=tuple(by_way[runs.best(way)] for way in kinds.values()),
+        plain=by_variant[PLAIN],
+        speculative=by_variant[runs.best(_SI)],
+        planned=by_variant[PLANNED],
+        distributed=by_variant[runs.best(PLANNED)],
+        swept=tuple(each for variant, each in by_variant.items() if variant.lookahead is not None),
+        beyond=tuple(by_variant[runs.best(variant)] for variant in kinds.values()),
     )
 
 
@@ -263,23 +267,25 @@ def floor_ns(schedule: Schedule, echoes: Mapping[int, Echo]) -> int:
 class _Evaluation:
     """Compares the runs of one row."""
 
-    def __init__(self, node: SimulatedNode, runs: RowRuns, echoes: Mapping[int, Echo]) -> None:
-        self._node = node
+    def __init__(
+        self, servers: SimulatedServers, runs: RowRuns, echoes: Mapping[int, Echo]
+    ) -> None:
+        self._servers = servers
         self._runs = runs
         self._echoes = echoes
-        self._delayed_node = replace(
-            node,
-            target=self._with_calls(node.target),
-            drafter=self._with_calls(node.drafter),
+        self._delayed_servers = replace(
+            servers,
+            target=self._with_calls(servers.target),
+            drafter=self._with_calls(servers.drafter),
         )
         self._schedule = cache(self._simulated)
 
-    def measured(self, way: Way) -> Measured:
-        runs = self._runs.by_way[way]
+    def measured(self, variant: Variant) -> Measured:
+        runs = self._runs.by_variant[variant]
         schedules = [self._ideal(run) for run in runs]
         tokens = sum(len(run.token_ids) for run in runs)
         return Measured(
-            way=way,
+            variant=variant,
             lookaheads=tuple(sorted({run.plan.lookahead for run in runs})),
             target_counts=tuple(sorted({run.plan.target_count for run in runs})),
             times=tuple(run.elapsed_ns / 1e6 for run in runs),
@@ -287,57 +293,59 @@ class _Evaluation:
             floors=tuple(floor_ns(ideal, self._echoes) / 1e6 for ideal in schedules),
             delayed=tuple(self._delayed(run).total_ns / 1e6 for run in runs),
             tokens_per_run=len(runs[0].token_ids),
-            identical=self._runs.is_identical(way) and self._is_as_simulated(way),
+            identical=self._runs.is_identical(variant) and self._is_as_simulated(variant),
             drafted=sum(run.drafted_count for run in runs),
             accepted=sum(run.accepted_count for run in runs),
             ideal_accepted=sum(sum(ideal.result.accepted) for ideal in schedules),
             cpu_ms_per_token=1e3 * sum(run.cpu_seconds for run in runs) / tokens,
             restless_runs=sum(not run.began_quietly for run in runs),
             calls_on_path=statistics.mean(len(ideal.critical_path) for ideal in schedules),
-            breakdown=self._breakdown(way),
-            restarts=self._restarts(way),
+            breakdown=self._breakdown(variant),
+            restarts=self._restarts(variant),
         )
 
-    def _is_as_simulated(self, way: Way) -> bool:
+    def _is_as_simulated(self, variant: Variant) -> bool:
         return all(
             list(run.token_ids) == self._ideal(run).result.token_ids
-            for run in self._runs.by_way[way]
+            for run in self._runs.by_variant[variant]
         )
 
     def _ideal(self, run: Run) -> Schedule:
-        return self._schedule(self._node, run.plan, run.prompt, len(run.token_ids))
+        length = len(run.token_ids)
+        return self._schedule(self._servers, run.plan, prompt=run.prompt, max_tokens=length)
 
     def _delayed(self, run: Run) -> Schedule:
-        return self._schedule(self._delayed_node, run.plan, run.prompt, len(run.token_ids))
+        length = len(run.token_ids)
+        return self._schedule(self._delayed_servers, run.plan, prompt=run.prompt, max_tokens=length)
 
     def _simulated(
-        self, node: SimulatedNode, plan: Plan, prompt: tuple[int, ...], max_tokens: int
+        self, servers: SimulatedServers, plan: Plan, *, prompt: tuple[int, ...], max_tokens: int
     ) -> Schedule:
-        return ideal_schedule(node, plan, prompt=prompt, max_tokens=max_tokens)
+        return ideal_schedule(servers, plan, prompt=prompt, max_tokens=max_tokens)
 
     def _with_calls(self, latency: ServerLatency) -> ServerLatency:
         return replace(latency, call=self._echoes[int(latency.step)].overhead_ns)
 
-    def _breakdown(self, way: Way) -> Breakdown | None:
-        traces = self._runs.traces.get(way)
+    def _breakdown(self, variant: Variant) -> Breakdown | None:
+        traces = self._runs.traces.get(variant)
         if not traces:
             return None
         return mean_breakdown(
             [
                 trace.breakdown(
-                    self._node, ideal_ns=ideal.total_ns, floor_ns=floor_ns(ideal, self._echoes)
+                    self._servers, ideal_ns=ideal.total_ns, floor_ns=floor_ns(ideal, self._echoes)
                 )
                 for ideal, trace in ((self._ideal(run), trace) for run, trace in traces)
             ]
         )
 
-    def _restarts(self, way: Way) -> tuple[Restart, ...]:
-        if way.strategy is not Strategy.DISTRIBUTED:
+    def _restarts(self, variant: Variant) -> tuple[Restart, ...]:
+        if variant.strategy is not Strategy.DISTRIBUTED:
             return ()
-        back_ns = self._echoes[int(self._node.target.step)].back_ns
+        back_ns = self._echoes[int(self._servers.target.step)].back_ns
         return tuple(
             restart
-            for _, trace in self._runs.traces.get(way, ())
+            for _, trace in self._runs.traces.get(variant, ())
             for restart in trace.restarts(back_ns=back_ns)
         )
 

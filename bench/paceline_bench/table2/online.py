@@ -14,8 +14,8 @@ import psutil
 
 from paceline import Strategy
 from paceline.request import GenerateOptions
-from paceline_bench.node import DEFAULT_VOCABULARY_SIZE
 from paceline_bench.processes import quiet
+from paceline_bench.simulated_servers import DEFAULT_VOCABULARY_SIZE
 from paceline_bench.table2.ideal import Plan
 from paceline_bench.table2.trace import Trace
 from paceline_protocol import methods as protocol
@@ -36,7 +36,7 @@ _PAGE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Variant:
     """How to ask for a generation.
 
     Attributes:
@@ -60,12 +60,12 @@ class Way:
 
     @property
     def is_beyond_the_paper(self) -> bool:
-        """Whether the paper has no such way."""
+        """Whether the paper has no such variant."""
         return self.drafts_ahead or self.is_extended or self.shape != CHAIN
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What ways have in common that differ in their lookahead alone."""
+        """What variants have in common that differ in their lookahead alone."""
         return self.strategy, self.shape, self.drafts_ahead, self.is_extended
 
     def __str__(self) -> str:
@@ -75,8 +75,8 @@ class Way:
         return f"{self.strategy_name}, lookahead {self.lookahead}{trees}"
 
 
-PLAIN = Way(Strategy.AUTOREGRESSIVE)
-PLANNED = Way(Strategy.DISTRIBUTED)
+PLAIN = Variant(Strategy.AUTOREGRESSIVE)
+PLANNED = Variant(Strategy.DISTRIBUTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class Run:
 
 
 class OnlineSystem:
-    """A system that serves a simulated node, asked one request at a time.
+    """A system of simulated servers, asked one request at a time.
 
     Args:
         client: Connected to its orchestrator.
@@ -130,26 +130,26 @@ class OnlineSystem:
         self._metrics_addresses = metrics_addresses
         self._max_tokens = max_tokens
         self._vocabulary_size = vocabulary_size
-        self._broadcasts: dict[Way, bool] = {}
+        self._broadcasts: dict[Variant, bool] = {}
 
     async def alternate(
-        self, ways: Sequence[Way], *, repeats: int, on_repeat: Callable[[str], None]
-    ) -> dict[Way, list[Run]]:
-        """Time every way once for each prompt, in turn, so that a disturbance hits all alike.
+        self, variants: Sequence[Variant], *, repeats: int, on_repeat: Callable[[str], None]
+    ) -> dict[Variant, list[Run]]:
+        """Time every variant once for each prompt, in turn, so that a disturbance hits all alike.
 
-        Before that, a trace of each way shows whether its prompts go to all targets, which an
+        Before that, a trace of each variant shows whether its prompts go to all targets, which an
         answer does not tell and the ideal depends on.
         """
         for index in range(_WARM_UPS):
             await self._run(PLANNED, self.prompt(f"warm-up {index}"))
-        for way in ways:
-            traced, _ = await self.trace(way, self.prompt("broadcast"))
-            self._broadcasts[way] = traced.plan.broadcast_prefill
-        runs: dict[Way, list[Run]] = {way: [] for way in ways}
+        for variant in variants:
+            traced, _ = await self.trace(variant, self.prompt("broadcast"))
+            self._broadcasts[variant] = traced.plan.broadcast_prefill
+        runs: dict[Variant, list[Run]] = {variant: [] for variant in variants}
         for index in range(repeats):
-            for way in ways:
-                run, _ = await self._run(way, self.prompt(f"repeat {index}"))
-                runs[way].append(run)
+            for variant in variants:
+                run, _ = await self._run(variant, self.prompt(f"repeat {index}"))
+                runs[variant].append(run)
             on_repeat(f"repeat {index + 1} of {repeats}")
         return runs
 
@@ -157,33 +157,33 @@ class OnlineSystem:
         """Make a prompt of the models' tokens that depends on its name alone."""
         return make_prompt(name, vocabulary_size=self._vocabulary_size)
 
-    async def trace(self, way: Way, prompt: Sequence[int]) -> tuple[Run, Trace]:
+    async def trace(self, variant: Variant, prompt: Sequence[int]) -> tuple[Run, Trace]:
         """Take a request apart. Noting everything makes it a little slower than others."""
         began_ns = time.monotonic_ns()
-        run, timeline = await self._run(way, prompt, include_timeline=True)
+        run, timeline = await self._run(variant, prompt, include_timeline=True)
         records = await asyncio.to_thread(self._records, began_ns)
         trace = Trace(timeline, records, elapsed_ns=run.elapsed_ns)
         plan = replace(run.plan, broadcast_prefill=trace.prefill_count > 1)
         return replace(run, plan=plan), trace
 
     async def _run(
-        self, way: Way, prompt: Sequence[int], *, include_timeline: bool = False
+        self, variant: Variant, prompt: Sequence[int], *, include_timeline: bool = False
     ) -> tuple[Run, Sequence[TimelineEvent]]:
         # Behind an answer sessions are closed, and the planner thinks it over.
         began_quietly = await quiet([self._orchestrator.pid])
         options = GenerateOptions(
-            strategy=way.strategy,
+            strategy=variant.strategy,
             max_tokens=self._max_tokens,
             ignore_eos=True,
             include_timeline=include_timeline,
         )
-        if way.lookahead is not None:
-            options["lookahead"] = way.lookahead
-        if way.strategy is Strategy.SPECULATIVE and not way.drafts_ahead:
+        if variant.lookahead is not None:
+            options["lookahead"] = variant.lookahead
+        if variant.strategy is Strategy.SPECULATIVE and not variant.drafts_ahead:
             options["dispatch"] = "blocks"
-        if way.shape.width > 1:
-            options["width"], options["branches"] = way.shape.width, way.shape.branches
-        if way.is_extended:
+        if variant.shape.width > 1:
+            options["width"], options["branches"] = variant.shape.width, variant.shape.branches
+        if variant.is_extended:
             options["drafter"] = "server_and_max_gram"
         generation = self._client.generate(prompt, **options)
         cpu_seconds = self._cpu_seconds()
@@ -195,7 +195,7 @@ class OnlineSystem:
         run = Run(
             prompt=tuple(prompt),
             token_ids=completion.token_ids,
-            plan=self._plan(way, completion.started),
+            plan=self._plan(variant, completion.started),
             elapsed_ns=elapsed_ns,
             cpu_seconds=cpu_seconds,
             drafted_count=statistics.drafted_token_count,
@@ -204,16 +204,16 @@ class OnlineSystem:
         )
         return run, completion.finished.timeline
 
-    def _plan(self, way: Way, started: Started) -> Plan:
+    def _plan(self, variant: Variant, started: Started) -> Plan:
         return Plan(
             strategy=protocol.Strategy(started.strategy.value),
             lookahead=started.lookahead,
             target_count=started.target_count,
-            broadcast_prefill=self._broadcasts.get(way, False),
+            broadcast_prefill=self._broadcasts.get(variant, False),
             width=started.width,
             branches=started.branches,
-            drafts_ahead=way.drafts_ahead,
-            is_extended=way.is_extended,
+            drafts_ahead=variant.drafts_ahead,
+            is_extended=variant.is_extended,
         )
 
     def _records(self, since_ns: int) -> dict[str, list[dict[str, Any]]]:

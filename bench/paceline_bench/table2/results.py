@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from paceline_bench.report import Row
     from paceline_bench.table2.measurement import Measured, RowResult
-    from paceline_bench.table2.online import Way
+    from paceline_bench.table2.online import Variant
 
 
 def kept(results: Sequence[RowResult]) -> dict[str, list[Row]]:
@@ -21,9 +21,9 @@ def kept(results: Sequence[RowResult]) -> dict[str, list[Row]]:
     return {
         "rows": [line for result in results for line in _rows(result)],
         "sweeps": [_json(result, each) for result in results for each in result.swept],
-        "trees": _beyond(results, lambda way: not way.drafts_ahead and not way.is_extended),
-        "ahead": _beyond(results, lambda way: way.drafts_ahead),
-        "extended": _beyond(results, lambda way: way.is_extended),
+        "trees": _beyond(results, lambda it: not it.drafts_ahead and not it.is_extended),
+        "ahead": _beyond(results, lambda it: it.drafts_ahead),
+        "extended": _beyond(results, lambda it: it.is_extended),
         "echoes": [
             {"name": result.row.name, **asdict(echo)}
             for result in results
@@ -53,18 +53,18 @@ def _rows(result: RowResult) -> list[Row]:
     return [plain, speculative, planned, best]
 
 
-def _beyond(results: Sequence[RowResult], is_wanted: Callable[[Way], bool]) -> list[Row]:
+def _beyond(results: Sequence[RowResult], is_wanted: Callable[[Variant], bool]) -> list[Row]:
     return [
         _beyond_json(result, each)
         for result in results
         for each in result.beyond
-        if is_wanted(each.way)
+        if is_wanted(each.variant)
     ]
 
 
 def _beyond_json(result: RowResult, each: Measured) -> Row:
-    """Describe a way beside SI, and its own method as in the paper, at their best lookaheads."""
-    is_si = each.way.strategy is result.speculative.way.strategy
+    """Describe a variant beside SI and the paper's form of its method, at the best lookaheads."""
+    is_si = each.variant.strategy is result.speculative.variant.strategy
     chain = result.speculative if is_si else result.distributed
     described = _json(result, each)
     if result.identical:
@@ -80,11 +80,11 @@ def _json(result: RowResult, each: Measured) -> Row:
     times, over_floor = spread(each.times), spread(each.over_floor)
     return {
         "name": result.row.name,
-        "strategy": each.way.strategy_name,
+        "strategy": each.variant.strategy_name,
         "lookaheads": each.lookaheads,
         "target_counts": each.target_counts,
-        "width": each.way.shape.width,
-        "branches": each.way.shape.branches,
+        "width": each.variant.shape.width,
+        "branches": each.variant.shape.branches,
         "repeats": times.count,
         "median_ms": times.median,
         "low_ms": times.low,

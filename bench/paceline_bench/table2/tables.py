@@ -7,19 +7,13 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from paceline_bench.gpus import GPU_WORDS, gpu_count, per_gpu
-from paceline_bench.report import (
-    circumstances_line,
-    goal_line,
-    markdown_table,
-    restless_line,
-    table,
-    times,
-)
+from paceline_bench.report import circumstances_line, goal_line, restless_line
+from paceline_bench.table import SAME_OUTPUT, Column, markdown
 from paceline_bench.table2.grid import MOST_SLOWER
 from paceline_bench.table2.online import EXTENDED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
     from paceline_bench.report import Results, Row
@@ -27,7 +21,6 @@ if TYPE_CHECKING:
     Content = Mapping[str, Any]
 
 _STRATEGIES = ("non-SI", "SI", "DSI")
-_BEST = "DSI (best lookahead)"
 _BEYOND_KINDS = ("ahead", "trees", "extended")
 # Online over ideal; above it a breakdown is shown.
 _WORTH_EXPLAINING = 1.10
@@ -60,6 +53,116 @@ _DIFFERENT = (
 )
 
 
+def _over_floor(row: Row) -> str:
+    ratio = row["online_over_floor"]
+    return f"{ratio:.3f}" if ratio >= 1 else rf"{ratio:.3f}\*"
+
+
+_NAME, _STRATEGY = Column("row", "name"), Column("strategy", "strategy")
+_ROW = _NAME.within("DSI")
+_LOOKAHEAD = Column(
+    "lookahead",
+    lambda row: "/".join(map(str, row["lookaheads"])) if any(row["lookaheads"]) else None,
+)
+_TIMES = (
+    _NAME,
+    _STRATEGY,
+    _LOOKAHEAD,
+    Column("median ms", "median_ms", "{:.0f}"),
+    Column("spread", lambda row: f"{row['low_ms']:.0f} to {row['high_ms']:.0f}"),
+    Column("ideal ms", "ideal_ms", "{:.0f}"),
+    Column("floor ms", "floor_ms", "{:.0f}"),
+    Column("÷ floor", _over_floor),
+    Column("÷ ideal", "online_over_ideal", "{:.3f}"),
+    Column("CPU ms/token", "orchestrator_cpu_ms_per_token", "{:.2f}"),
+    SAME_OUTPUT,
+)
+_OVER_SI = Column("DSI over SI", "speed_up_over_si", "{:.2f}x").within("DSI")
+_IDEAL = Column("ideal", "ideal_speed_up_over_si", "{:.2f}x").within("DSI")
+_PAPER = Column("paper", "paper_speed_up_over_si", "{:.2f}x").within("DSI")
+_OVER_PLAIN = Column("DSI over non-SI", "speed_up_over_non_si", "{:.2f}x").within("DSI")
+_SPEED_UPS = (_ROW, _OVER_SI, _IDEAL, _PAPER, _OVER_PLAIN)
+_SUMMARY = (
+    Column("", "name").within("DSI"),
+    *(Column(f"{it}, ms", "median_ms", "{:.0f}").within(it) for it in _STRATEGIES),
+    _OVER_SI,
+    _IDEAL,
+    _OVER_PLAIN,
+)
+_WITH_FLOORS = (
+    _ROW,
+    *(
+        column.within(strategy)
+        for strategy in _STRATEGIES
+        for column in (
+            Column(f"{strategy} ms", "median_ms", "{:.0f}"),
+            Column("÷ floor", _over_floor),
+        )
+    ),
+    Column("DSI ÷ ideal", "online_over_ideal", "{:.3f}").within("DSI"),
+    _OVER_SI,
+    _IDEAL,
+    _PAPER,
+)
+_REFERENCE = (
+    _ROW,
+    *(Column(f"{it} ms", "median_ms", "{:.0f}").within(it) for it in ("SI", "DSI")),
+    *(
+        Column(f"{heading} ms", key).within("reference_ms").within("DSI")
+        for key, heading in {
+            "si": "reference's SI",
+            "dsi": "reference's DSI",
+            "repaired_si": "repaired SI",
+            "repaired_dsi": "repaired DSI",
+        }.items()
+    ),
+)
+
+
+def _restart(key: str, heading: str) -> tuple[Column, Column]:
+    """Return the columns of a restart's time, and of that time over a bare call's."""
+
+    def over(row: Row, divisor: float) -> float | None:
+        return None if row[key] is None else row[key] / divisor
+
+    return (
+        Column(heading, lambda row: over(row, 1e3), "{:.2f}"),
+        Column("÷ one way", lambda row: over(row, row["echo_one_way_us"]), "{:.1f}"),
+    )
+
+
+_RESTARTS = (
+    _NAME,
+    Column("bare call, one way, ms", lambda row: row["echo_one_way_us"] / 1e3, "{:.2f}"),
+    *_restart("restart_draft_us", "new draft, ms"),
+    *_restart("restart_verify_us", "new verification, ms"),
+    Column("restarts", "restarts"),
+)
+_BREAKDOWN = (
+    _NAME,
+    _STRATEGY,
+    *(
+        Column(heading, part, "{:.1f}").within("breakdown_ms")
+        for part, heading in BREAKDOWN_HEADINGS.items()
+    ),
+)
+_BEYOND = (
+    _NAME,
+    _STRATEGY,
+    Column(
+        "width, branches",
+        lambda row: f"{row['width']}, {row['branches']}" if row["width"] > 1 else None,
+    ),
+    _LOOKAHEAD,
+    Column("median ms", "median_ms", "{:.0f}"),
+    Column("ideal ms", "ideal_ms", "{:.0f}"),
+    Column("over SI", "speed_up_over_si", "{:.2f}x"),
+    Column("ideal", "ideal_speed_up_over_si", "{:.2f}x"),
+    Column("over its method in the paper", "speed_up_over_chain", "{:.2f}x"),
+    SAME_OUTPUT,
+)
+
+
 def report(content: Content, *, max_tokens: int, by_gpu: bool = False) -> str:
     """Say everything in Markdown: times, speed-ups, restarts, and where the time went.
 
@@ -68,26 +171,29 @@ def report(content: Content, *, max_tokens: int, by_gpu: bool = False) -> str:
         max_tokens: Tokens of each run.
         by_gpu: Whether to say also what each device makes of it.
     """
-    rows = list(_table2_rows(content))
+    rows = _by_strategy(content)
     beyond = [row for kind in _BEYOND_KINDS for row in content.get(kind, [])]
-    main = [by_strategy[strategy] for _, by_strategy in rows for strategy in _STRATEGIES]
+    main = [own[strategy] for own in rows for strategy in _STRATEGIES]
+    below = any(row["online_over_floor"] < 1 for row in content["rows"])
+    sections = {
+        f"Medians for {max_tokens} tokens, prefill included": [
+            markdown(content["rows"], _TIMES),
+            *([_BELOW_FLOOR + "\n"] if below else []),
+        ],
+        "DSI over SI": [markdown(rows, _SPEED_UPS), _DIFFERENCE + "\n"],
+        "The paper's own code": [markdown(rows, _REFERENCE)],
+        "Beyond the paper": [markdown(beyond, _BEYOND)] if beyond else [],
+        "Tokens/s of each GPU": [_per_gpu([*main, *beyond], max_tokens)] if by_gpu else [],
+        "From a rejecting verdict's arrival to the new calls' arrival, medians": [
+            _restarts(content)
+        ],
+        "Where the time of the critical path went, ms, means": [_breakdown(content)],
+        "Goals": ["\n".join(_goals(content)) + "\n"],
+    }
     parts = [
-        f"### Medians for {max_tokens} tokens, prefill included\n",
-        table(main, _TIMES),
-        *([_BELOW_FLOOR + "\n"] if any(row["online_over_floor"] < 1 for row in main) else []),
-        "### DSI over SI\n",
-        table([by_strategy for _, by_strategy in rows], _SPEED_UPS),
-        _DIFFERENCE + "\n",
-        *([f"### Beyond the paper\n\n{table(beyond, _BEYOND)}"] if beyond else []),
-        *([_per_gpu([*main, *beyond], max_tokens)] if by_gpu else []),
-        "### From a rejecting verdict's arrival to the new calls' arrival, medians\n",
-        _restarts(content),
-        "### Where the time of the critical path went, ms, means\n",
-        _breakdown(content),
-        "### Goals\n",
-        "\n".join(_goals(content)) + "\n",
+        part for heading, told in sections.items() if told for part in (f"### {heading}\n", *told)
     ]
-    if not all("speed_up_over_si" in by_strategy["DSI"] for _, by_strategy in rows):
+    if not all("speed_up_over_si" in own["DSI"] for own in rows):
         parts.append(_DIFFERENT + "\n")
     return "\n".join(parts)
 
@@ -97,77 +203,21 @@ def _per_gpu(rows: Sequence[Row], max_tokens: int) -> str:
         label = row["strategy"].removesuffix(EXTENDED)
         return gpu_count(label, max(row["target_counts"]))
 
-    columns: dict[str, Callable[[Row], str]] = {
-        "row": lambda row: row["name"],
-        "strategy": lambda row: row["strategy"] + (", trees" if row.get("width", 1) > 1 else ""),
-        "tokens/s": lambda row: f"{row['tokens_per_second']:.1f}",
-    }
+    columns = (
+        _NAME,
+        Column(
+            "strategy", lambda row: row["strategy"] + (", trees" if row.get("width", 1) > 1 else "")
+        ),
+        Column("tokens/s", "tokens_per_second", "{:.1f}"),
+        *per_gpu(gpus),
+    )
     timed = [{**row, "tokens_per_second": max_tokens * 1e3 / row["median_ms"]} for row in rows]
-    shown = table(timed, columns | per_gpu(gpus))
-    return f"### Tokens/s of each GPU\n\n{shown}\n{GPU_WORDS}\n"
-
-
-def _over_floor(row: Row) -> str:
-    ratio = row["online_over_floor"]
-    return f"{ratio:.3f}" if ratio >= 1 else rf"{ratio:.3f}\*"
-
-
-def _lookaheads(row: Row) -> str:
-    return "/".join(map(str, row["lookaheads"])) if any(row["lookaheads"]) else "-"
-
-
-def _reference(by_strategy: Mapping[str, Row], *names: str) -> str:
-    reference_ms = by_strategy["DSI"]["reference_ms"]
-    return ", ".join(str(reference_ms[name]) for name in names) + " ms"
-
-
-_TIMES: dict[str, Callable[[Row], str]] = {
-    "row": lambda row: row["name"],
-    "strategy": lambda row: row["strategy"],
-    "lookahead": _lookaheads,
-    "median ms": lambda row: f"{row['median_ms']:.0f}",
-    "spread": lambda row: f"{row['low_ms']:.0f} to {row['high_ms']:.0f}",
-    "ideal ms": lambda row: f"{row['ideal_ms']:.0f}",
-    "floor ms": lambda row: f"{row['floor_ms']:.0f}",
-    "÷ floor": _over_floor,
-    "÷ ideal": lambda row: f"{row['online_over_ideal']:.3f}",
-    "CPU ms/token": lambda row: f"{row['orchestrator_cpu_ms_per_token']:.2f}",
-    "output": lambda row: "identical" if row["identical"] else "DIFFERENT",
-}
-# Of all strategies of a row.
-_SPEED_UPS: dict[str, Callable[[Mapping[str, Row]], str]] = {
-    "row": lambda rows: rows["DSI"]["name"],
-    "DSI over SI": lambda rows: times(rows["DSI"].get("speed_up_over_si")),
-    "ideal": lambda rows: times(rows["DSI"].get("ideal_speed_up_over_si")),
-    "paper": lambda rows: times(rows["DSI"]["paper_speed_up_over_si"]),
-    "DSI over non-SI": lambda rows: times(rows["DSI"].get("speed_up_over_non_si")),
-    "DSI at its best lookahead": lambda rows: (
-        f"{rows[_BEST]['median_ms']:.0f} ms ({_lookaheads(rows[_BEST])})"
-    ),
-    "reference's SI, DSI": lambda rows: _reference(rows, "si", "dsi"),
-    "repaired SI, DSI": lambda rows: _reference(rows, "repaired_si", "repaired_dsi"),
-}
-
-
-_BEYOND: dict[str, Callable[[Row], str]] = {
-    "row": lambda row: row["name"],
-    "strategy": lambda row: row["strategy"],
-    "width, branches": lambda row: (
-        f"{row['width']}, {row['branches']}" if row["width"] > 1 else "-"
-    ),
-    "lookahead": _lookaheads,
-    "median ms": lambda row: f"{row['median_ms']:.0f}",
-    "ideal ms": lambda row: f"{row['ideal_ms']:.0f}",
-    "over SI": lambda row: times(row.get("speed_up_over_si")),
-    "ideal": lambda row: times(row.get("ideal_speed_up_over_si")),
-    "over its method in the paper": lambda row: times(row.get("speed_up_over_chain")),
-    "output": lambda row: "identical" if row["identical"] else "DIFFERENT",
-}
+    return f"{markdown(timed, columns)}\n{GPU_WORDS}\n"
 
 
 def _goals(content: Content) -> Iterator[str]:
     """Say in one line each how far the goals were met."""
-    rows = [by_strategy for _, by_strategy in _table2_rows(content)]
+    rows = _by_strategy(content)
     over_floors = [
         (each[strategy]["online_over_floor"], f"{each[strategy]['name']}, {strategy}")
         for each in rows
@@ -197,7 +247,7 @@ def _goals(content: Content) -> Iterator[str]:
 
 def table2_headline(results: Results) -> str:
     """Table 2 in one sentence: from the least to the most that DSI gains, with equal outputs."""
-    rows = [by_strategy["DSI"] for _, by_strategy in _table2_rows(results["table2"])]
+    rows = [own["DSI"] for own in _by_strategy(results["table2"])]
     gains = [
         (row["speed_up_over_non_si"], row["speed_up_over_si"])
         for row in rows
@@ -214,59 +264,27 @@ def table2_headline(results: Results) -> str:
 
 def table2_summary(results: Results) -> str:
     """Table 2 for those in a hurry."""
-    rows = list(_table2_rows(results["table2"]))
-    headings = (
-        "",
-        *(f"{name}, ms" for name in _STRATEGIES),
-        *("DSI over SI", "ideal", "DSI over non-SI"),
-    )
-    lines = [
-        [
-            name,
-            *(f"{by_strategy[strategy]['median_ms']:.0f}" for strategy in _STRATEGIES),
-            times(by_strategy["DSI"].get("speed_up_over_si")),
-            times(by_strategy["DSI"].get("ideal_speed_up_over_si")),
-            times(by_strategy["DSI"].get("speed_up_over_non_si")),
-        ]
-        for name, by_strategy in rows
-    ]
-    return f"{_table2_choices(results['table2'])}\n\n{markdown_table(headings, lines)}"
+    content = results["table2"]
+    return f"{_table2_choices(content)}\n\n{markdown(_by_strategy(content), _SUMMARY)}"
 
 
 def table2(results: Results) -> str:
     """Table 2 with floors and ideals."""
     content = results["table2"]
-    headings = ("row", *(part for name in _STRATEGIES for part in (f"{name} ms", "÷ floor")))
-    lines = [
-        [
-            name,
-            *(
-                cell
-                for row in (by_strategy[it] for it in _STRATEGIES)
-                for cell in (f"{row['median_ms']:.0f}", _over_floor(row))
-            ),
-            f"{by_strategy['DSI']['online_over_ideal']:.3f}",
-            times(by_strategy["DSI"].get("speed_up_over_si")),
-            times(by_strategy["DSI"].get("ideal_speed_up_over_si")),
-            times(by_strategy["DSI"]["paper_speed_up_over_si"]),
-        ]
-        for name, by_strategy in _table2_rows(content)
-    ]
-    more = ("DSI ÷ ideal", "DSI over SI", "ideal", "paper")
     overheads = [echo["overhead_ns"] / 1e6 for echo in content["echoes"]]
     words = f"A bare call took {min(overheads):.2f} to {max(overheads):.2f} ms beyond its sleep."
     parts = [
         f"{circumstances_line(content)}.",
         f"{_table2_choices(content)} {words}",
-        markdown_table((*headings, *more), lines).strip(),
+        markdown(_by_strategy(content), _WITH_FLOORS).strip(),
+        _within_goal(content),
     ]
-    parts.append(_within_goal(content))
     below = any(row["online_over_floor"] < 1 for row in content["rows"])
     return "\n\n".join([*parts, _BELOW_FLOOR] if below else parts)
 
 
 def _within_goal(content: Content) -> str:
-    rows = [by_strategy for _, by_strategy in _table2_rows(content)]
+    rows = _by_strategy(content)
     counts = [
         f"{name} in {sum(row[name]['online_over_floor'] <= MOST_OVER_FLOOR for row in rows)}"
         for name in _STRATEGIES
@@ -281,25 +299,7 @@ def table2_restarts(results: Results) -> str:
 
 
 def _restarts(content: Content) -> str:
-    headings = (
-        *("row", "bare call, one way, ms", "new draft, ms", "÷ one way"),
-        *("new verification, ms", "÷ one way", "restarts"),
-    )
-    lines = []
-    for name, by_strategy in _table2_rows(content):
-        row = by_strategy["DSI"]
-        one_way_us = row["echo_one_way_us"]
-        draft, verify = (
-            _over_one_way(row[f"restart_{it}_us"], one_way_us) for it in ("draft", "verify")
-        )
-        lines.append([name, f"{one_way_us / 1e3:.2f}", *draft, *verify, str(row["restarts"])])
-    return markdown_table(headings, lines)
-
-
-def _over_one_way(restart_us: float | None, one_way_us: float) -> list[str]:
-    if restart_us is None:
-        return ["-", "-"]
-    return [f"{restart_us / 1e3:.2f}", f"{restart_us / one_way_us:.1f}"]
+    return markdown((own["DSI"] for own in _by_strategy(content)), _RESTARTS)
 
 
 def table2_breakdown(results: Results) -> str:
@@ -308,30 +308,20 @@ def table2_breakdown(results: Results) -> str:
 
 
 def _breakdown(content: Content) -> str:
-    lines = [
-        [name, strategy, *(f"{row['breakdown_ms'][part]:.1f}" for part in BREAKDOWN_HEADINGS)]
-        for name, by_strategy in _table2_rows(content)
-        for strategy, row in ((it, by_strategy[it]) for it in _STRATEGIES)
+    rows = [
+        row
+        for own in _by_strategy(content)
+        for row in (own[strategy] for strategy in _STRATEGIES)
         if row["breakdown_ms"] is not None and row["online_over_ideal"] > _WORTH_EXPLAINING
     ]
-    if not lines:
+    if not rows:
         return f"Nothing takes more than {_WORTH_EXPLAINING:g} of its ideal."
-    return markdown_table(("row", "strategy", *BREAKDOWN_HEADINGS.values()), lines)
+    return markdown(rows, _BREAKDOWN)
 
 
 def table2_reference(results: Results) -> str:
     """Absolute times beside those of the paper's own code."""
-    headings = (
-        *("row", "SI ms", "DSI ms", "reference's SI ms", "reference's DSI ms"),
-        *("repaired SI ms", "repaired DSI ms"),
-    )
-    lines = []
-    for name, by_strategy in _table2_rows(results["table2"]):
-        reference_ms = by_strategy["DSI"]["reference_ms"]
-        own = [f"{by_strategy[strategy]['median_ms']:.0f}" for strategy in ("SI", "DSI")]
-        others = [str(reference_ms[it]) for it in ("si", "dsi", "repaired_si", "repaired_dsi")]
-        lines.append([name, *own, *others])
-    return markdown_table(headings, lines)
+    return markdown(_by_strategy(results["table2"]), _REFERENCE)
 
 
 def _table2_choices(content: Content) -> str:
@@ -351,6 +341,7 @@ def _listed(counts: Sequence[int]) -> str:
     return ", ".join(map(str, counts))
 
 
-def _table2_rows(content: Content) -> Iterator[tuple[str, dict[str, Row]]]:
-    for name, rows in groupby(content["rows"], itemgetter("name")):
-        yield name, {row["strategy"]: row for row in rows}
+def _by_strategy(content: Content) -> list[dict[str, Row]]:
+    """Return each row of the paper's table: its strategies by name."""
+    groups = groupby(content["rows"], itemgetter("name"))
+    return [{row["strategy"]: row for row in rows} for _, rows in groups]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from paceline import TimelineEvent
-    from paceline_bench.node import SimulatedNode
+    from paceline_bench.simulated_servers import SimulatedServers
     from paceline_protocol.laboratory.simulation import ServerLatency
 
 
@@ -120,7 +120,7 @@ class Trace:
         """Drafts with their answers, and the verifications whose verdict was taken."""
         return (call for call in self._calls if call.is_draft or not call.cancelled)
 
-    def breakdown(self, node: SimulatedNode, *, ideal_ns: int, floor_ns: int) -> Breakdown:
+    def breakdown(self, servers: SimulatedServers, *, ideal_ns: int, floor_ns: int) -> Breakdown:
         """Go back along the critical path, and sum up what was spent on what."""
         bare_ns = floor_ns - ideal_ns
         call, answer = max(
@@ -138,7 +138,7 @@ class Trace:
         spent["client"] = self._elapsed_ns - answer[0]
         cold = self._cold_calls()
         while True:
-            latency = node.drafter if call.is_draft else node.target
+            latency = servers.drafter if call.is_draft else servers.target
             self._charge(spent, call, answer, latency=latency, cold=cold)
             cause = self._cause(call)
             if cause is None:

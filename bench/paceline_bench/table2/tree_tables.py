@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline_bench.report import markdown_table, times
+from paceline_bench.table import Column, markdown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from paceline_bench.report import Results, Row
 
@@ -23,19 +23,24 @@ def table2_trees(results: Results) -> str:
     runs = _runs(results)
     if not runs:
         return ""
-    headings = ["", "SI, ms", "SI, trees", "ideal"]
-    for content in runs:
-        dsi = f"DSI, {_target_count(content['rows'])} targets"
-        headings += [dsi, "with trees", "ideal"]
+    columns = [
+        Column("", "name"),
+        Column("SI, ms", lambda named: _find(runs[0]["rows"], named, "SI")["median_ms"], "{:.0f}"),
+        *_over_si(runs[0]["trees"], "SI", "SI, trees"),
+    ]
+    for run in runs:
+        heading = f"DSI, {_target_count(run['rows'])} targets"
+        columns += [_over_si(run["rows"], "DSI", heading)[0]]
+        columns += _over_si(run["trees"], "DSI", "with trees")
     names = dict.fromkeys(row["name"] for row in runs[0]["trees"])
-    lines = [[name, *_si_cells(runs[0], name), *_dsi_cells(runs, name)] for name in names]
     shape = runs[0]["trees"][0]
     words = (
         f"Medians of {shape['repeats']} prompts, width {shape['width']}, branches"
         f" {shape['branches']}; how many times as fast as SI without trees, each at its best"
         " lookahead, prefill included."
     )
-    return f"{words}\n\n{markdown_table(headings, lines)}"
+    lines = [{"name": name} for name in names]
+    return f"{words}\n\n{markdown(lines, columns)}"
 
 
 def table2_trees_headline(results: Results) -> str:
@@ -68,25 +73,21 @@ def _runs(results: Results) -> list[Row]:
     )
 
 
-def _si_cells(content: Row, name: str) -> list[str]:
-    plain, tree = _find(content["rows"], name, "SI"), _find(content["trees"], name, "SI")
-    return [f"{plain['median_ms']:.0f}", *_over_si(tree)]
+def _over_si(rows: Sequence[Row], strategy: str, heading: str) -> tuple[Column, Column]:
+    """Return what a strategy gains over SI, and what it would gain without any overhead."""
+
+    def gain(key: str) -> Callable[[Row], float | None]:
+        return lambda named: _find(rows, named, strategy).get(key)
+
+    return (
+        Column(heading, gain("speed_up_over_si"), "{:.2f}x"),
+        Column("ideal", gain("ideal_speed_up_over_si"), "{:.2f}x"),
+    )
 
 
-def _dsi_cells(runs: Iterable[Row], name: str) -> list[str]:
-    cells = []
-    for content in runs:
-        chain, tree = _find(content["rows"], name, "DSI"), _find(content["trees"], name, "DSI")
-        cells += [times(chain.get("speed_up_over_si")), *_over_si(tree)]
-    return cells
-
-
-def _over_si(row: Row) -> list[str]:
-    return [times(row.get("speed_up_over_si")), times(row.get("ideal_speed_up_over_si"))]
-
-
-def _find(rows: Iterable[Row], name: str, strategy: str) -> Row:
-    return next(row for row in rows if (row["name"], row["strategy"]) == (name, strategy))
+def _find(rows: Iterable[Row], named: Row, strategy: str) -> Row:
+    wanted = (named["name"], strategy)
+    return next(row for row in rows if (row["name"], row["strategy"]) == wanted)
 
 
 def _target_count(rows: Iterable[Row]) -> int:

@@ -9,8 +9,7 @@ import pytest
 
 from paceline import DrafterKind, Strategy
 from paceline_bench.cascade import search
-from paceline_bench.cascade.bundled_ways import drafted_ways, told_row
-from paceline_bench.cascade.chart import draw_cascade
+from paceline_bench.cascade.bundled_variants import drafted_variants, told_row
 from paceline_bench.cascade.improvement import walltime_improvement
 from paceline_bench.cascade.prose import prose_prompts
 from paceline_bench.cascade.recipes import (
@@ -30,8 +29,6 @@ from paceline_bench.cascade.search import (
     halved,
     measured_cost,
 )
-from paceline_bench.cascade.tables import report
-from paceline_bench.gpus import GPU_WORDS
 from paceline_engine.deciding.cascade import parse_matrix
 
 PROMPT = (5, 17, 9, 5, 17)
@@ -110,7 +107,7 @@ def test_a_search_halves_what_is_left_while_it_doubles_the_texts():
     assert halved(recipes, text_count=1, score=lambda it, _: it.lookahead) == Recipe(8)
 
 
-def test_each_way_is_searched_at_its_own_cost(engine, known):
+def test_each_variant_is_searched_at_its_own_cost(engine, known):
     played = Search({DRAFTER: engine.drafter}, [known])
     recipes = [Recipe(count, (DRAFTER,), ((1,),)) for count in (1, 12)]
     dear, cheap = (played.best(recipes, costs={DRAFTER: cost}) for cost in (100.0, 0.0))
@@ -162,20 +159,20 @@ RECIPES = {
 
 def test_each_drafter_drafts_for_si_and_for_dsi():
     clients = {name: f"client of {name}" for name in RECIPES}
-    (plain, none), *ways = drafted_ways(clients, RECIPES, targets=3)
+    (plain, none), *variants = drafted_variants(clients, RECIPES, targets=3)
     assert (plain.strategy, none) == (Strategy.AUTOREGRESSIVE, None)
-    assert [way.name for way, _ in ways] == [
+    assert [variant.name for variant, _ in variants] == [
         f"{strategy}, {name}" for name in RECIPES for strategy in ("SI", "DSI")
     ]
-    for way, recipe in ways:
-        name = way.name.partition(", ")[2]
+    for variant, recipe in variants:
+        name = variant.name.partition(", ")[2]
         assert recipe == RECIPES[name]
-        assert way.client == clients[name]
+        assert variant.client == clients[name]
         kind = DrafterKind.MAX_GRAM if name == TEXT_ALONE else DrafterKind.SERVER
-        assert way.drafter is kind
+        assert variant.drafter is kind
         # DSI with the planner's lookahead.
-        wanted = (recipe.lookahead, 1) if way.name.startswith("SI") else (None, 3)
-        assert (way.lookahead, way.targets) == wanted
+        wanted = (recipe.lookahead, 1) if variant.name.startswith("SI") else (None, 3)
+        assert (variant.lookahead, variant.targets) == wanted
 
 
 def test_swi_is_told_of_forwards_that_take_turns():
@@ -201,100 +198,3 @@ def test_prose_is_one_paragraph_of_each_file_in_turn_and_no_example(tmp_path):
     found = prose_prompts(["a.py", "gone.py", "b.py"], library=tmp_path)
     assert [each.split()[0] for each in found] == ['"""one', '"""two', '"""second', '"""second']
     assert all(len(each.split()) == 24 for each in found)
-
-
-ROW = {
-    "name": f"SI, {DRAFTER_AND_TEXT}",
-    "texts": "code",
-    "strategy": "SI",
-    "parameters": "k = 4+10, 2 for drafter",
-    "swi": {"measured": 2.5, "parameters": 3.0},
-    "tokens_per_forward": 4.0,
-    "drafter_models": {"small": 1234, "smaller": 56},
-    "acceptance_rate": None,
-    "gpu_count": 1,
-    "tokens_per_second": 100.0,
-    "times_as_fast": 2.0,
-    "repeats_times_as_fast": [1.5, 2.5],
-    "identical": True,
-}
-DISTRIBUTED = ROW | {
-    "name": f"DSI, {DRAFTER_AND_TEXT}",
-    "strategy": "DSI",
-    "swi": None,
-    "gpu_count": 3,
-}
-
-
-def lookup_row(group, method, ms, tokens_per_forward):
-    return {
-        "texts": "code",
-        "group": group,
-        "name": method,
-        "method": method,
-        "lookahead": None,
-        "tokens_per_second": 1e3 / ms,
-        "ms_per_token": ms,
-        "repeats_ms_per_token": [ms],
-        "tokens_per_forward": tokens_per_forward,
-        "ttft_ms": None,
-        "acceptance_rate": None,
-        "identical": True,
-        "near_ties": 0,
-        "different": 0,
-    }
-
-
-CONTENT = {
-    "rows": [ROW, DISTRIBUTED | {"identical": False}],
-    "lookup": [
-        lookup_row("transformers", "plain", 10.0, 1.0),
-        lookup_row("transformers", "lookup", 5.0, 2.0),
-        lookup_row("the services", "plain", 8.0, 1.0),
-        lookup_row("the services", "lookup", 4.0, 2.5),
-    ],
-    "searched": [
-        {"texts": "code", "cost": "measured", "parameters": "k = 4", "name": name, "swi": swi}
-        for name, swi in [(DRAFTER, 2.0), (DRAFTER_AND_TEXT, 1.5), (ALL_STAGES, 1.8)]
-    ],
-    "costs": {name: {DRAFTER: 0.2, TINY: 0.05} for name in ("measured", "parameters")},
-}
-
-
-def test_the_report_says_which_stage_makes_it_worse():
-    told = report(CONTENT)
-    line = "| 2.50 | 3.00 | 4.00 | 1,234 + 56 | - | 100 | 2.00x | identical |"
-    assert f"| SI, {DRAFTER_AND_TEXT} | k = 4+10, 2 for drafter {line}" in told
-    assert f"{DRAFTER_AND_TEXT} is WORSE than {DRAFTER}, 0.75x" in told
-    assert f"{ALL_STAGES} is at least as good as {DRAFTER_AND_TEXT}, 1.20x" in told
-
-
-def test_the_report_says_what_each_gpu_makes_where_it_is_asked():
-    told = report(CONTENT | {"rows": [ROW, DISTRIBUTED]}, by_gpu=True).splitlines()
-    assert [line.split("|")[-3:-1] for line in told if line.startswith(("| SI", "| DSI"))] == [
-        [" 1 ", " 100.0 "],
-        [" 3 ", " 33.3 "],
-    ]
-    assert GPU_WORDS in told
-    assert "GPU" not in report(CONTENT)
-
-
-def test_the_report_has_no_swi_of_dsi_and_no_speed_of_another_text():
-    (line,) = (line for line in report(CONTENT).splitlines() if line.startswith("| DSI"))
-    assert "| - | - | 4.00 |" in line
-    assert line.endswith("| text differs | - | DIFFERENT |")
-
-
-@pytest.mark.parametrize(
-    ("ms", "tokens", "holds"),
-    [(4.0, 2.5, "at least as good as"), (4.0, 1.5, "WORSE than"), (6.0, 2.5, "WORSE than")],
-)
-def test_max_gram_is_worse_if_tokens_or_speed_are(ms, tokens, holds):
-    rows = [*CONTENT["lookup"][:3], lookup_row("the services", "lookup", ms, tokens)]
-    told = report(CONTENT | {"lookup": rows})
-    assert f"the services: Max-Gram alone is {holds} prompt lookup" in told
-    assert f"{tokens / 2:.2f}x the tokens of a forward, {5 / ms:.2f}x as fast" in told
-
-
-def test_it_is_drawn():
-    assert len(draw_cascade(CONTENT).axes) == 2

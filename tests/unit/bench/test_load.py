@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from paceline import Strategy
 from paceline_bench.load import measurement as load
-from paceline_bench.load import tables as words
-from paceline_bench.load.chart import draw
 from paceline_bench.load.measurement import (
     LoadedSystem,
     LoadRow,
@@ -49,30 +47,6 @@ ROW = LoadRow(
     began_quietly=True,
     identical=True,
 )
-
-
-def tables(rows):
-    return words.tables([row.record() for row in rows])
-
-
-def test_what_each_gpu_makes_is_told_if_asked_for():
-    """Plain decoding leaves the drafters' alone."""
-    rows = [ROW.record(), replace(ROW, strategy="non-SI").record()]
-    text = words.tables(rows, servers=(4, 1))
-    heading, _, auto, plain = (line.split(" | ") for line in text.splitlines()[2:6])
-    place = heading.index("GPUs")
-    assert [line[place].strip() for line in (auto, plain)] == ["5", "4"]
-    assert [line[place + 1].strip(" |") for line in (auto, plain)] == ["30.0", "37.5"]
-    assert "GPU" not in tables([ROW])
-
-
-def findings(rows):
-    memory = [asdict(each) for each in stream_memories(rows)]
-    return words.findings([row.record() for row in rows], memory)
-
-
-def scaling_findings(rows):
-    return words.scaling_findings([row.record() for row in rows])
 
 
 def served(*arrivals, stream=0, sent_at=0.0):
@@ -114,7 +88,6 @@ def test_fewer_than_a_hundred_measurements_have_no_tail():
     assert percentiles([3.0, 1.0]) == Percentiles(1.0, None)
     assert percentiles([1.0] * 99).p99 is None
     assert percentiles([1.0] * 100).p99 == 1.0
-    assert "60 / - |" in tables([replace(ROW, ttft_ms=Percentiles(60, None))])
 
 
 def with_memory(*peaks, strategy="AUTO"):
@@ -131,14 +104,12 @@ def test_memory_of_a_stream_is_the_slope_of_a_line_through_its_loads():
         StreamMemory(strategy="AUTO", orchestrator_count=1, mib=pytest.approx(0.25)),
         StreamMemory(strategy="AUTO", orchestrator_count=2, mib=None),
     ]
-    assert "Memory of a stream: AUTO on 1 orchestrator 0.25 MiB" in findings(rows)
 
 
 @pytest.mark.parametrize("peaks", [(42, 40, 41), (44, 42, 40)], ids=["noise", "falling"])
 def test_memory_that_cannot_be_told_from_noise_is_no_number(peaks):
     rows = with_memory(*zip((1, 8, 64), peaks, strict=True))
     assert [each.mib for each in stream_memories(rows)] == [None]
-    assert "Memory of a stream: AUTO on 1 orchestrator below what can be measured" in findings(rows)
 
 
 def test_two_numbers_of_streams_are_no_measure_of_memory():
@@ -164,109 +135,6 @@ def test_fairness_is_jains_index(rates, index):
 )
 def test_a_row_says_what_was_short_of_cpu(loads, limit):
     assert replace(ROW, **loads).limit == limit
-
-
-def test_tables_have_a_row_for_each_load_by_number_of_orchestrators():
-    text = tables([ROW, replace(ROW, orchestrator_count=2, strategy="SI", machine_load=0.95)])
-    latency, cost, _, latency_of_two, cost_of_two = text.split("\n\n")[1:6]
-    assert latency.splitlines()[2] == (
-        "| 4 | AUTO | 150.0 | 1.50x | 60 / 100 | 40 / 80 | 20 / 30 | 0.988 | identical |"
-    )
-    assert cost.splitlines()[2] == (
-        "| 4 | AUTO | 1 DSI, 3 SI | 0.40 | 25% | 1.25 | 30% | 40.0 / 42.5 | 60% | - |"
-    )
-    assert latency_of_two.splitlines()[2].startswith("| 4 | SI |")
-    assert cost_of_two.rstrip().splitlines()[2].endswith("| 95% | machine |")
-    assert "1 orchestrator; times in ms" in text
-    assert "2 orchestrators; times in ms" in text
-
-
-def test_no_speed_up_is_told_of_an_output_that_differs():
-    row = replace(ROW, identical=False, speed_up=None)
-    assert "1.50x" not in tables([row])
-    assert "DIFFERENT" in tables([row])
-    assert findings([ROW, row]) == ["AN OUTPUT DIFFERED from plain decoding: AUTO x 4"]
-    assert scaling_findings([ROW, row]) == findings([ROW, row])
-
-
-def test_findings_say_whether_auto_kept_up_with_plain_decoding():
-    slow = replace(ROW, speed_up=0.9, stream_count=8, orchestrator_count=2)
-    assert "AUTO served fewer tokens/s than plain decoding: AUTO x 8 on 2 orchestrators" in (
-        findings([ROW, slow])
-    )
-    told = "\n".join(findings([ROW, replace(ROW, speed_up=0.99)]))
-    assert "AUTO never served fewer tokens/s than plain decoding" in told
-    assert "at least 0.99x, AUTO x 4" in told
-    assert "AUTO" not in findings([replace(ROW, strategy="SI")])[0]
-
-
-def test_findings_name_what_was_short_of_cpu_or_began_too_early():
-    early = replace(ROW, stream_count=2, began_quietly=False)
-    assert findings([ROW, replace(ROW, stream_count=8, generator_load=1.0), early])[-2:] == [
-        "1 of 3 loads were short of CPU, and so no measure of the strategy: AUTO x 8",
-        "Began while the load before was still worked on: AUTO x 2",
-    ]
-
-
-def test_what_orchestrators_serve_is_told_by_their_number_and_not_of_a_full_machine():
-    two = replace(ROW, orchestrator_count=2, tokens_per_second=290, machine_load=0.99)
-    one_line, two_line, reservation = scaling_findings([ROW, two])
-    assert one_line.startswith("1 orchestrator served at most 150 tokens/s, by AUTO x 4, with 1.25")
-    assert one_line.endswith("would do for 800.")
-    assert two_line.endswith("would do for 1600.")
-    assert "no measure of how orchestrators scale" in reservation
-
-
-def picture(rows, scaling=()):
-    return draw(rows, scaling, title="4 targets", scaling_title="2 ms targets")
-
-
-def labels(axes):
-    return [line.get_label() for line in axes.lines]
-
-
-def test_the_picture_has_a_line_for_each_strategy():
-    rows = [
-        replace(ROW, strategy=strategy, stream_count=count)
-        for strategy in ("non-SI", "AUTO")
-        for count in (1, 4)
-    ]
-    figure = picture([*rows, replace(ROW, orchestrator_count=2)])
-    assert figure.get_suptitle() == "4 targets"
-    together, first, later = figure.axes
-    assert labels(together) == ["non-SI", "AUTO", "AUTO, 2 orchestrators"]
-    for axes in (first, later):
-        assert labels(axes) == ["non-SI, p50", "non-SI, p99", "AUTO, p50", "AUTO, p99"]
-        assert all(list(line.get_xdata()) == [1, 4] for line in axes.lines)
-    assert list(together.lines[0].get_ydata()) == [150, 150]
-    assert list(first.lines[1].get_ydata()) == [99.6, 99.6]
-    assert list(later.lines[0].get_ydata()) == [20, 20]
-
-
-def test_a_tail_is_drawn_where_there_is_one():
-    rows = [replace(ROW, stream_count=1, ttft_ms=Percentiles(50, None)), ROW]
-    _, first, _ = picture(rows).axes
-    assert [list(line.get_xdata()) for line in first.lines] == [[1, 4], [4]]
-
-
-def test_one_orchestrator_is_drawn_beside_two():
-    two = replace(ROW, orchestrator_count=2, tokens_per_second=290, machine_load=0.99)
-    for rows in ([], [ROW]):
-        *_, scaling = picture(rows, [ROW, two]).axes
-        assert scaling.get_title() == "2 ms targets"
-        one_bar, two_bar = scaling.patches
-        assert (one_bar.get_height(), two_bar.get_height()) == (150, 290)
-        assert one_bar.get_facecolor() != (1, 1, 1, 1)
-        assert two_bar.get_facecolor() == (1, 1, 1, 1)
-        assert [text.get_text() for text in scaling.texts] == ["1\n1.25 ms", "2\n1.25 ms"]
-
-
-def test_what_was_short_of_cpu_is_hollow_in_the_picture():
-    rows = [ROW, replace(ROW, stream_count=8, tokens_per_second=90, machine_load=1.0)]
-    together, *_ = picture(rows).axes
-    (hollow,) = together.collections
-    assert hollow.get_offsets().tolist() == [[8, 90]]
-    assert "hollow" in together.get_xlabel()
 
 
 class FakeGeneration:

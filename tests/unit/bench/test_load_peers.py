@@ -12,8 +12,7 @@ from paceline import Strategy
 from paceline.errors import NoTargetError
 from paceline_bench.load import peers as module
 from paceline_bench.load import peers_command as bench_load_peers
-from paceline_bench.load.peer_chart import draw_peers
-from paceline_bench.load.peer_tables import load_models, peer_findings, peer_tables
+from paceline_bench.load.peer_tables import peer_findings
 from paceline_bench.load.peers import (
     Entry,
     Peer,
@@ -26,7 +25,6 @@ from paceline_bench.load.peers import (
 )
 from paceline_bench.load.streams import Load, Served
 from paceline_bench.pair.contest import Group
-from paceline_bench.report import circumstances
 from paceline_cli.__main__ import main
 
 A, B = (1, 2), (3, 4)
@@ -221,71 +219,8 @@ def test_only_the_library_may_differ(group):
     ("group", "code"), [(Group.SERVICES, 1), (Group.ENGINE, 1), (Group.LIBRARY, 0)]
 )
 def test_the_exit_code_is_that_of_our_own_outputs(monkeypatch, group, code):
-    async def measured(*_):
+    async def measured(*_, **_named):
         return [*rows_with(Group.SERVICES, (5, 6)), *rows_with(group, (5, 9))]
 
     monkeypatch.setattr(bench_load_peers, "_measured", measured)
     assert main(["bench", "load", "--backend=transformers"]) == code
-
-
-def test_what_differs_is_told():
-    assert "identical to plain decoding" in peer_findings(rows_with(Group.SERVICES, (5, 6)))[0]
-    wrong = rows_with(Group.SERVICES, (5, 9))
-    assert peer_findings(wrong) == ["AN OUTPUT DIFFERED from plain decoding: it x 4"]
-    assert "| 1 of 2 DIFFER |" in peer_tables(wrong)
-    assert peer_findings(rows_with(Group.LIBRARY, (5, 9)))[1:] == [
-        "Of the library's 2 texts 1 differ, which rounding may do."
-    ]
-
-
-DESCRIBED = (
-    (Group.SERVICES, "non-SI", 1, (0.02,)),
-    (Group.ENGINE, "non-SI", 1, (0.01,)),
-    (Group.LIBRARY, "generate", 1, (0.04,)),
-    (Group.SERVICES, "non-SI", 4, (0.01,)),
-)
-
-
-def test_there_is_a_table_for_each_number_of_streams():
-    tables = peer_tables(peer_rows(entries_of(*DESCRIBED), EXPECTED))
-    one, four = (part.splitlines()[2:] for part in tables.split("\n\n") if part.startswith("| who"))
-    assert one[0] == (
-        "| the services: non-SI | 50.0 | 1.00x | 2.00x | 0.50x | 20 / - | 20.0 / - | 20.0 / - "
-        "| 2.00 / 8.00 / 1.00 | 1 non-SI | identical |"
-    )
-    assert one[1].endswith("| - / 1.00 / - | - | identical |")
-    assert four[0].startswith("| the services: non-SI | 100.0 | 2.00x | - | - |")
-    assert "4 streams; times in ms" in tables
-
-
-def test_the_page_has_a_line_for_everybody_and_a_column_for_each_number_of_streams():
-    rows = peer_rows(entries_of(*DESCRIBED), EXPECTED)
-    content = {"circumstances": circumstances(load_at_start=0.1), "rows": rows}
-    lines = load_models({"load-models": content}).splitlines()
-    assert lines[2] == (
-        "|  | 1 stream, tokens/s | 4 streams, tokens/s "
-        "| 1 stream, ITL p50 / p99 | 4 streams, ITL p50 / p99 |"
-    )
-    assert lines[4:7] == [
-        "| the services: non-SI | 50.0 | 100.0 | 20.0 / - | 10.0 / - |",
-        "| our engine, no services: non-SI | 100.0 | - | 10.0 / - | - |",
-        "| transformers: generate | 25.0 | - | 40.0 / - | - |",
-    ]
-    assert lines[-1].startswith("Every output of the services and the engine was identical")
-
-
-def test_the_picture_has_a_line_for_everybody_and_a_tail_where_there_is_one():
-    rows = peer_rows(entries_of(*DESCRIBED), EXPECTED)
-    rows[0]["itl_ms"]["p99"] = 30.0
-    figure = draw_peers(rows, title="1 target")
-    together, middle, tail = figure.axes
-    assert [line.get_label() for line in together.lines] == [
-        "the services: non-SI",
-        "our engine, no services: non-SI",
-        "transformers: generate",
-    ]
-    assert list(together.lines[0].get_xdata()) == [1, 4]
-    assert list(together.lines[0].get_ydata()) == pytest.approx([50, 100])
-    assert list(middle.lines[0].get_ydata()) == pytest.approx([20, 10])
-    assert [list(line.get_ydata()) for line in tail.lines] == [[30]]
-    assert figure.get_suptitle() == "1 target"

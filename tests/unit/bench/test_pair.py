@@ -16,10 +16,10 @@ from paceline_bench.pair.contest import (
     times_as_fast,
 )
 from paceline_bench.pair.contestants import (
-    engine_ways,
-    library_ways,
-    lookup_ways,
-    service_ways,
+    engine_variants,
+    library_variants,
+    lookup_variants,
+    service_variants,
 )
 from paceline_bench.pair.library import LibraryPair
 from support.fake_orchestrator import FakeOrchestrator, serving
@@ -49,8 +49,8 @@ def entry_of(*repeats):
 
 async def test_everybody_decodes_every_prompt_and_nobody_is_always_first():
     log, steps = [], []
-    ways = [contestant(name, lambda _: outcome(7, 8), log=log) for name in "abc"]
-    entries = await contest(ways, PROMPTS, rules=RULES, gap=lambda *_: 9.0, on_run=steps.append)
+    variants = [contestant(name, lambda _: outcome(7, 8), log=log) for name in "abc"]
+    entries = await contest(variants, PROMPTS, rules=RULES, gap=lambda *_: 9.0, on_run=steps.append)
     assert len(steps) == contest_rounds(len(PROMPTS), repeats=RULES.repeats)
     warm_up, timed = log[:6], log[6:]
     assert [name for name, *_ in warm_up] == list("abc") * 2
@@ -78,11 +78,11 @@ async def test_texts_are_compared_with_the_first_contestants(tokens, gap, near_t
         asked.append((prefix, choices))
         return gap
 
-    ways = [
+    variants = [
         contestant("plain", lambda _: outcome(7, 8, 9)),
         contestant("other", lambda _: outcome(*tokens)),
     ]
-    plain, other = await contest(ways, PROMPTS, rules=RULES, gap=measure)
+    plain, other = await contest(variants, PROMPTS, rules=RULES, gap=measure)
     assert plain.is_identical
     assert (other.near_ties, other.wrong, other.is_identical) == (near_ties, wrong, not wrong)
     assert {choices for _, choices in asked} <= {(5, 8)}
@@ -140,8 +140,8 @@ async def test_the_library_and_the_engine_agree_on_tiny_models(tiny_pair, engine
         device="cpu",
         vocabulary_size=300,
     )
-    ways = [*library_ways(library, (2, 4)), *engine_ways(engine, (2, 4))]
-    assert [way.name for way in ways] == [
+    variants = [*library_variants(library, (2, 4)), *engine_variants(engine, (2, 4))]
+    assert [variant.name for variant in variants] == [
         "bare loop",
         "generate",
         "generate, assisted, lookahead 2",
@@ -152,7 +152,7 @@ async def test_the_library_and_the_engine_agree_on_tiny_models(tiny_pair, engine
         "SI, lookahead 4",
     ]
     rules = Rules(max_tokens=16, repeats=1, near_tie=1e-4)
-    entries = await contest(ways, [[5, 6, 7], [9, 10]], rules=rules, gap=engine.gap)
+    entries = await contest(variants, [[5, 6, 7], [9, 10]], rules=rules, gap=engine.gap)
     assert {(entry.near_ties, entry.wrong) for entry in entries} == {(0, 0)}
     by_name = {entry.contestant.name: entry for entry in entries}
     assert by_name["bare loop"].tokens_per_forward == by_name["non-SI"].tokens_per_forward == 1
@@ -171,11 +171,11 @@ async def test_everybody_drafts_from_the_text_with_the_same_lookahead(tiny_pair,
     )
     fake = FakeOrchestrator()
     async with serving(fake), AsyncClient(fake.address) as client:
-        ways = list(lookup_ways(library, engine, client, lookahead=3, pids=[]))
-        *local, _, _ = outcomes = [await way.run([5, 6, 7] * 3, 12) for way in ways]
+        variants = list(lookup_variants(library, engine, client, lookahead=3, pids=[]))
+        *local, _, _ = outcomes = [await variant.run([5, 6, 7] * 3, 12) for variant in variants]
     assert len({each.token_ids for each in local}) == 1
-    assert {way.lookahead for way in ways if way.method is Method.LOOKUP} == {3}
-    by_group = {way.group: each for way, each in zip(ways, outcomes, strict=True)}
+    assert {variant.lookahead for variant in variants if variant.method is Method.LOOKUP} == {3}
+    by_group = {variant.group: each for variant, each in zip(variants, outcomes, strict=True)}
     for group in (Group.LIBRARY, Group.ENGINE):
         # Of what it drafted some was right, and never more than three tokens of a forward.
         assert 12 // 4 <= by_group[group].target_forwards < 12
@@ -185,12 +185,12 @@ async def test_everybody_drafts_from_the_text_with_the_same_lookahead(tiny_pair,
     assert lookup.drafter == pb.DRAFTER_KIND_MAX_GRAM
 
 
-async def test_the_services_are_asked_for_the_same_in_every_way():
+async def test_the_services_are_asked_for_the_same_in_every_variant():
     fake = FakeOrchestrator()
     async with serving(fake), AsyncClient(fake.address) as client:
-        ways = list(service_ways(client, (2,), pids=[]))
-        outcomes = [await way.run([5, 6, 7], 4) for way in ways]
-    assert [(way.name, way.lookahead) for way in ways] == [
+        variants = list(service_variants(client, (2,), pids=[]))
+        outcomes = [await variant.run([5, 6, 7], 4) for variant in variants]
+    assert [(variant.name, variant.lookahead) for variant in variants] == [
         ("non-SI", None),
         ("SI, lookahead 2", 2),
         ("DSI", None),

@@ -37,7 +37,7 @@ def oracle(tiny_pair):
 
 
 @pytest.mark.parametrize(
-    "way",
+    "variant",
     [
         lambda pair: pair.bare_loop,
         lambda pair: pair.generate(),
@@ -47,8 +47,8 @@ def oracle(tiny_pair):
     ],
     ids=["bare loop", "generate", "assisted 2", "assisted 8", "prompt lookup"],
 )
-def test_every_way_gives_plain_decodings_tokens(pair, oracle, way):
-    assert way(pair)(PROMPT, COUNT) == oracle
+def test_every_variant_gives_plain_decodings_tokens(pair, oracle, variant):
+    assert variant(pair)(PROMPT, COUNT) == oracle
 
 
 def test_forwards_of_the_target_are_counted(pair):
@@ -69,5 +69,5 @@ def test_a_token_beyond_the_tokenizer_is_never_chosen(tiny_pair, oracle, tmp_pat
     with torch.no_grad():
         model.lm_head.weight[300:] = model.lm_head.weight[:20] * 10
     pair = saved_pair(model, tiny_pair, tmp_path)
-    for way in (pair.bare_loop, pair.generate(), pair.assisted(4)):
-        assert way(PROMPT, COUNT) == oracle
+    for variant in (pair.bare_loop, pair.generate(), pair.assisted(4)):
+        assert variant(PROMPT, COUNT) == oracle

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from paceline_bench.node import SimulatedNode
 from paceline_bench.plan.forecast import Forecast, forecast
 from paceline_bench.plan.jobs import ForecastJob, forecast_jobs
-from paceline_bench.plan.picture import draw_forecast
-from paceline_bench.plan.tables import HEADINGS, conclusions, json_rows, table_rows
+from paceline_bench.plan.tables import conclusions, json_rows
+from paceline_bench.simulated_servers import SimulatedServers
 from paceline_protocol.draft_shape import Shape
 from paceline_protocol.laboratory.guesses import OwnGuesses
 from paceline_protocol.laboratory.simulation import ServerLatency
@@ -23,7 +22,7 @@ KNOWN = (Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE, Strategy.DISTRIBUTED)
 TREE = Shape(3, 2)
 
 
-def node(
+def servers(
     *,
     target: float = 40,
     drafter: float = 4,
@@ -32,8 +31,8 @@ def node(
     first: float | None = None,
     call: int = 0,
     row: float = 0,
-) -> SimulatedNode:
-    return SimulatedNode(
+) -> SimulatedServers:
+    return SimulatedServers(
         target=ServerLatency(
             int((first or target) * MS), int(target * MS), call=call * MS, row=int(row * MS)
         ),
@@ -43,12 +42,12 @@ def node(
     )
 
 
-def known_jobs(of: SimulatedNode, **options: Any) -> list[ForecastJob]:
+def known_jobs(of: SimulatedServers, **options: Any) -> list[ForecastJob]:
     """What is forecast of the paper's methods; there may be others."""
     return [job for job in forecast_jobs(of, **options) if job.strategy in KNOWN]
 
 
-def forecasts(of: SimulatedNode, *, tokens: int = 20, repeats: int = 8) -> list[Forecast]:
+def forecasts(of: SimulatedServers, *, tokens: int = 20, repeats: int = 8) -> list[Forecast]:
     return [forecast(job) for job in known_jobs(of, token_count=tokens, repeats=repeats)]
 
 
@@ -71,7 +70,7 @@ def rows(plain: float, si: float, *dsi: float) -> list[Forecast]:
 
 def test_with_a_width_methods_that_draft_come_once_more_with_trees():
     jobs = known_jobs(
-        node(targets=2), token_count=8, repeats=2, shape=TREE, shares=runner_up_shares()
+        servers(targets=2), token_count=8, repeats=2, shape=TREE, shares=runner_up_shares()
     )
     assert [
         (label_of(job.strategy, drafts_ahead=job.drafts_ahead), job.target_count, job.shape.width)
@@ -92,32 +91,12 @@ def test_with_a_width_methods_that_draft_come_once_more_with_trees():
     assert all(each.mean_ns > 0 and len(each.times_ns) == 2 for each in trees)
 
 
-def test_trees_have_rows_of_their_own_and_gains_of_their_own():
-    tree = Forecast(Strategy.DISTRIBUTED, 1, 1, (80.0 * MS,) * 3, 1.5, TREE)
-    both = [
-        *rows(200, 150, 120, 100),
-        tree,
-        replace(tree, target_count=2, times_ns=(60.0 * MS,) * 3),
-    ]
-    shown = table_rows(both)
-    assert [line[0] for line in shown[-3:]] == [
-        "DSI on 2 targets",
-        "DSI on 1 target, width 3",
-        "DSI on 2 targets, width 3",
-    ]
-    assert shown[-2][-1] == ""  # the row above has chains
-    assert shown[-1][-1] == "+25.0%"
-    assert json_rows(both)[-1]["width"] == 3
-    labels = [text.get_text() for text in draw_forecast(both, title="").axes[0].get_legend().texts]
-    assert "DSI, width 3; the numbers are its lookahead" in labels
-
-
 # --- a target that drafts for itself ---
 
 
 def test_with_hit_rates_self_speculation_stands_beside_the_others():
     guesses = OwnGuesses((1.0,), ((0,),))
-    at = node(targets=1, row=4)
+    at = servers(targets=1, row=4)
     jobs = forecast_jobs(at, token_count=21, repeats=3, guesses=guesses)
     assert len(jobs) == 1 + len(forecast_jobs(at, token_count=21, repeats=3))
     (own,) = (forecast(job) for job in jobs if job.strategy is Strategy.SELF_SPECULATIVE)
@@ -131,7 +110,7 @@ def test_with_hit_rates_self_speculation_stands_beside_the_others():
 def test_own_guesses_that_are_right_at_times_take_different_times():
     guesses = OwnGuesses((0.5,), ((0,),))
     job = ForecastJob(
-        node(), Strategy.SELF_SPECULATIVE, 1, token_count=30, repeats=5, guesses=guesses
+        servers(), Strategy.SELF_SPECULATIVE, 1, token_count=30, repeats=5, guesses=guesses
     )
     assert len(set(forecast(job).times_ns)) > 1
 
@@ -140,22 +119,22 @@ def test_own_guesses_that_are_right_at_times_take_different_times():
 
 
 def test_plain_decoding_takes_a_forward_for_each_token_and_the_prompts():
-    plain = forecasts(node(first=100))[0]
+    plain = forecasts(servers(first=100))[0]
     assert (plain.mean_ns, plain.error_ns) == ((100 + 19 * 40) * MS, 0)
 
 
 def test_with_every_draft_token_right_dsi_drafts_and_verifies_once_more():
-    distributed = forecasts(node(acceptance=1, targets=10))[-1]
+    distributed = forecasts(servers(acceptance=1, targets=10))[-1]
     assert distributed.mean_ns == (19 * 4 + 40) * MS
 
 
 def test_a_call_is_paid_once_for_all_of_plain_decoding():
-    assert forecasts(node(call=1))[0].mean_ns == (1 + 20 * 40) * MS
+    assert forecasts(servers(call=1))[0].mean_ns == (1 + 20 * 40) * MS
 
 
 def test_dear_rows_make_blocks_shorter_and_speculation_slower():
-    _, free, *_ = forecasts(node())
-    plain, dear, *_ = forecasts(node(row=4))
+    _, free, *_ = forecasts(servers())
+    plain, dear, *_ = forecasts(servers(row=4))
     assert dear.lookahead < free.lookahead
     assert free.mean_ns < dear.mean_ns
     assert plain.mean_ns == 20 * 40 * MS
@@ -163,38 +142,38 @@ def test_dear_rows_make_blocks_shorter_and_speculation_slower():
 
 def test_a_long_prompt_is_not_sent_to_all_targets_where_that_is_slower():
     """The first row of Table 2: 990 ms with a broadcast, 973 without, by an independent run."""
-    vicuna = node(target=37.7, drafter=2.5, acceptance=0.63, targets=7, first=202)
+    vicuna = servers(target=37.7, drafter=2.5, acceptance=0.63, targets=7, first=202)
     job = ForecastJob(vicuna, Strategy.DISTRIBUTED, 7, token_count=50, repeats=10)
     assert forecast(job).mean_ns / MS < 980
 
 
 def test_there_is_a_row_for_each_number_of_targets_that_can_differ():
     """At a tenth of the target's latency ten targets are all that Equation 1 can use."""
-    jobs = forecast_jobs(node(targets=64), token_count=20, repeats=1)
+    jobs = forecast_jobs(servers(targets=64), token_count=20, repeats=1)
     counts = [job.target_count for job in jobs if job.strategy is Strategy.DISTRIBUTED]
     assert counts == [1, 2, 3, 4, 5, 6, 7, 8, 10]
 
 
 def test_without_a_gpu_for_a_second_model_there_is_no_dsi():
-    jobs = known_jobs(node(targets=0), token_count=20, repeats=1)
+    jobs = known_jobs(servers(targets=0), token_count=20, repeats=1)
     assert [job.strategy for job in jobs] == [Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE]
 
 
 def test_dsi_gains_from_a_second_target_and_never_loses_to_plain_decoding():
-    plain, _, _, one, two = forecasts(node(acceptance=0.6))
+    plain, _, _, one, two = forecasts(servers(acceptance=0.6))
     gain, error = two.gain_over(one)
     assert gain > 5 * error
     assert two.mean_ns < one.mean_ns < plain.mean_ns
 
 
 def test_a_drafter_slower_than_the_target_is_no_use_and_no_harm():
-    plain, speculative, ahead, distributed = forecasts(node(drafter=60))
+    plain, speculative, ahead, distributed = forecasts(servers(drafter=60))
     assert ahead.mean_ns == speculative.mean_ns > plain.mean_ns
     assert distributed.mean_ns <= plain.mean_ns
 
 
 def test_drafting_ahead_gains_where_the_drafter_is_slow_and_right():
-    starcoder = node(target=20.6, drafter=6.8, acceptance=0.93, targets=1)
+    starcoder = servers(target=20.6, drafter=6.8, acceptance=0.93, targets=1)
     _, resting, ahead, _ = forecasts(starcoder, tokens=50)
     gain, error = ahead.gain_over(resting)
     assert (resting.gpu_count, ahead.gpu_count) == (1, 2)
@@ -205,7 +184,7 @@ def test_drafting_ahead_gains_where_the_drafter_is_slow_and_right():
 def test_where_every_token_is_right_a_round_ahead_is_a_verification():
     """A drafter twice as fast: with lookahead 1 each forward of the target is worth two tokens."""
     job = ForecastJob(
-        node(drafter=20, acceptance=1), Strategy.SPECULATIVE, 1, 20, 2, drafts_ahead=True
+        servers(drafter=20, acceptance=1), Strategy.SPECULATIVE, 1, 20, 2, drafts_ahead=True
     )
     found = forecast(job)
     assert (found.lookahead, found.mean_ns) == (1, (20 + 10 * 40) * MS)
@@ -222,7 +201,7 @@ def test_where_every_token_is_right_a_round_ahead_is_a_verification():
 )
 def test_vicuna_comes_to_its_exact_expectation(strategy, targets, lookahead, milliseconds):
     """Vicuna-13B and -68M on CNN-DM, 50 tokens, no prefill: figures of an independent code."""
-    vicuna = node(target=37.7, drafter=2.5, acceptance=0.63)
+    vicuna = servers(target=37.7, drafter=2.5, acceptance=0.63)
     found = forecast(ForecastJob(vicuna, strategy, targets, token_count=50, repeats=3))
     assert found.lookahead == lookahead
     assert found.mean_ns / MS == pytest.approx(milliseconds, abs=1)
@@ -230,7 +209,7 @@ def test_vicuna_comes_to_its_exact_expectation(strategy, targets, lookahead, mil
 
 def test_the_luck_of_the_draws_is_taken_out():
     """So few generations say what many do, also where the prompt's forward takes longer."""
-    slow_prompt = node(target=20, drafter=3, first=100)
+    slow_prompt = servers(target=20, drafter=3, first=100)
     few, more = (
         forecast(ForecastJob(slow_prompt, Strategy.DISTRIBUTED, 2, token_count=30, repeats=repeats))
         for repeats in (5, 60)
@@ -241,7 +220,7 @@ def test_the_luck_of_the_draws_is_taken_out():
 
 def test_a_method_of_which_nothing_is_known_exactly_is_simulated_with_every_lookahead(monkeypatch):
     monkeypatch.setattr("paceline_bench.plan.expectations._EXPECTATIONS", {})
-    vicuna = node(target=37.7, drafter=2.5, acceptance=0.63)
+    vicuna = servers(target=37.7, drafter=2.5, acceptance=0.63)
     found = forecast(ForecastJob(vicuna, Strategy.SPECULATIVE, 1, token_count=50, repeats=20))
     assert 3 <= found.lookahead <= 6
     assert found.mean_ns / MS == pytest.approx(992, rel=0.1)
@@ -252,7 +231,7 @@ def test_a_method_of_which_nothing_is_known_exactly_is_simulated_with_every_look
 
 
 def test_the_fewest_gpus_that_come_near_the_fastest_are_recommended():
-    take, fastest = conclusions(rows(1000, 600, 700, 500, 495), node(targets=3))
+    take, fastest = conclusions(rows(1000, 600, 700, 500, 495), servers(targets=3))
     assert take == (
         "Take DSI on 2 targets with lookahead 3 (3 GPUs): 2.00 times as fast as plain decoding,"
         " 1.20 times as fast as SI."
@@ -261,14 +240,14 @@ def test_the_fewest_gpus_that_come_near_the_fastest_are_recommended():
 
 
 def test_it_says_when_si_is_enough():
-    take, reason = conclusions(rows(1000, 500, 600), node(targets=1))
+    take, reason = conclusions(rows(1000, 500, 600), servers(targets=1))
     assert take == "Take SI with lookahead 3 (1 GPU): 2.00 times as fast as plain decoding."
     assert reason == "DSI needs a second target to beat SI."
 
 
 def test_it_says_when_speculation_does_not_pay_and_why():
     nothing, reason = conclusions(
-        rows(1000, 1200, 1000), node(drafter=20, acceptance=0.1, targets=1)
+        rows(1000, 1200, 1000), servers(drafter=20, acceptance=0.1, targets=1)
     )
     assert nothing == "Speculation does not pay here: decode plainly."
     assert reason == (
@@ -277,62 +256,24 @@ def test_it_says_when_speculation_does_not_pay_and_why():
     )
 
 
-def test_the_table_has_times_speed_ups_and_marginal_gains():
-    listed = rows(1000, 500)
-    listed += [row(Strategy.DISTRIBUTED, count, ms, spread=9) for count, ms in ((1, 400), (2, 300))]
-    assert table_rows(listed) == [
-        ("non-SI", "1", "-", "1.50", "1000", "1.00x", ""),
-        ("SI", "1", "3", "1.50", "500", "2.00x", ""),
-        ("DSI on 1 target", "2", "3", "1.50", "400 ± 5", "2.50x", ""),
-        ("DSI on 2 targets", "3", "3", "1.50", "300 ± 5", "3.33x", "+25.0%"),
+def test_a_row_has_its_speed_up_and_the_gain_of_each_added_target_with_its_error():
+    """Four more targets save 80 of 400 ms, with a standard error of 16 ms."""
+    listed = [*rows(1000, 500), row(Strategy.DISTRIBUTED, 8, 400)]
+    listed.append(row(Strategy.DISTRIBUTED, 12, 320, spread=16 * 3**0.5))
+    *_, before, last = json_rows(listed)
+    assert (before["gain_per_target"], before["gpu_count"]) == (None, 9)
+    assert (last["mean_ms"], last["error_ms"]) == pytest.approx((320, 16))
+    assert (last["gain_per_target"], last["gain_error"]) == pytest.approx((0.05, 0.01))
+    assert (last["speed_up"], last["tokens_per_forward"]) == (3.125, 1.5)
+
+
+def test_other_shapes_and_other_methods_are_no_base_of_a_gain():
+    tree = Forecast(Strategy.DISTRIBUTED, 1, 1, (80.0 * MS,) * 3, 1.5, TREE)
+    wider = replace(tree, target_count=2, times_ns=(60.0 * MS,) * 3)
+    speculative = row(Strategy.SPECULATIVE, 1, 500)
+    ahead = replace(speculative, times_ns=(400.0 * MS,) * 3, drafts_ahead=True)
+    told = json_rows([*rows(1000, 500, 400), tree, wider, speculative, ahead])
+    assert [line["gain_per_target"] for line in told] == [None] * 4 + [0.25, None, None]
+    assert [line["name"] for line in told[3:]] == [
+        *("DSI on 1 target, width 3", "DSI on 2 targets, width 3", "SI", "SI ahead")
     ]
-
-
-def test_the_table_says_what_each_gpu_makes_where_it_knows_the_tokens():
-    listed = [*rows(1000, 500), row(Strategy.DISTRIBUTED, 2, 250)]
-    assert [line[-1] for line in table_rows(listed, token_count=60)] == ["60.0", "120.0", "80.0"]
-
-
-def test_si_that_drafts_ahead_has_a_row_of_its_own_and_no_gain_per_target():
-    both = [*rows(1000, 500)]
-    both.append(replace(both[1], times_ns=(400.0 * MS,) * 3, drafts_ahead=True))
-    assert table_rows(both)[-1] == ("SI ahead", "2", "3", "1.50", "400", "2.50x", "")
-    assert json_rows(both)[-1]["strategy"] == "SI ahead"
-    labels = [text.get_text() for text in draw_forecast(both, title="").axes[0].get_legend().texts]
-    assert labels[-1] == "SI ahead, lookahead 3"
-
-
-def test_the_gain_of_several_targets_and_its_error_are_told_for_each():
-    listed = rows(1000, 500)
-    listed += [row(Strategy.DISTRIBUTED, count, ms) for count, ms in ((8, 400), (12, 320))]
-    assert HEADINGS[-1] == "gain per target"
-    assert [line[-1] for line in table_rows(listed)] == ["", "", "", "+5.0%"]
-    # Four more targets save 80 of 400 ms, with a standard error of 16 ms.
-    listed[-1] = row(Strategy.DISTRIBUTED, 12, 320, spread=16 * 3**0.5)
-    assert table_rows(listed)[-1][-1] == "+5.0% ± 1.0%"
-
-
-def test_json_rows_are_in_ms():
-    assert json_rows(rows(1000, 500))[1] == {
-        "strategy": "SI",
-        "gpu_count": 1,
-        "target_count": 1,
-        "lookahead": 3,
-        "width": 1,
-        "branches": 0,
-        "tokens_per_forward": 1.5,
-        "mean_ms": 500.0,
-        "error_ms": 0.0,
-        "speed_up": 2.0,
-        "gain_per_target": None,
-    }
-    assert json_rows(rows(1000, 500, 400, 300))[3]["gain_per_target"] == pytest.approx(0.25)
-
-
-def test_the_picture_has_dsi_over_the_number_of_targets():
-    (axes,) = draw_forecast(rows(1000, 500, 400, 300), title="t").axes
-    (line,) = (it for it in axes.lines if len(it.get_xdata()) == 2 and it.get_marker() == "o")
-    assert list(line.get_xdata()) == [1, 2]
-    assert list(line.get_ydata()) == pytest.approx([400, 300])
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels[:2] == ["non-SI", "SI, lookahead 3"]

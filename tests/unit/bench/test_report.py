@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from paceline_bench.report import circumstances, goal_line, markdown_table, spread, write_json
+from paceline_bench.report import circumstances, goal_line, spread, write_json
 
 
 def test_a_spread_is_the_median_and_the_outer_deciles():
@@ -17,13 +17,6 @@ def test_few_values_are_spread_from_the_smallest_to_the_largest():
     summary = spread([3.0, 1.0, 2.0])
 
     assert (summary.median, summary.low, summary.high) == (2.0, 1.0, 3.0)
-
-
-def test_a_table_has_its_numbers_to_the_right():
-    assert (
-        markdown_table(["row", "ms"], [["a", "1.5"]])
-        == "| row | ms |\n| --- | ---: |\n| a | 1.5 |\n"
-    )
 
 
 def test_the_command_is_told_without_where_its_results_went(monkeypatch):

@@ -1,4 +1,4 @@
-"""What `paceline bench self` makes of what every way decoded."""
+"""What `paceline bench self` makes of what every variant decoded."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from paceline import Strategy
-from paceline_bench.self_drafting.chart import draw_self_drafting
-from paceline_bench.self_drafting.tables import break_even, report
-from paceline_bench.ways import Way, compete, parameter_count, row_of
+from paceline_bench.self_drafting.tables import break_even
+from paceline_bench.variants import Variant, compete, parameter_count, row_of
 
 
 def completion(*token_ids, seconds=1.0, models=(), lookahead=0, targets=1, **counts):
@@ -31,8 +30,8 @@ def completion(*token_ids, seconds=1.0, models=(), lookahead=0, targets=1, **cou
     return SimpleNamespace(token_ids=token_ids, finished=finished)
 
 
-def way(name, strategy=Strategy.AUTOREGRESSIVE, **facts):
-    return Way(name=name, client=None, strategy=strategy, **facts)
+def variant(name, strategy=Strategy.AUTOREGRESSIVE, **facts):
+    return Variant(name=name, client=None, strategy=strategy, **facts)
 
 
 PLAIN = [completion(1, 2, 3, 4), completion(5, 6, 7, 8)]
@@ -43,7 +42,7 @@ def a_row(name="self-SI", *, strategy=Strategy.SELF_SPECULATIVE, tokens=(1, 2, 3
         completion(*tokens, seconds=0.5, target_forward=2, drafted_token=6, accepted_token=2),
         completion(5, 6, 7, 8, seconds=0.25, target_forward=2, drafted_token=6, accepted_token=2),
     ]
-    return row_of(way(name, strategy, extra_parameters=20_480), own, plain=PLAIN)
+    return row_of(variant(name, strategy, extra_parameters=20_480), own, plain=PLAIN)
 
 
 def test_a_row_has_tokens_and_rows_of_a_forward_and_the_ratio_of_times():
@@ -62,7 +61,7 @@ def test_a_row_has_each_models_forwards_and_what_lookaheads_there_were():
         return completion(1, 2, 3, 4, models=models, lookahead=lookahead)
 
     own = [ran(3, base=4, small=9), ran(2, base=1, small=2), ran(3, base=1, small=0)]
-    row = row_of(way("SI"), own, plain=own)
+    row = row_of(variant("SI"), own, plain=own)
     assert row["drafter_models"] == {"base": 6, "small": 11}
     assert row["lookaheads"] == [2, 3]
 
@@ -70,40 +69,14 @@ def test_a_row_has_each_models_forwards_and_what_lookaheads_there_were():
 def test_a_drafters_gpu_counts_where_it_does_not_wait_for_the_target():
     def gpus(strategy, *, used, drafter_forwards):
         own = [completion(1, targets=each, drafter_forward=drafter_forwards) for each in used]
-        return row_of(way("", strategy, targets=7), own, plain=own)["gpu_count"]
+        return row_of(variant("", strategy, targets=7), own, plain=own)["gpu_count"]
 
     assert gpus(Strategy.DISTRIBUTED, used=(1, 2), drafter_forwards=5) == 3
     assert gpus(Strategy.DISTRIBUTED, used=(2,), drafter_forwards=0) == 2  # by the text alone
     assert gpus(Strategy.SPECULATIVE, used=(1,), drafter_forwards=5) == 1
 
 
-def test_the_report_says_what_each_gpu_makes_where_it_is_asked():
-    rows = [row_of(way(name), PLAIN, plain=PLAIN) for name in ("non-SI", "SI")]
-    assert "| 1 | 4.0 |" in report({"rows": rows}, by_gpu=True)
-    assert "GPU" not in report({"rows": rows})
-
-
-def test_a_text_that_differs_is_told_and_has_no_speed():
-    row = a_row(tokens=(1, 2, 3, 5))
-    assert not row["identical"]
-    plain = row_of(way("non-SI"), PLAIN, plain=PLAIN)
-    told = report({"rows": [plain, plain, row]})
-    assert "DIFFERENT" in told
-    assert "text differs" in told
-
-
-def test_the_report_says_what_two_models_would_have_to_give():
-    plain = row_of(way("non-SI"), PLAIN, plain=PLAIN)
-    # Half as fast for each target forward as the target by itself: 2 x 2 tokens break even.
-    two = a_row("SI, lookahead 4", strategy=Strategy.SPECULATIVE) | {
-        "tokens_per_second": a_row()["tokens_per_second"] / 2
-    }
-    told = report({"rows": [plain, two, a_row()]})
-    assert "| self-SI | 2.00 | 4.0 | - | 11 | 2.67x | 20,480 | identical |" in told
-    assert "would have to give 4.00 tokens for each target forward (2.00 times as many)" in told
-
-
-def test_the_break_even_is_of_both_ways_times_a_forward_and_of_the_ways_own_tokens():
+def test_the_break_even_is_of_both_variants_times_a_forward_and_of_the_variants_own_tokens():
     two = {"name": "SI", "tokens_per_forward": 1.5, "tokens_per_second": 10.0}
     own = {"name": "self-SI", "tokens_per_forward": 2.5, "tokens_per_second": 8.0}
     # 0.15 s a forward against 0.3125 s.
@@ -111,12 +84,6 @@ def test_the_break_even_is_of_both_ways_times_a_forward_and_of_the_ways_own_toke
         "- as good as self-SI, SI would have to give 1.20 tokens for each target forward"
         " (0.48 times as many); it gives 1.50"
     )
-
-
-def test_it_is_drawn():
-    plain = row_of(way("non-SI"), PLAIN, plain=PLAIN)
-    figure = draw_self_drafting({"rows": [plain, a_row(), a_row(tokens=(9, 9, 9, 9))]})
-    assert len(figure.axes) == 2
 
 
 def test_parameters_are_counted_from_the_files_head(tmp_path):
@@ -136,8 +103,8 @@ async def test_who_comes_first_with_a_text_changes_from_text_to_text():
             order.append((self.name, prompt))
             return completion(1)
 
-    ways = [Recorded("a"), Recorded("b")]
-    told = [it async for it in compete(ways, ["x", "y"], max_tokens=4, repeats=2)]
+    variants = [Recorded("a"), Recorded("b")]
+    told = [it async for it in compete(variants, ["x", "y"], max_tokens=4, repeats=2)]
     assert order[:2] == [("a", "x"), ("b", "x")]  # warm-up
     assert order[2:6] == [("a", "x"), ("b", "x"), ("b", "y"), ("a", "y")]
     assert len(told) == 8

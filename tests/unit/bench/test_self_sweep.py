@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from paceline_bench.self_drafting.sweep import Case, SweepPlan, SweptTree, sweep, trees_of
-from paceline_bench.self_drafting.sweep_chart import draw_sweep
-from paceline_bench.self_drafting.tables import sweep_report
 from paceline_engine.terms.rank_paths import cartesian_tree
 from paceline_engine.torch_backend.adapters.card import AdapterCard
 from support.tiny_adapters import write_adapter
@@ -58,10 +56,10 @@ def test_each_reach_and_width_is_tried_and_the_likeliest(tiny_pair, tmp_path):
     assert trees[4].paths == cartesian_tree((6, 6))
 
 
-def test_every_way_decodes_the_same_and_plain_decoding_comes_first(swept):
+def test_every_variant_decodes_the_same_and_plain_decoding_comes_first(swept):
     rows, told = swept
     plain, *others = rows
-    assert told == ["13 ways"] * 2
+    assert told == ["13 variants"] * 2
     assert (plain["tokens_per_forward"], plain["rows_per_forward"]) == (1, 1)
     assert (plain["nodes"], plain["times_as_fast"]) == (0, 1)
     assert all(row["identical"] for row in rows)
@@ -72,7 +70,7 @@ def test_every_way_decodes_the_same_and_plain_decoding_comes_first(swept):
         assert row["tokens_per_forward"] >= 1
 
 
-def test_pruned_ways_have_fewer_rows_in_the_upper_layers(swept):
+def test_pruned_variants_have_fewer_rows_in_the_upper_layers(swept):
     rows, _ = swept
     for row in rows[1:]:
         if row["prune_below"]:
@@ -95,52 +93,3 @@ def test_a_row_is_of_all_texts_beside_plain_decoding():
     assert (row["tokens_per_second"], row["times_as_fast"]) == (6, 2)
     assert row["identical"]
     assert not case([1, 2, 3], [4, 5, 7], seconds=1.0, forwards=4).row(plain)["identical"]
-
-
-def test_the_report_names_the_fastest_of_each_adapter():
-    plain = Case(texts=[[1, 2]], tokens=2, forwards=2, rows=2, seconds=1.0)
-    fast = case([1, 2], seconds=0.5, forwards=1, rows=3, dropped=1, prune_below=0.01)
-    slow = case([1, 2], seconds=2.0, forwards=1, rows=3)
-    wrong = case([1, 3], seconds=0.1, forwards=1, rows=3)
-    content = {"rows": [each.row(plain) for each in (plain, fast, slow, wrong)]}
-    told = sweep_report(content)
-    assert "| non-SI | - | - | - | - | 1.00 | 1.0 | 1.0 | 2 | 1.00x | identical |" in told
-    assert "| it | k = 2 | 1 | 2 | 0.01 | 2.00 | 3.0 | 2.0 | 4 | 2.00x | identical |" in told
-    assert "DIFFERENT" in told
-    assert (
-        "- it: fastest with 2 guesses (k = 2, gamma 1, pruned below 0.01): 2.00x of plain decoding"
-        in told
-    )
-
-
-def test_a_sweep_is_drawn_for_each_adapter(swept):
-    rows, _ = swept
-    figure = draw_sweep({"rows": rows})
-    assert len(figure.axes) == 2 * 3
-    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert "k = 2, pruned below 0.004" in labels
-    # The line of k = 2 goes over its trees' sizes.
-    line = figure.axes[0].lines[labels.index("k = 2")]
-    assert list(line.get_xdata()) == [2, 6, 14]
-
-
-def test_where_adapters_differ_in_layers_that_is_drawn_too(swept):
-    rows, _ = swept
-    deeper = [
-        row | {"adapter": "deep", "layers": 3, "tokens_per_forward": 2 + row["nodes"] / 100}
-        for row in rows
-        if row["adapter"] == "streams"
-    ]
-    figure = draw_sweep({"rows": [*rows, *deeper]})
-    assert len(figure.axes) == 4 * 3
-    axes = figure.axes[9]
-    assert axes.get_xlabel() == "layers with streams"
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    # Its largest tree, unpruned.
-    line = axes.lines[labels.index("k = 2, 14 guesses")]
-    (unpruned,) = (
-        row["tokens_per_forward"]
-        for row in rows
-        if (row["adapter"], row["nodes"], row["prune_below"]) == ("streams", 14, 0)
-    )
-    assert line.get_xydata().tolist() == [[2, unpruned], [3, 2.14]]

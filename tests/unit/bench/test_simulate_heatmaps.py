@@ -9,13 +9,11 @@ from functools import cache
 
 import numpy as np
 import pytest
-from matplotlib.collections import LineCollection, QuadMesh
 
 from paceline_bench.protocol_runs import Batch, Setup, total_times
 from paceline_bench.recurrences import expected_distributed_times, scheduled_stretches
-from paceline_bench.simulate.claims import RATIOS, check_claims, summarise, write_cells
+from paceline_bench.simulate.claims import RATIOS, write_cells
 from paceline_bench.simulate.heatmaps import Cell, Experiment, Grid, Timing, columns, fill_column
-from paceline_bench.simulate.pictures import draw_heatmaps
 from paceline_protocol.laboratory.simulation import ServerLatency
 from paceline_protocol.methods import Strategy
 from paceline_protocol.task import DispatchPolicy
@@ -177,37 +175,6 @@ def test_si_is_slower_than_plain_decoding_just_where_it_is_right_too_seldom():
 # --- what is said of them ---------------------------------------------------------------------
 
 
-def test_claims_that_hold_are_stated_with_their_numbers():
-    cells = [
-        cell(drafter=20, acceptance=10, si=110, dsi=95),
-        cell(drafter=20, acceptance=80, si=60, dsi=40),
-    ]
-    si, non_si_dsi, si_dsi, gain, repeats = check_claims(summarise(cells))
-    assert si.startswith("SI is slower than non-SI in 1 of 2 cells: 1 of the 1 whose acceptance")
-    assert si.endswith("and no others")
-    assert non_si_dsi == (
-        "DSI is never slower than non-SI, and 2.5 times as fast at best"
-        " (drafter 0.20, acceptance 0.80)"
-    )
-    assert si_dsi.startswith("DSI is never slower than SI, and 1.5 times")
-    assert "up to 1.50 times as fast as the better of the two" in gain
-    assert "1.28 times on average" in gain
-    assert repeats.endswith("in 0 of 2 cells")
-
-
-def test_claims_that_do_not_hold_say_where_and_by_how_much():
-    cells = [
-        cell(drafter=1, acceptance=40, si=50, dsi=51, gain_error=0.1),
-        cell(drafter=20, acceptance=80, si=60, dsi=40),
-    ]
-    _, _, si_dsi, _, repeats = check_claims(summarise(cells))
-    assert si_dsi.startswith(
-        "DSI is slower than SI in 1 of 2 cells, by 2.0% at most (drafter 0.01, acceptance 0.40);"
-        " its lookahead is 4 there"
-    )
-    assert repeats.endswith("in 1 of 2 cells")
-
-
 def test_the_file_has_a_line_for_each_cell(tmp_path):
     path = tmp_path / "new" / "cells.csv"
     write_cells(path, [cell(drafter=1, acceptance=40, si=50.125, dsi=51)])
@@ -220,43 +187,3 @@ def test_the_file_has_a_line_for_each_cell(tmp_path):
 
 
 # --- pictures ---------------------------------------------------------------------------------
-
-
-def picture_cells() -> list[Cell]:
-    return [
-        cell(drafter=drafter, acceptance=acceptance, si=si, dsi=50)
-        for drafter, acceptance, si in [(10, 20, 80), (10, 60, 70), (90, 20, 160), (90, 60, 140)]
-    ]
-
-
-def test_a_picture_has_a_panel_for_each_ratio_with_its_values():
-    figure = draw_heatmaps(picture_cells(), panels=tuple(RATIOS), title="the title")
-    panels = {axes.get_title("left"): axes for axes in figure.axes if axes.get_title("left")}
-    assert list(panels) == list(RATIOS)
-    (mesh,) = (it for it in panels["SI / DSI"].collections if isinstance(it, QuadMesh))
-    # rows by acceptance rate, columns by drafter latency
-    assert np.asarray(mesh.get_array()).reshape(2, 2).tolist() == [[1.6, 3.2], [1.4, 2.8]]
-    assert panels["non-SI / DSI"].get_xlabel() == "drafter latency (target = 1)"
-    assert panels["non-SI / SI"].get_ylabel() == "acceptance rate"
-    assert figure.get_suptitle() == "the title"
-
-
-def test_a_slow_down_is_hatched_by_whole_cells_and_nothing_else_is():
-    figure = draw_heatmaps(picture_cells(), panels=tuple(RATIOS), title="")
-    panels = {axes.get_title("left"): axes for axes in figure.axes if axes.get_title("left")}
-    hatched = {title: axes for title, axes in panels.items() if axes.patches}
-    assert list(hatched) == ["non-SI / SI"]
-    axes = hatched["non-SI / SI"]
-    (patch,) = axes.patches
-    assert patch.get_hatch()
-    # Drafter 0.90 with acceptance 0.20 and 0.60; cells are 0.80 wide and 0.40 high.
-    assert patch.get_path().get_extents().extents == pytest.approx((0.5, 0.0, 1.3, 0.8))
-    (around,) = (it for it in axes.collections if isinstance(it, LineCollection))
-    assert len(around.get_segments()) == 6
-    assert axes.get_title("right") == "slow-down: 2 cells, to 0.625"
-
-
-def test_missing_columns_are_explained_in_the_legend():
-    figure = draw_heatmaps(picture_cells(), panels=("SI / DSI",), title="")
-    words = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert words == ["slow-down: X takes less than Y", "not feasible: Equation 1"]

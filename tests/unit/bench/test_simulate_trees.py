@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
-from paceline_bench.simulate.claims import per_gpu_claim
-from paceline_bench.simulate.heatmaps import Cell, Timing
 from paceline_bench.simulate.tree_tables import (
-    gains_table,
-    grid_findings,
     self_finding,
-    simulate_trees,
 )
 from paceline_bench.simulate.trees import (
-    Gain,
     TreeJob,
     compare_trees,
     grid_jobs,
@@ -31,30 +25,11 @@ from paceline_protocol.ranks import hit_share, runner_up_shares
 TREE = Shape(3, 2)
 JOB = TreeJob(
     name="here",
-    node=steady(0.1, 0.6, target_count=2),
+    servers=steady(0.1, 0.6, target_count=2),
     shapes=(TREE,),
     shares=runner_up_shares(0.4),
     token_count=20,
     repeats=6,
-)
-GAIN = Gain(
-    name="here",
-    drafter=0.1,
-    acceptance_rate=0.6,
-    strategy="DSI",
-    target_count=7,
-    gpu_count=8,
-    width=3,
-    branches=2,
-    lookahead=1,
-    tokens_per_forward=1.75,
-    time=25.0,
-    over_plain=2.0,
-    over_si=1.5,
-    over_si_error=0.02,
-    over_chain=1.2,
-    over_chain_error=0.01,
-    per_gpu=0.25,
 )
 
 
@@ -79,7 +54,7 @@ def test_each_method_stands_as_a_chain_and_with_each_shape_beside_si():
 
 def test_where_every_draft_token_is_right_times_are_known():
     """The last of 20 tokens needs no draft: DSI has it after 19 drafts and a forward."""
-    job = replace(JOB, node=steady(0.1, 1.0, target_count=20), shapes=())
+    job = replace(JOB, servers=steady(0.1, 1.0, target_count=20), shapes=())
     si, ahead, dsi = compare_trees(job)
     assert ahead.time == pytest.approx(19 * 0.1 + 1)
     assert dsi.time == pytest.approx(19 * 0.1 + 1)
@@ -97,65 +72,27 @@ def test_what_each_gpu_is_worth_counts_the_drafters_with_dsi():
 
 
 def test_rows_with_a_price_make_speculation_slower():
-    dear = replace(JOB, node=steady(0.1, 0.6, target_count=2, target_row=0.2, drafter_row=0.5))
+    dear = replace(JOB, servers=steady(0.1, 0.6, target_count=2, target_row=0.2, drafter_row=0.5))
     for free, priced in zip(compare_trees(JOB), compare_trees(dear), strict=True):
         assert priced.time > free.time
 
 
 def test_a_grid_keeps_the_price_of_rows_and_the_targets():
-    job = replace(JOB, node=steady(0.5, 0.5, target_count=7, target_row=0.02, drafter_row=0.1))
+    job = replace(JOB, servers=steady(0.5, 0.5, target_count=7, target_row=0.02, drafter_row=0.1))
     first, *_, last = grid_jobs(job, drafters=(0.1, 0.4), rates=(0.3, 0.9))
     assert first.name == "drafter 0.1, acceptance 0.3"
-    assert (last.node.drafter.step, last.node.acceptance_rate) == (4000, 0.9)
-    assert {(each.node.target.row, each.node.target_count) for each in (first, last)} == {(200, 7)}
-    assert (first.node.drafter.row, last.node.drafter.row) == (100, 400)
-
-
-def test_the_table_has_a_line_for_each_and_gpus_only_if_asked_for():
-    with_gpus = gains_table([GAIN], per_gpu=True).splitlines()
-    assert with_gpus[2] == (
-        "| here | DSI | 7 | 3, 2 | 1 | 1.75 | 25.00 | 1.50 ± 0.02 | 1.20 ± 0.01 | 8 | 2.00 | 0.25 |"
-    )
-    assert "GPU" not in gains_table([GAIN], per_gpu=False)
-
-
-def test_a_grid_is_summed_up_with_its_losses_beyond_the_noise():
-    lost = replace(GAIN, name="there", over_chain=0.9, over_si=1.7)
-    noisy = replace(lost, over_chain_error=0.2)
-    lines = list(grid_findings([GAIN, lost, noisy]))
-    way = "DSI, 7 targets, width 3, 2 branches"
-    assert lines == [
-        f"{way}: up to 1.20x of chains (here), up to 1.70x of SI (there)",
-        f"{way}: slower than chains by more than 1 % in 1 of 3 cells, at worst 0.90x (there)",
-    ]
-    ahead = replace(GAIN, strategy="SI ahead", target_count=1, gpu_count=2, width=1, branches=0)
-    assert list(grid_findings([ahead])) == ["SI ahead: up to 1.50x of SI (here)"]
-
-
-def test_the_page_has_a_line_for_each_method_its_targets_and_shape():
-    gains = [
-        replace(GAIN, width=1, branches=0, over_chain=1.0),
-        GAIN,
-        replace(GAIN, name="there", over_chain=0.9, over_si=1.7),
-        replace(GAIN, name="there", target_count=2, over_chain=1.1, over_si=1.3),
-    ]
-    circumstances = {"command": "paceline simulate trees", "date": "2026-01-02"}
-    content = {"circumstances": circumstances, "rows": [asdict(gain) for gain in gains]}
-    lines = simulate_trees({"simulate-trees": content}).splitlines()
-    assert lines[0] == "`paceline simulate trees`, 2026-01-02; 2 cells."
-    way = "width 3, 2 branches"
-    assert lines[4:] == [
-        f"| DSI, 7 targets, {way} | 1.20x (here) | 0.90x (there) | 1 | 1.70x (there) |",
-        f"| DSI, 2 targets, {way} | 1.10x (there) | 1.10x (there) | 0 | 1.30x (there) |",
-    ]
-    assert simulate_trees({}) == ""
+    assert (last.servers.drafter.step, last.servers.acceptance_rate) == (4000, 0.9)
+    assert {(each.servers.target.row, each.servers.target_count) for each in (first, last)} == {
+        (200, 7)
+    }
+    assert (first.servers.drafter.row, last.servers.drafter.row) == (100, 400)
 
 
 def test_own_guesses_are_worth_what_the_rates_say_and_rows_cost():
     """Always right: after the first forward each gives three tokens, for the price of two rows."""
     job = replace(
         JOB,
-        node=steady(0.1, 0.6, target_count=2, target_row=0.1),
+        servers=steady(0.1, 0.6, target_count=2, target_row=0.1),
         shapes=(),
         token_count=19,
         guesses=OwnGuesses((1.0, 1.0), ((0,), (0, 0))),
@@ -249,23 +186,11 @@ def test_an_option_that_makes_no_sense_is_refused(capsys, arguments, words):
     assert words in capsys.readouterr().err
 
 
-def test_figures_tell_what_each_gpu_is_worth_beside_si():
-    """SI has 2 tokens in a forward's time on one GPU, DSI 4 on eight, elsewhere 2.5."""
-    cells = [
-        Cell(10, rate, 100.0, Timing(2, 50, 0, 50), Timing(1, dsi, 0, dsi), 0, 0)
-        for rate, dsi in ((80, 25.0), (60, 40.0))
-    ]
-    assert per_gpu_claim(cells, target_count=7) == (
-        "Per GPU, where SI has 1 and DSI 8: DSI makes up to 0.25 of SI's tokens (drafter 0.10,"
-        " acceptance 0.80), 0.20 on average"
-    )
-
-
 def test_leaves_gain_what_the_formula_allows_and_not_much_less():
     """DSI on 7 targets, 25 draws, within 4 standard errors of the bound."""
     leaves = Shape(4)
-    node, shares = steady(0.066, 0.63, target_count=7), runner_up_shares(0.4)
-    job = replace(JOB, node=node, shapes=(leaves,), shares=shares, token_count=50, repeats=25)
+    servers, shares = steady(0.066, 0.63, target_count=7), runner_up_shares(0.4)
+    job = replace(JOB, servers=servers, shapes=(leaves,), shares=shares, token_count=50, repeats=25)
     gain = compare_trees(job)[-1]
     assert (gain.strategy, gain.width, gain.branches) == ("DSI", 4, 0)
     most = 1 + (1 - 0.63) * hit_share(shares, 4)  # a rejection that is a hit tells one token more

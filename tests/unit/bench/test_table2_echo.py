@@ -10,7 +10,7 @@ def bare_call(sleep_ns, overhead_ns):
     )
 
 
-async def test_a_bare_call_takes_longer_than_its_sleep_and_its_two_ways():
+async def test_a_bare_call_takes_longer_than_its_sleep_and_its_two_variants():
     calls = await time_echoes([0, 2_000_000, 2_000_000])
 
     # Round by round, so that no sleep has a better or worse time than another.

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline_bench.node import TABLE2, SimulatedNode
+from paceline_bench.simulated_servers import TABLE2, SimulatedServers
 from paceline_bench.table2.ideal import BackendOracle, Plan, ideal_schedule
 from paceline_bench.table2.online import make_prompt
 from paceline_engine.scheduling.model_text import ModelText
@@ -13,7 +13,7 @@ from paceline_protocol.laboratory.spans import SpanKind
 from paceline_protocol.methods import Strategy
 
 PROMPT = make_prompt("a prompt")
-NODE = SimulatedNode(
+SERVERS = SimulatedServers(
     target=ServerLatency(first=70, step=30),
     drafter=ServerLatency(first=7, step=4),
     acceptance_rate=0.6,
@@ -56,7 +56,7 @@ class Backend:
 
 def si_rounds(lookahead, max_tokens):
     """Drafted and accepted tokens of each round of SI, decided token by token."""
-    backend = Backend(NODE.acceptance_rate)
+    backend = Backend(SERVERS.acceptance_rate)
     text, end = list(PROMPT), len(PROMPT) + max_tokens
     while len(text) < end:
         drafted = min(lookahead, end - len(text) - 1)
@@ -71,7 +71,7 @@ def si_rounds(lookahead, max_tokens):
 
 
 def test_plain_decoding_is_a_prefill_and_steps():
-    schedule = ideal_schedule(NODE, PLAIN, prompt=PROMPT, max_tokens=20)
+    schedule = ideal_schedule(SERVERS, PLAIN, prompt=PROMPT, max_tokens=20)
 
     assert schedule.total_ns == 70 + 19 * 30
     (call,) = schedule.critical_path
@@ -81,7 +81,7 @@ def test_plain_decoding_is_a_prefill_and_steps():
 @pytest.mark.parametrize("lookahead", [1, 3, 8])
 def test_si_is_the_sum_of_its_rounds(lookahead):
     plan = Plan(strategy=Strategy.SPECULATIVE, lookahead=lookahead, target_count=1)
-    schedule = ideal_schedule(NODE, plan, prompt=PROMPT, max_tokens=40)
+    schedule = ideal_schedule(SERVERS, plan, prompt=PROMPT, max_tokens=40)
     rounds = list(si_rounds(lookahead, 40))
 
     drafts, verifications = sum(drafted for drafted, _ in rounds), len(rounds)
@@ -93,13 +93,13 @@ def test_si_is_the_sum_of_its_rounds(lookahead):
 
 
 def test_dsi_with_a_perfect_drafter_waits_for_the_drafts_and_one_forward():
-    node = SimulatedNode(
+    servers = SimulatedServers(
         target=ServerLatency(first=10, step=10),
         drafter=ServerLatency(first=1, step=1),
         acceptance_rate=1.0,
     )
     plan = Plan(strategy=Strategy.DISTRIBUTED, lookahead=1, target_count=16)
-    schedule = ideal_schedule(node, plan, prompt=PROMPT, max_tokens=12)
+    schedule = ideal_schedule(servers, plan, prompt=PROMPT, max_tokens=12)
 
     assert schedule.total_ns == 11 + 10
     draft, verification = schedule.critical_path
@@ -109,15 +109,15 @@ def test_dsi_with_a_perfect_drafter_waits_for_the_drafts_and_one_forward():
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_every_plan_has_the_same_output_and_a_critical_path_as_long_as_itself(plan):
-    schedule = ideal_schedule(NODE, plan, prompt=PROMPT, max_tokens=25)
-    plain = ideal_schedule(NODE, PLAIN, prompt=PROMPT, max_tokens=25)
+    schedule = ideal_schedule(SERVERS, plan, prompt=PROMPT, max_tokens=25)
+    plain = ideal_schedule(SERVERS, PLAIN, prompt=PROMPT, max_tokens=25)
 
     assert schedule.result.token_ids == plain.result.token_ids
     assert sum(call.duration_ns for call in schedule.critical_path) == schedule.total_ns
     assert schedule.critical_path[-1].kind is not SpanKind.DRAFT
 
 
-TWO_TOKENS = SimulatedNode(
+TWO_TOKENS = SimulatedServers(
     target=ServerLatency(first=30, step=30),
     drafter=ServerLatency(first=20, step=20),
     acceptance_rate=0.9,
@@ -146,7 +146,7 @@ def test_the_text_extends_drafts_in_no_time_and_gains_where_the_drafter_is_slow(
 
 def test_nodes_have_the_vocabulary_of_simulated_models():
     model = SimulatedModel(ttft_seconds=0, tpot_seconds=0)
-    assert NODE.vocabulary_size == model.vocabulary_size
+    assert SERVERS.vocabulary_size == model.vocabulary_size
 
 
 def test_of_two_tokens_the_text_guesses_half():
@@ -160,7 +160,7 @@ def test_of_two_tokens_the_text_guesses_half():
 
 
 def test_the_oracle_says_what_the_backend_says():
-    backend, oracle = Backend(0.6), BackendOracle(NODE, length=300)
+    backend, oracle = Backend(0.6), BackendOracle(SERVERS, length=300)
     text = list(PROMPT)
     agreed = 0
     for _ in range(100):
@@ -176,9 +176,9 @@ def test_the_rows_are_those_of_the_paper():
     assert len(TABLE2) == 10
     vicuna = TABLE2[0]
     assert vicuna.name == "vicuna-13b/cnn-dm"
-    assert vicuna.node.target == ServerLatency(first=202_072_000, step=37_700_000)
-    assert vicuna.node.drafter == ServerLatency(first=2_600_000, step=2_500_000)
-    assert all(0.5 < row.node.acceptance_rate < 1 for row in TABLE2)
+    assert vicuna.servers.target == ServerLatency(first=202_072_000, step=37_700_000)
+    assert vicuna.servers.drafter == ServerLatency(first=2_600_000, step=2_500_000)
+    assert all(0.5 < row.servers.acceptance_rate < 1 for row in TABLE2)
     assert sum(row.paper_speed_up for row in TABLE2) / 10 == pytest.approx(1.52, abs=0.01)
     for row in TABLE2:
         assert row.reference.dsi < row.reference.si
@@ -187,7 +187,7 @@ def test_the_rows_are_those_of_the_paper():
 
 def test_the_oracle_ranks_as_a_drafter_of_that_rank_decay_does():
     """3,000 places; the second is right with 0.4 x 0.5, within 5 standard errors."""
-    oracle = BackendOracle(replace(NODE, rank_decay=0.5), length=4000)
+    oracle = BackendOracle(replace(SERVERS, rank_decay=0.5), length=4000)
     text, second, count = list(PROMPT), 0, 3000
     for _ in range(count):
         ranked = oracle.rank(0, text, width=3)

@@ -3,12 +3,12 @@
 import pytest
 
 from paceline import TimelineEvent, TimelineEventKind
-from paceline_bench.node import SimulatedNode
+from paceline_bench.simulated_servers import SimulatedServers
 from paceline_bench.table2.trace import Breakdown, Trace, mean_breakdown
 from paceline_protocol.laboratory.simulation import ServerLatency
 
 MS = 1_000_000
-NODE = SimulatedNode(
+SERVERS = SimulatedServers(
     target=ServerLatency(first=20 * MS, step=10 * MS),
     drafter=ServerLatency(first=3 * MS, step=2 * MS),
     acceptance_rate=0.5,
@@ -64,7 +64,7 @@ SI_RECORDS = {
 def test_the_parts_of_a_breakdown_add_up_and_are_what_was_put_in():
     trace = Trace(SI_TIMELINE, SI_RECORDS, elapsed_ns=round(47.25 * MS))
 
-    parts = trace.breakdown(NODE, ideal_ns=37 * MS, floor_ns=39 * MS)
+    parts = trace.breakdown(SERVERS, ideal_ns=37 * MS, floor_ns=39 * MS)
 
     assert parts == Breakdown(
         total=pytest.approx(47.25),
@@ -89,7 +89,7 @@ def test_the_messages_of_a_decode_share_what_its_record_says():
     of_decode = record(1.0, 42.5, forward_ms=40.6, queue_ms=0.3, rows=64, method="Decode")
     trace = Trace(timeline, {"target-0": [of_decode]}, elapsed_ns=44 * MS)
 
-    parts = trace.breakdown(NODE, ideal_ns=40 * MS, floor_ns=41 * MS)
+    parts = trace.breakdown(SERVERS, ideal_ns=40 * MS, floor_ns=41 * MS)
 
     assert (parts.ideal, parts.path) == (40, pytest.approx(0.0))
     assert parts.overshoot == pytest.approx(0.6)
@@ -101,13 +101,13 @@ def test_the_messages_of_a_decode_share_what_its_record_says():
 def test_other_calls_on_the_path_than_in_the_ideal_are_named_as_such():
     trace = Trace(SI_TIMELINE, SI_RECORDS, elapsed_ns=50 * MS)
 
-    assert trace.breakdown(NODE, ideal_ns=30 * MS, floor_ns=30 * MS).path == pytest.approx(7.0)
+    assert trace.breakdown(SERVERS, ideal_ns=30 * MS, floor_ns=30 * MS).path == pytest.approx(7.0)
 
 
 def test_calls_whose_records_are_lost_are_all_transport():
     trace = Trace(SI_TIMELINE, {}, elapsed_ns=50 * MS)
 
-    parts = trace.breakdown(NODE, ideal_ns=37 * MS, floor_ns=37 * MS)
+    parts = trace.breakdown(SERVERS, ideal_ns=37 * MS, floor_ns=37 * MS)
 
     assert (parts.queue, parts.overshoot) == (0, 0)
     assert parts.transport == pytest.approx(6 - 5 + 22 - 20 + 3 - 2 + 12 - 10)
@@ -162,7 +162,7 @@ def test_a_draft_that_a_draft_token_made_start_is_no_restart():
 def test_a_withdrawn_verification_is_not_on_the_path():
     trace = Trace(DSI_TIMELINE, DSI_RECORDS, elapsed_ns=34 * MS)
 
-    assert trace.breakdown(NODE, ideal_ns=30 * MS, floor_ns=30 * MS).path == pytest.approx(0)
+    assert trace.breakdown(SERVERS, ideal_ns=30 * MS, floor_ns=30 * MS).path == pytest.approx(0)
 
 
 def test_prompts_sent_before_any_answer_are_counted():
@@ -173,7 +173,7 @@ def test_prompts_sent_before_any_answer_are_counted():
 
 def test_breakdowns_are_averaged_part_by_part():
     traces = [Trace(SI_TIMELINE, SI_RECORDS, elapsed_ns=ms * MS) for ms in (48, 50)]
-    parts = [trace.breakdown(NODE, ideal_ns=37 * MS, floor_ns=37 * MS) for trace in traces]
+    parts = [trace.breakdown(SERVERS, ideal_ns=37 * MS, floor_ns=37 * MS) for trace in traces]
 
     mean = mean_breakdown(parts)
 

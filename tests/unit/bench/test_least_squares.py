@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline_bench.lines import fitted_slope
+from paceline_bench.least_squares import fitted_slope
 
 
 def test_points_on_a_line_have_its_slope_and_no_error():

@@ -1,4 +1,4 @@
-"""Every way decodes the same texts, in turn: how many tokens a forward gives, and how many rows."""
+"""Variants of decoding that decode the same texts in turn: tokens and rows of a forward."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _MOST_HEADER_BYTES = 8 << 20  # names a file's tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """A way to decode.
+class Variant:
+    """A variant of decoding.
 
     Attributes:
         name: What tables call it.
@@ -71,23 +71,23 @@ class Way:
 
 
 async def compete(
-    ways: Sequence[Way], prompts: Sequence[str], *, max_tokens: int, repeats: int
-) -> AsyncIterator[tuple[Way, Completion]]:
-    """Let every way decode every text so often, in turn: what disturbs one disturbs all.
+    variants: Sequence[Variant], prompts: Sequence[str], *, max_tokens: int, repeats: int
+) -> AsyncIterator[tuple[Variant, Completion]]:
+    """Let every variant decode every text so often, in turn: what disturbs one disturbs all.
 
-    Whoever comes first with a text is another one each time. Each way is warmed up first.
+    Whoever comes first with a text is another one each time. Each variant is warmed up first.
     """
-    for way in ways:
-        await way.decode(prompts[0], max_tokens=max_tokens)
+    for variant in variants:
+        await variant.decode(prompts[0], max_tokens=max_tokens)
     for turn in range(repeats * len(prompts)):
         prompt = prompts[turn % len(prompts)]
-        for index in range(len(ways)):
-            way = ways[(turn + index) % len(ways)]
-            yield way, await way.decode(prompt, max_tokens=max_tokens)
+        for index in range(len(variants)):
+            variant = variants[(turn + index) % len(variants)]
+            yield variant, await variant.decode(prompt, max_tokens=max_tokens)
 
 
-def row_of(way: Way, own: Sequence[Completion], *, plain: Sequence[Completion]) -> Row:
-    """Sum up what became of a way's texts, beside plain decoding's of the same ones.
+def row_of(variant: Variant, own: Sequence[Completion], *, plain: Sequence[Completion]) -> Row:
+    """Sum up what became of a variant's texts, beside plain decoding's of the same ones.
 
     Rows are those of the tokens: of a text's next one, and of what is judged after it; not the
     prompt's, nor those that streams have in the upper layers besides.
@@ -100,8 +100,8 @@ def row_of(way: Way, own: Sequence[Completion], *, plain: Sequence[Completion]) 
     accepted = sum(each.accepted_token_count for each in statistics)
     judged = accepted + sum(each.rejected_token_count for each in statistics)
     return {
-        "name": way.name,
-        "strategy": way.strategy.abbreviation,
+        "name": variant.name,
+        "strategy": variant.strategy.abbreviation,
         "tokens": tokens,
         "target_forwards": forwards,
         "drafter_forwards": drafter_forwards,
@@ -112,7 +112,7 @@ def row_of(way: Way, own: Sequence[Completion], *, plain: Sequence[Completion]) 
         "accepted": accepted,
         "acceptance_rate": accepted / judged if judged else None,
         "gpu_count": gpu_count(
-            way.strategy.abbreviation,
+            variant.strategy.abbreviation,
             max(each.finished.targets_used for each in own),
             drafter_count=int(drafter_forwards > 0),
         ),
@@ -122,7 +122,7 @@ def row_of(way: Way, own: Sequence[Completion], *, plain: Sequence[Completion]) 
             _seconds([plain_one]) / _seconds([own_one])
             for plain_one, own_one in zip(plain, own, strict=True)
         ],
-        "extra_parameters": way.extra_parameters,
+        "extra_parameters": variant.extra_parameters,
         "identical": [it.token_ids for it in own] == [it.token_ids for it in plain],
     }
 

@@ -12,7 +12,7 @@ DEFAULT_VOCABULARY_SIZE = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedNode:
+class SimulatedServers:
     """A drafter and targets whose forwards are waited for instead of computed.
 
     Attributes:
@@ -65,13 +65,13 @@ class PaperRow:
 
     Attributes:
         name: Target and data set.
-        node: What it was measured on, as far as that matters here.
+        servers: What it was measured on, as far as that matters here.
         paper_speed_up: DSI over SI, as the paper reports it.
         reference: What the paper's own code takes.
     """
 
     name: str
-    node: SimulatedNode
+    servers: SimulatedServers
     paper_speed_up: float
     reference: ReferenceTimes
 
@@ -87,7 +87,7 @@ def _row(
     si, dsi, repaired_si, repaired_dsi = reference
     return PaperRow(
         name=name,
-        node=SimulatedNode(
+        servers=SimulatedServers(
             target=_latency(*target),
             drafter=_latency(*drafter),
             acceptance_rate=acceptance_percent / 100,

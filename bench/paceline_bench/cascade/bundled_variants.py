@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from paceline import AsyncClient, DrafterKind, Strategy
 from paceline_bench.cascade.improvement import walltime_improvement
 from paceline_bench.contests import contest_rows, model_flags
-from paceline_bench.ways import Way
+from paceline_bench.variants import Variant
 from paceline_local.running import running_system
 from paceline_local.system import LocalSystemConfig
 
@@ -79,33 +79,33 @@ async def contest_of_drafters(
         costs: For each way to reckon: of the models' forwards, by their names, as parts of the
             target's.
     """
-    ways = list(drafted_ways(clients, recipes, targets=targets))
+    variants = list(drafted_variants(clients, recipes, targets=targets))
     rows = await contest_rows(
-        [way for way, _ in ways], prompts, max_tokens=max_tokens, repeats=repeats
+        [variant for variant, _ in variants], prompts, max_tokens=max_tokens, repeats=repeats
     )
     return [
         told_row(row, recipe=recipe, costs=costs)
-        for row, (_, recipe) in zip(rows, ways, strict=True)
+        for row, (_, recipe) in zip(rows, variants, strict=True)
     ]
 
 
-def drafted_ways(
+def drafted_variants(
     clients: Mapping[str, AsyncClient], recipes: Mapping[str, Recipe], *, targets: int
-) -> Iterator[tuple[Way, Recipe | None]]:
+) -> Iterator[tuple[Variant, Recipe | None]]:
     """Name plain decoding, and SI and DSI for each recipe; DSI with the planner's lookahead."""
     anybody = next(iter(clients.values()))
-    yield Way(name=_PLAIN, client=anybody, strategy=Strategy.AUTOREGRESSIVE), None
+    yield Variant(name=_PLAIN, client=anybody, strategy=Strategy.AUTOREGRESSIVE), None
     for name, recipe in recipes.items():
         drafter = DrafterKind.SERVER if recipe.models else DrafterKind.MAX_GRAM
-        way = partial(Way, client=clients[name], drafter=drafter)
+        variant = partial(Variant, client=clients[name], drafter=drafter)
         strategy = Strategy.SPECULATIVE
-        yield way(name=f"SI, {name}", strategy=strategy, lookahead=recipe.lookahead), recipe
+        yield variant(name=f"SI, {name}", strategy=strategy, lookahead=recipe.lookahead), recipe
         strategy = Strategy.DISTRIBUTED
-        yield way(name=f"DSI, {name}", strategy=strategy, targets=targets), recipe
+        yield variant(name=f"DSI, {name}", strategy=strategy, targets=targets), recipe
 
 
 def told_row(row: Row, *, recipe: Recipe | None, costs: Mapping[str, Mapping[str, float]]) -> Row:
-    """Add to a way's row with what parameters it was, and its SWI.
+    """Add to a variant's row with what parameters it was, and its SWI.
 
     DSI has none: its forwards overlap, and SWI adds them up.
     """

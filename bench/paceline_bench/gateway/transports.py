@@ -1,8 +1,8 @@
-"""The same requests through both doors, gRPC and HTTP: when the first token comes, and the others.
+"""The same requests through gRPC and through HTTP: the time of the first token, and of others.
 
-Both doors take turns, so that whatever else the machine does is shared fairly, and the numbers to
-look at are ratios within one turn. All is heard in this process, by asyncio: what the clients take
-to read is part of it, as it is for anybody who calls.
+Both transports take turns, so that other work of the machine slows both alike; the numbers to look
+at are ratios within one turn. This process reads all streams, by asyncio: the clients' time to read
+is part of the result, as it is for any caller.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import InternalError
 from paceline_bench.processes import cpu_seconds
-from paceline_bench.report import table, times
+from paceline_bench.table import SAME_OUTPUT, Column, times
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
     from paceline import AsyncClient, GenerateOptions
 
-DOORS = ("gRPC", "HTTP")
+TRANSPORTS = ("gRPC", "HTTP")
 _OPTIONS: GenerateOptions = {"strategy": "autoregressive", "ignore_eos": True}
 _TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doors:
+class Endpoints:
     """Where requests go.
 
     Attributes:
@@ -58,27 +58,27 @@ class Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """Streams at the same time through one door, and the CPU time that servers used for them."""
+    """Streams at once through one transport, and the CPU time that servers used for them."""
 
     heard: tuple[Heard, ...]
     gateway_seconds: float
     orchestrator_seconds: float
 
 
-async def take_turn(doors: Doors, door: str, *, streams: int, max_tokens: int) -> Turn:
+async def take_turn(endpoints: Endpoints, transport: str, *, streams: int, max_tokens: int) -> Turn:
     """Send that many requests at once.
 
     Raises:
         PacelineError: One of them failed.
         aiohttp.ClientError: The gateway cannot be reached.
     """
-    pieces = _over_grpc if door == "gRPC" else _over_http
-    before = cpu_seconds(doors.pids)
+    pieces = _over_grpc if transport == "gRPC" else _over_http
+    before = cpu_seconds(endpoints.pids)
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(
-                    listen(pieces(doors, f"Request {index}:", max_tokens), max_tokens),
+                    listen(pieces(endpoints, f"Request {index}:", max_tokens), max_tokens),
                     name=f"stream {index}",
                 )
                 for index in range(streams)
@@ -86,7 +86,7 @@ async def take_turn(doors: Doors, door: str, *, streams: int, max_tokens: int) -
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
     gateway, orchestrator = (
-        end - start for start, end in zip(before, cpu_seconds(doors.pids), strict=True)
+        end - start for start, end in zip(before, cpu_seconds(endpoints.pids), strict=True)
     )
     return Turn(
         heard=tuple(task.result() for task in tasks),
@@ -115,23 +115,23 @@ async def listen(
     return Heard(text, first - started, (clock() - first) / max(1, token_count - 1))
 
 
-async def _over_grpc(doors: Doors, prompt: str, max_tokens: int) -> AsyncIterator[str]:
+async def _over_grpc(endpoints: Endpoints, prompt: str, max_tokens: int) -> AsyncIterator[str]:
     options: GenerateOptions = {**_OPTIONS, "max_tokens": max_tokens}
-    stream = doors.client.generate(prompt, timeout=_TIMEOUT_SECONDS, **options)
+    stream = endpoints.client.generate(prompt, timeout=_TIMEOUT_SECONDS, **options)
     async for chunk in stream:
         yield chunk.text
 
 
-async def _over_http(doors: Doors, prompt: str, max_tokens: int) -> AsyncIterator[str]:
+async def _over_http(endpoints: Endpoints, prompt: str, max_tokens: int) -> AsyncIterator[str]:
     body = {
-        "model": doors.model,
+        "model": endpoints.model,
         "prompt": prompt,
         "max_tokens": max_tokens,
         "temperature": 0,
         "stream": True,
         "paceline": _OPTIONS,
     }
-    async with doors.session.post(f"{doors.url}/v1/completions", json=body) as answer:
+    async with endpoints.session.post(f"{endpoints.url}/v1/completions", json=body) as answer:
         if answer.status != 200:
             raise InternalError(f"HTTP {answer.status}: {(await answer.text())[:1000]}")
         async for line in answer.content:
@@ -155,11 +155,11 @@ def row(streams: int, turns: Sequence[tuple[Turn, Turn]], *, max_tokens: int) ->
 
 
 def _compared(turns: Sequence[tuple[Turn, Turn]], what: Callable[[Heard], float]) -> dict[str, Any]:
-    """Return each door's median in ms, and the medians' ratio in each pair of turns, sorted."""
+    """Return each transport's median in ms, and the sorted ratios of the medians in each pair."""
     middles = [tuple(median(map(what, turn.heard)) for turn in pair) for pair in turns]
     found = {
-        f"{door}_ms": median(1e3 * pair[index] for pair in middles)
-        for index, door in enumerate(DOORS)
+        f"{transport}_ms": median(1e3 * pair[index] for pair in middles)
+        for index, transport in enumerate(TRANSPORTS)
     }
     return {**found, "ratios": sorted(http / grpc for grpc, http in middles)}
 
@@ -168,29 +168,28 @@ def _per_token(turns: Sequence[Turn], name: str, token_count: int) -> float:
     return 1e3 * float(sum(getattr(turn, name) for turn in turns)) / token_count
 
 
-def doors_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Lay the rows out: times in ms, ratios as median and range over the pairs of turns."""
+def _both(what: str, heading: str) -> tuple[Column, Column]:
+    """Return the columns of both times, and of their ratio: the median, and from least to most."""
 
-    def both(name: str) -> Callable[[dict[str, Any]], str]:
-        return lambda row: f"{row[name]['gRPC_ms']:.1f} / {row[name]['HTTP_ms']:.1f}"
+    def ratio(row: dict[str, Any]) -> str:
+        ratios = row[what]["ratios"]
+        return f"{times(median(ratios))} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
 
-    def ratio(name: str) -> Callable[[dict[str, Any]], str]:
-        def words(row: dict[str, Any]) -> str:
-            ratios = row[name]["ratios"]
-            return f"{times(median(ratios))} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-
-        return words
-
-    return table(
-        rows,
-        {
-            "streams": lambda row: str(row["stream_count"]),
-            "TTFT gRPC / HTTP": both("first"),
-            "HTTP to gRPC": ratio("first"),
-            "TPOT gRPC / HTTP": both("token"),
-            "HTTP to gRPC ": ratio("token"),
-            "gateway CPU": lambda row: f"{row['gateway_ms_per_token']:.2f}",
-            "orchestrator CPU": lambda row: f"{row['orchestrator_ms_per_token']:.2f}",
-            "text": lambda row: "identical" if row["identical"] else "DIFFERENT",
-        },
+    return (
+        Column(
+            f"{heading} gRPC / HTTP",
+            lambda row: f"{row[what]['gRPC_ms']:.1f} / {row[what]['HTTP_ms']:.1f}",
+        ),
+        Column("HTTP to gRPC", ratio),
     )
+
+
+COLUMNS = (
+    Column("streams", "stream_count"),
+    *_both("first", "TTFT"),
+    *_both("token", "TPOT"),
+    Column("gateway CPU", "gateway_ms_per_token", "{:.2f}"),
+    Column("orchestrator CPU", "orchestrator_ms_per_token", "{:.2f}"),
+    SAME_OUTPUT,
+)
+"""Of the table of rows: times in ms, ratios over the pairs of turns."""
