@@ -24,9 +24,9 @@ _COMMANDS = {
     "health": "ask servers whether they serve; the exit code tells",
     "check-pair": "check that a drafter and a target fit together",
     "simulate": "the DSI paper's figures, from the protocols on a virtual clock",
-    "plan": "what every strategy would do for your own latencies and GPUs",
+    "plan": "forecast every strategy's time for your own latencies and GPUs",
     "bench": "measure: your own pair of models, load, Table 2 of the DSI paper, and more",
-    "train": "make what lets a target draft for itself: streams, or Medusa's heads",
+    "train": "train an adapter, with which a target drafts for itself",
     "serve": "run one server: a drafter, a target, an orchestrator or a gateway",
 }
 
@@ -58,9 +58,7 @@ start here:
 Options come from flags, then PACELINE_* variables, then a YAML file (--config), then defaults.
 """
 
-_NO_CONNECTION = (
-    "`paceline up` starts a system on this machine; --address says where another one is"
-)
+_NO_CONNECTION = "`paceline up` starts a system on this machine; --address names another one"
 _NO_METHOD = "Method not found!"  # gRPC's own words
 _OTHER_KIND = "the server there is of another kind; `paceline info` with that --address names it"
 _NO_TIME = "--timeout-seconds allows more time"

@@ -59,12 +59,12 @@ _CONNECT_SECONDS = 10.0  # a server that was started just now does not listen ye
 
 
 class CheckPairSettings(LocalModelSettings, ClientTlsSettings):
-    """Check that a drafter and a target fit together, and what the drafter is worth.
+    """Check that a drafter and a target fit together, and measure how much the drafter helps.
 
     Compares tokenizers, vocabularies and end-of-text tokens, then decodes some prompts greedily
-    with and without the drafter. Of a drafter that is a stack it also says how often its stages
-    accept each other's tokens, and what each is worth. The exit code is 0 if the pair fits and
-    every output is identical.
+    with and without the drafter. If the drafter is a stack, the output also has how often its
+    stages accept each other's tokens, and the gain of each stage. The exit code is 0 if the pair
+    fits and every output is identical.
     """
 
     drafter: str = Field("", description="directory or hub id of the small model, or HOST:PORT")
@@ -76,7 +76,7 @@ class CheckPairSettings(LocalModelSettings, ClientTlsSettings):
         description="copies of the target to start; DSI gains from two or more",
     )
     prompts: Path | None = Field(
-        None, description="file with one prompt a line; without it some of ours"
+        None, description="file with one prompt a line; without it some built-in prompts"
     )
     max_tokens: int = Field(48, ge=2, description="tokens of each completion")
     timeout_seconds: float = Field(
@@ -157,8 +157,8 @@ async def _compare_outputs(address: str, prompts: Sequence[str], max_tokens: int
         print("\nThe pair fits, and every output was identical to plain decoding.")
         return 0
     print(
-        "\nThe pair fits, but an output differed from plain decoding. In 16 bits near-ties"
-        " can fall differently in a larger forward; float32 tells whether that is it."
+        "\nThe pair fits, but an output differed from plain decoding. In 16 bits rounding"
+        " can decide near-ties differently in a larger forward; in float32 it hardly ever does."
     )
     return 1
 

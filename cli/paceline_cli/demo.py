@@ -74,15 +74,15 @@ _STREAMED: GenerateOptions = {
 class DemoSettings(Settings):
     """Show everything once: real text, equal outputs, speed, and the timeline of a request.
 
-    First real models on this machine, in real processes. Then a stand-in for a node with 8
-    GPUs, whose forwards are replaced by waiting, as in the DSI paper. The exit code is 0 if every
-    output was identical to plain decoding, else 1.
+    The first part runs real models in real processes on this machine. The second part simulates a
+    node with 8 GPUs: each forward is a wait, as in the DSI paper. The exit code is 0 if every
+    output was identical to plain decoding, otherwise 1.
     """
 
     prompts: int = Field(6, ge=1, le=100, description="held-out prompts to compare on")
     max_tokens: int = Field(64, ge=2, le=400, description="tokens of each completion")
     models: Path | None = Field(
-        None, description="folder of the bundled models, if not the usual one"
+        None, description="folder of the bundled models; without it the installed one"
     )
     output_directory: Path = Field(Path("demo-output"), description="directory for the pictures")
 

@@ -46,7 +46,7 @@ def _read_cost(pair: str) -> tuple[str, float]:
     except ValueError:
         cost = math.nan
     if not name or not 0 <= cost < math.inf:
-        raise ValueError(f"{pair!r} is no model and its cost, such as small=0.03")
+        raise ValueError(f"{pair!r} is not MODEL=COST, such as small=0.03")
     return name, cost
 
 
@@ -69,10 +69,10 @@ def improvement_told(
     ran = {each.model_name: each.forward_count for each in statistics.drafter_models}
     unknown = sorted(ran.keys() - costs.keys())
     if unknown:
-        return f"SWI unknown: no cost is given for {safe(', '.join(unknown))}"
+        return f"SWI unknown: --model-costs has no cost for {safe(', '.join(unknown))}"
     if statistics.cancelled_rpc_count:
         cancelled = counted(statistics.cancelled_rpc_count, "call")
-        return f"SWI unknown: {cancelled} withdrawn, and nobody counts the forwards in them"
+        return f"SWI unknown: {cancelled} withdrawn, and the forwards in them are not counted"
     if not statistics.target_forward_count:
         return ""
     improvement = walltime_improvement(

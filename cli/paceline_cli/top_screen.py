@@ -96,7 +96,7 @@ def _requests(totals: Totals) -> Iterator[str]:
 def _tokens(totals: Totals) -> Iterator[str]:
     yield _phrase("{}/s", _rate(totals.tokens_per_second))
     yield _phrase("acceptance {}", _percent(totals.acceptance_rate))
-    yield _phrase("{} times as fast as decoded plainly", _rate(totals.speed_up))
+    yield _phrase("{} times as fast as plain decoding", _rate(totals.speed_up))
     yield _phrase("SP {} targets per stream", _rate(totals.targets_per_stream))
     yield _phrase("{} verifications per stream now", _rate(_verifications_per_stream(totals)))
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # An address that its name no longer has is shown as gone for so long.
 _FORGET_SECONDS = 60.0
-_REMOVED = "its name has it no longer"
+_REMOVED = "its name no longer has this address"
 _UNRESOLVED = "its name cannot be looked up in time"
 
 

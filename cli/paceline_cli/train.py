@@ -101,11 +101,11 @@ class _Schedule(Settings):
 
 
 class TrainSettings(_Sizes, _Schedule):
-    """Train what lets a target draft for itself: streams, or Medusa's heads.
+    """Train an adapter, with which a target drafts for itself: streams, or Medusa's heads.
 
-    The model stays as it is, and so does its output; or with --fine-tune it learns the text, too,
-    and what comes of it is another model, with an adapter for that one. Training goes on from the
-    checkpoint in the output folder, if there is one, and ends as if it had not been interrupted.
+    Without --fine-tune the model stays as it is, and so does its output. With --fine-tune the
+    model learns the text, too; the result is another model, with an adapter for it. If the output
+    folder has a checkpoint, training continues there, with the same result as without a break.
     """
 
     kind: Literal["medusa", "streams"] | None = option(
@@ -135,7 +135,7 @@ class TrainSettings(_Sizes, _Schedule):
         if not (self.model and self.data and self.out):
             raise ValueError("--model, --data and --out are needed")
         if self.fine_tune and self.out.resolve().is_relative_to(self.fine_tune.resolve()):
-            raise ValueError("--out is to be a folder outside of --fine-tune")
+            raise ValueError("--out must be a folder outside of --fine-tune")
         return self
 
 
@@ -167,7 +167,7 @@ def _train(settings: TrainSettings) -> None:
     assert settings.kind is not None
     assert settings.out is not None
     if settings.fine_tune is not None and settings.fine_tune.exists():
-        raise InvalidFieldError.of("fine_tune", f"{settings.fine_tune} is there already")
+        raise InvalidFieldError.of("fine_tune", f"{settings.fine_tune} exists already")
     console = Console(highlight=False, soft_wrap=True)
     files = find_model_files(settings.model)
     texts = [_read(Path(name)) for name in settings.data]

@@ -60,7 +60,7 @@ class UpSettings(LocalModelSettings):
         " is dropped",
     )
     models: Path | None = Field(
-        None, description="folder of the bundled models, if not the usual one"
+        None, description="folder of the bundled models; without it the installed one"
     )
     listen: Address = Field(_DEFAULT_ADDRESS, description="address of the orchestrator")
     http: Address | Literal[""] = Field(

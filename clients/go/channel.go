@@ -126,7 +126,7 @@ func transportSecurity(address string, local bool, options dialOptions) (grpc.Di
 	}
 	if !local && !options.insecure {
 		return nil, invalidField("address", address+" is not on this machine and there is no TLS: "+
-			"give TLS options, or say insecure to allow plaintext")
+			"give TLS options, or allow plaintext with the option insecure")
 	}
 	// The package credentials/insecure is newer than grpc-go 1.33: see README.md.
 	return grpc.WithInsecure(), nil
@@ -182,7 +182,7 @@ func contentOf(name, path string, content []byte) ([]byte, error) {
 		return content, nil
 	}
 	if content != nil {
-		return nil, invalidField("tls."+name, "is there, and its file too: give one")
+		return nil, invalidField("tls."+name, "and its file are both given: give one")
 	}
 	return readFile("tls."+name+"_file", path)
 }

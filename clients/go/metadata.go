@@ -73,7 +73,7 @@ func (o *dialOptions) alongWith(ctx context.Context) (context.Context, error) {
 func checkMetadata(name, value string) error {
 	lower := strings.ToLower(name)
 	if !metadataName.MatchString(lower) || strings.HasPrefix(lower, "grpc-") {
-		return invalidField("metadata", fmt.Sprintf("%q is no name: letters, digits, - _ . and not grpc-", name))
+		return invalidField("metadata", fmt.Sprintf("%q is not a metadata name: use letters, digits, - _ . and no prefix grpc-", name))
 	}
 	if !strings.HasSuffix(lower, "-bin") && !metadataValue.MatchString(value) {
 		return invalidField("metadata", name+": must be printable ASCII")

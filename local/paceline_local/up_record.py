@@ -64,7 +64,7 @@ def _check_owner(directory: Path) -> None:
         PermissionError: It is someone else's.
     """
     if directory.stat().st_uid != os.getuid():
-        raise PermissionError(f"{directory} is someone else's")
+        raise PermissionError(f"{directory} belongs to another user")
 
 
 def _file(orchestrator: str) -> Path:

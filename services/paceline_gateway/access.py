@@ -76,7 +76,7 @@ class Access:
 
         Raises:
             RequestError: It has no such key, or the key's limit is reached; or, where none is
-                demanded, it is another site's page.
+                demanded, it is a page of another site.
         """
         connection.lane = lanes.lane_name(f"address:{lanes.network_of(connection.host)}")
         if self._keys is None:
@@ -108,8 +108,8 @@ class Access:
         """
         if not self._places.allows(lane):
             raise OverloadedError(
-                f"{self._places.capacity - self._places.free} requests are here,"
-                f" {self._places.held_by(lane)} of them this client's",
+                f"{self._places.capacity - self._places.free} requests are in work,"
+                f" {self._places.held_by(lane)} of them from this client",
                 retry_after_seconds=1.0,
             )
         self._places.take(lane)
@@ -126,7 +126,7 @@ class Access:
         def keep(byte_count: int) -> None:
             nonlocal kept
             if not self._body_bytes.allows(lane, byte_count):
-                raise OverloadedError("too many long texts are here", retry_after_seconds=1.0)
+                raise OverloadedError("too many long texts are in work", retry_after_seconds=1.0)
             self._body_bytes.take(lane, byte_count)
             kept += byte_count
 

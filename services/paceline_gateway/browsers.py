@@ -34,9 +34,9 @@ def refuse_other_pages(headers: Mapping[str, str], *, is_local: bool, scheme: st
     """
     host, origin = headers.get("host", ""), headers.get("origin")
     if origin is not None and not _is_own(origin, host=host, scheme=scheme, is_local=is_local):
-        raise _refusal(f"Origin: {origin[:200]} is another site's page")
+        raise _refusal(f"Origin: {origin[:200]} is a page of another site")
     if is_local and not _is_this_machine(host):
-        raise _refusal(f"Host: {host[:200]!r} is no name of this machine, such as localhost")
+        raise _refusal(f"Host: {host[:200]!r} is not a name of this machine, such as localhost")
 
 
 def _is_own(origin: str, *, host: str, scheme: str, is_local: bool) -> bool:

@@ -93,8 +93,8 @@ class ChatTemplates:
             forms = await self.look_at(template)
             if "user" in forms.left_out:
                 raise RequestError(
-                    f"{param}: the model's chat template ({name}) leaves out what users say: the"
-                    " model would answer without it",
+                    f"{param}: the model's chat template ({name}) leaves out users' messages: the"
+                    " model would answer without them",
                     param=param,
                     code="chat_template_leaves_out",
                 )
@@ -104,13 +104,14 @@ class ChatTemplates:
             answer = await self._answer(template, special.messages, most_bytes=most_bytes)
         except BeyondLimitsError as error:
             raise RequestError(
-                f"{param}: the model's chat template ({name}) needs more for this than {error}",
+                f"{param}: the model's chat template ({name}) needs more than {error} for this"
+                " conversation",
                 param=param,
                 code="chat_template_limit",
             ) from None
         except NoProcessError as error:
             raise RequestError(
-                f"conversations cannot be written just now: {error}",
+                f"conversations cannot be rendered just now: {error}",
                 status=503,
                 kind="server_error",
                 code="overloaded",
@@ -124,7 +125,7 @@ class ChatTemplates:
             )
         if "refusal" in answer:
             raise RequestError(
-                f"{param}: the model's chat template refuses it: {answer['refusal']}",
+                f"{param}: the model's chat template refuses the conversation: {answer['refusal']}",
                 param=param,
                 code="chat_template_refusal",
             )
@@ -163,7 +164,7 @@ class ChatTemplates:
             _log.warning("the model's chat template (%s) fails: %s", name, forms.fault)
         for role in forms.left_out:
             _log.warning(
-                "the model's chat template (%s) leaves out what is said as %r%s",
+                "the model's chat template (%s) leaves out messages of the role %r%s",
                 name,
                 role,
                 ": conversations are refused" if role == "user" else "",

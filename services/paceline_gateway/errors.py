@@ -152,7 +152,7 @@ def of_paceline(error: errors.PacelineError, *, prompt: str) -> RequestError:
                 retry_after_seconds=retry if may_pass else None,
             )
     return RequestError(
-        "the gateway could not get an answer; its log has why, under the request's id",
+        "the gateway got no answer; its log has the cause, under the request's id",
         status=500,
         kind="server_error",
         code="internal",
@@ -162,8 +162,8 @@ def of_paceline(error: errors.PacelineError, *, prompt: str) -> RequestError:
 def _not_let_in() -> RequestError:
     """Say that it is the gateway that orchestrators refuse, and not who asked it."""
     return RequestError(
-        "this gateway's own key or certificate is refused by its orchestrators; its operator has"
-        " to mend that, and its log has what they say",
+        "the orchestrators refuse this gateway's own key or certificate; the gateway's operator"
+        " has to correct that, and the gateway's log has the orchestrators' messages",
         status=502,
         kind="server_error",
         code="gateway_refused",
@@ -183,7 +183,7 @@ def _message(error: errors.PacelineError, prompt: str) -> str:
     The transport's words are for those who run it; the log has them.
     """
     if isinstance(error, errors.ConnectionLostError):
-        return "no orchestrator can be reached just now"
+        return "no orchestrator can be reached now"
     violation = _violation(error)
     if violation is None:
         return _ADDRESS.sub("(an address)", error.message)

@@ -132,7 +132,7 @@ class Choice:
     def _count_resumptions(self) -> None:
         while self._resumption_count < self._generation.resumption_count:
             self._resumption_count += 1
-            _log.info("a generation went on elsewhere")
+            _log.info("a generation continued at another orchestrator")
             self._resumed()
 
 

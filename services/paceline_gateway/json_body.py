@@ -102,7 +102,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> None:
     names = set()
     for name, _ in pairs:
         if name in names:
-            raise RequestError(f"{name[:200]}: is there twice", param=name[:200])
+            raise RequestError(f"{name[:200]}: is given twice", param=name[:200])
         names.add(name)
 
 

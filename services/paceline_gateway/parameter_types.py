@@ -42,7 +42,7 @@ def one_of(*words: str) -> AfterValidator:
 
 def _unsupported(words: str) -> PydanticCustomError:
     return PydanticCustomError(
-        "unsupported", "is not supported; what changes nothing is {words}", {"words": words}
+        "unsupported", "is not supported; the accepted value is {words}", {"words": words}
     )
 
 
@@ -59,7 +59,7 @@ def _prompts(value: object) -> list[str | list[int]]:
     if isinstance(value, list) and value and all(map(_is_prompt, value)):
         return value
     raise PydanticCustomError(
-        "prompt", "must be text, a list of texts, a list of token ids, or a list of those"
+        "prompt", "must be text, a list of texts, a list of token ids, or a list of such lists"
     )
 
 

@@ -126,7 +126,9 @@ class _Reader:
                         self._check_end()
                         return bytes(self._content)
         except TimeoutError:
-            raise RequestError("the body did not come", status=TOO_SLOW, code="timeout") from None
+            raise RequestError(
+                "the body did not arrive in time", status=TOO_SLOW, code="timeout"
+            ) from None
 
     async def _take(self, piece: bytes) -> None:
         """Keep a piece, inflated a part at a time, between which others have their turn."""

@@ -87,9 +87,9 @@ def _check_request_line(line: bytes) -> tuple[bytes, bytes | None]:
     """Return the version, and the host that the target names, if it does."""
     found = _REQUEST_LINE.fullmatch(line)
     if found is None:
-        raise HeadError("the first line is no request")
+        raise HeadError("the first line is not a request line")
     if found["version"] not in _VERSIONS:
-        raise HeadError("only HTTP/1.0 and HTTP/1.1 are spoken here", status=505)
+        raise HeadError("only HTTP/1.0 and HTTP/1.1 are supported", status=505)
     if found["target"].startswith(b"/"):
         return found["version"], None
     if (absolute := _ABSOLUTE.fullmatch(found["target"])) is None:
@@ -104,13 +104,13 @@ def _check_fields(
     for name, _, value in fields:
         known = name.lower()
         if known in values and known in _ONCE:
-            raise HeadError(f"{known.decode('ascii')} is there twice")
+            raise HeadError(f"{known.decode('ascii')} is given twice")
         values[known] = value.strip(b" \t")
     if host is not None and values.get(b"host", host).lower() != host:
-        raise HeadError("the target is another host's: this is no proxy")
+        raise HeadError("the request is for another host, and this server is not a proxy")
     length = values.get(b"content-length")
     if length is not None and not _NUMBER.fullmatch(length):
-        raise HeadError("content-length is no number")
+        raise HeadError("content-length is not a number")
     if (coding := values.get(b"transfer-encoding")) is None:
         return
     if length is not None:

@@ -175,7 +175,7 @@ class CompletionBody(Body):
     def _chooses_nothing(cls, value: int | None, info: ValidationInfo) -> int | None:
         count = info.data.get("n", value)  # as many as are wanted are all of them
         if value not in {None, 1, count}:
-            raise PydanticCustomError("unsupported", "is not supported; what changes nothing is n")
+            raise PydanticCustomError("unsupported", "is not supported; the accepted value is n")
         return value
 
     @property

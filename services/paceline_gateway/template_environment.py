@@ -39,14 +39,14 @@ _CODE_NAMES = frozenset({"<template>", "<unknown>"})
 _LACKING = re.compile(r"has no (attribute|element) (.+)$", re.DOTALL)
 # What is said of an error whose own words are about Python. The first class that fits decides.
 _WORDS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...] = (
-    (SecurityError, "it reaches for what a template must not have"),
+    (SecurityError, "it uses something forbidden to templates"),
     (ZeroDivisionError, "it divides by zero"),
-    (OverflowError, "a number there is larger than it may be"),
-    (LookupError, "it looks up what is not there"),
-    ((TypeError, AttributeError), "it uses a value as what it is not"),
-    (FilterArgumentError, "it gives a filter what the filter does not take"),
-    (RecursionError, "it calls itself without an end"),
-    (ValueError, "a value there is none that can be used"),
+    (OverflowError, "a number in it is too large"),
+    (LookupError, "it looks up a missing key or attribute"),
+    ((TypeError, AttributeError), "it uses a value in an unsupported way"),
+    (FilterArgumentError, "it gives a filter a wrong argument"),
+    (RecursionError, "it calls itself endlessly"),
+    (ValueError, "a value in it cannot be used"),
 )
 
 
@@ -72,7 +72,7 @@ def template_environment() -> ImmutableSandboxedEnvironment:
 def fault_of(error: Exception) -> str:
     """Say what is wrong with a template, and in which line."""
     if isinstance(error, TemplateSyntaxError):
-        return f"line {error.lineno}: {error.message or 'it is no template'}"[:_MOST_WORDS]
+        return f"line {error.lineno}: {error.message or 'it is not a template'}"[:_MOST_WORDS]
     line = _line_of(error)
     words = _words_of(error)
     return f"line {line}: {words}"[:_MOST_WORDS] if line else words[:_MOST_WORDS]

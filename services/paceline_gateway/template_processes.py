@@ -61,7 +61,7 @@ class TemplateProcesses:
             async with self._renderer():
                 pass
         except NoProcessError as error:
-            _log.warning("conversations cannot be written: %s", error)
+            _log.warning("conversations cannot be rendered: %s", error)
 
     async def render(self, asked: Mapping[str, Any], *, fingerprint: str) -> Mapping[str, Any]:
         """Render a conversation in one of them: see `template_worker` for question and answer.
@@ -91,7 +91,7 @@ class TemplateProcesses:
             async with asyncio.timeout(_QUEUE_SECONDS):
                 await self._free.acquire()
         except TimeoutError:
-            raise NoProcessError("all processes that render templates are at work") from None
+            raise NoProcessError("all processes that render templates are busy") from None
         try:
             renderer = self._waiting() or await self._start()
             is_whole = False
@@ -200,10 +200,10 @@ class _Renderer:
 
 
 def _reason(code: int, *, frame_bytes: int) -> str:
-    """Say of what a template took too much by how its process ended."""
+    """Name what a template took too much of, from the exit code of its process."""
     if code == -signal.SIGPROF:
         return f"{cpu_seconds(frame_bytes):g} s of processor time"
-    return f"its process could bear, which ended with code {code}"
+    return f"its process can use (the process ended with code {code})"
 
 
 async def _new_process() -> Process:

@@ -100,7 +100,9 @@ def _parse_flags(
     if unknown:
         word = unknown[0].partition("=")[0]
         if not word.startswith("-"):
-            raise SettingsError(f"unexpected argument {unknown[0]!r}; quote what has spaces")
+            raise SettingsError(
+                f"unexpected argument {unknown[0]!r}; quote an argument that has spaces"
+            )
         known = ["--config", *(flag_of(*each) for each in settings_class.model_fields.items())]
         raise SettingsError(f"unknown option {word}{nearest(word, known)}")
     return vars(namespace)

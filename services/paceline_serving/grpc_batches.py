@@ -44,8 +44,7 @@ def free_all_batches() -> None:
     execute: Callable[..., Coroutine[Any, Any, None]] | None = getattr(cygrpc, _NAME, None)
     if execute is None:
         _log.warning(
-            "grpcio %s has no private name %s: calls that are cancelled leave up to 1.3 KiB of"
-            " memory behind, each for the life of this process",
+            "grpcio %s has no private name %s: each cancelled call leaks up to 1.3 KiB of memory",
             grpc.__version__,
             _NAME,
         )

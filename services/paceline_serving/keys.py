@@ -88,7 +88,7 @@ class Caller:
         rate = self.key.tokens_per_minute
         if rate is not None and self._spent >= rate:
             raise OverloadedError(
-                f"this key's {rate} tokens per minute are spent",
+                f"this key's {rate} tokens per minute are used up",
                 metadata=dict(_OWN_LIMIT),
                 retry_after_seconds=(self._spent - rate + 1) * 60 / rate,
             )

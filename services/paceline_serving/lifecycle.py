@@ -198,8 +198,8 @@ class ServerProcess:
         roles = settings.role_of_peer
         if settings.tls_client_authority is not None and not roles:
             _log.warning(
-                "any certificate of the client authority may call anything here;"
-                " --peer-roles says who may call what"
+                "every certificate of the client authority may call every service here;"
+                " --peer-roles restricts that"
             )
         main = grpc.aio.server(
             interceptors=[

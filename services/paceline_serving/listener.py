@@ -268,7 +268,7 @@ class Listener:
                 ssl_handshake_timeout=self._handshake_seconds if self._tls else None,
             )
         except OSError as error:  # of which TLS's are, and its timeout
-            _log.debug("a connection was not made: %s", error)
+            _log.debug("a connection was not set up: %s", error)
             place.leave()
         except BaseException:
             place.leave()
@@ -295,7 +295,7 @@ class Listener:
     def _tell(self) -> None:
         if self._untold:
             _log.warning(
-                "connections are closed for want of room: %d, with %d open",
+                "the limit of connections is reached: %d were closed, %d are open",
                 self._untold,
                 len(self.places),
             )

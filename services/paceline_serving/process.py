@@ -90,7 +90,7 @@ async def _serve(new_process: Callable[[], Process], settings: RunSettings) -> i
     failure = await process.stopping()
     _on_signals(loop, lambda: _exit_at_once(1))
     if failure is not None:
-        _log.error("this server cannot go on: %s", failure)
+        _log.error("this server has to stop: %s", failure)
     await process.finish(drain=failure is None)
     if failure is not None:
         # A thread may hang in its device, and libraries wait for that when the interpreter ends.

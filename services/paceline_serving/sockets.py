@@ -97,7 +97,7 @@ def _locks(descriptor: int) -> bool:
 def _is_listened_on(path: Path) -> bool:
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
-            raise OSError(f"cannot listen on {_UNIX}{path}: there is a file that is no socket")
+            raise OSError(f"cannot listen on {_UNIX}{path}: a file there is not a socket")
     except FileNotFoundError:
         return False
     with socket.socket(socket.AF_UNIX) as knocking:

@@ -100,7 +100,7 @@ class RealSettings(Settings):
     rounds: int = Field(3, ge=1, le=100, description="how often each way takes its turn")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of each model")
     models: Path | None = Field(
-        None, description="folder of the bundled models, if not the usual one"
+        None, description="folder of the bundled models; without it the installed one"
     )
 
 

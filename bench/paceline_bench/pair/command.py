@@ -84,7 +84,7 @@ class _Models(Settings):
         None, description="directory or hub id of the small model; without it the bundled one"
     )
     models: Path | None = Field(
-        None, description="folder of the bundled models, if not the usual one"
+        None, description="folder of the bundled models; without it the installed one"
     )
     random_target: _Shape = Field(
         None,

@@ -83,7 +83,7 @@ class SelfSettings(Settings):
     )
     per_gpu: bool = Field(False, description="also tokens/s over the GPUs that would be in use")
     models: Path | None = Field(
-        None, description="folder of the bundled models, if not the usual one"
+        None, description="folder of the bundled models; without it the installed one"
     )
     json_file: ResultFile | None = option(None, description="file for the results", flag="json")
     chart: PictureFile | None = Field(None, description="file for the picture, .svg or .png")

@@ -41,7 +41,7 @@ void check_metadata(const Metadata& metadata) {
     const auto lower_name = lower(name);
     if (!is_name(lower_name)) {
       throw InvalidFieldError::of(
-          "metadata", "'" + name + "' is no name: letters, digits, - _ . and not grpc-");
+          "metadata", "'" + name + "' is not a metadata name: use letters, digits, - _ . and no prefix grpc-");
     }
     if (!is_binary(lower_name) && !is_printable(value, ' ')) {
       throw InvalidFieldError::of("metadata", name + ": must be printable ASCII");

@@ -83,10 +83,13 @@ def _checked(name: str, value: str | bytes) -> tuple[str, str | bytes]:
     lower = name.lower() if isinstance(name, str) else ""
     if not _NAME.fullmatch(lower) or lower.startswith("grpc-"):
         raise InvalidFieldError.of(
-            "metadata", f"{name!r} is no name: letters, digits, - _ . and not grpc-"
+            "metadata",
+            f"{name!r} is not a metadata name: use letters, digits, - _ . and no prefix grpc-",
         )
     if lower.endswith("-bin") != isinstance(value, bytes):
-        raise InvalidFieldError.of("metadata", f"{name}: bytes go with names in -bin, and text not")
+        raise InvalidFieldError.of(
+            "metadata", f"{name}: a name that ends in -bin takes bytes, every other name takes text"
+        )
     if isinstance(value, bytes) or (isinstance(value, str) and _TEXT.fullmatch(value)):
         return lower, value
     raise InvalidFieldError.of("metadata", f"{name}: must be printable ASCII")

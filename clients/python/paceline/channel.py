@@ -85,7 +85,7 @@ class Route:
                 raise InvalidFieldError.of(
                     "address",
                     f"{address} is not on this machine and there is no TLS: "
-                    "give TLS options, or say insecure to allow plaintext",
+                    "give TLS options, or allow plaintext with the option insecure",
                 )
             return cls(address, None, tuple(options.items()), leads_to_one)
         if tls.server_name:

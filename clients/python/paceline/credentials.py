@@ -126,7 +126,7 @@ def _content(name: str, *, path: Path | str | None, content: bytes | None) -> by
             raise InvalidFieldError.of(f"tls.{name}", "must be bytes; a path goes into the file's")
         return content
     if content is not None:
-        raise InvalidFieldError.of(f"tls.{name}", f"is there, and {name}_file too: give one")
+        raise InvalidFieldError.of(f"tls.{name}", f"and {name}_file are both given: give one")
     try:
         return read_plain_file(path, most_bytes=MOST_PEM_BYTES)
     except OSError as error:

@@ -71,7 +71,7 @@ class FollowedFiles(Generic[_T]):
             if _is_the_process_own(error):
                 self._stamps = []  # other ones than any that are found next
                 return
-            _log.error("what was read before stays in use: %s", error)
+            _log.error("the contents read before stay in use: %s", error)
 
     def _look(self) -> list[_Stamp | None]:
         return [_stamp(path) for path in self._paths]

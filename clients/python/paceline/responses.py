@@ -45,7 +45,7 @@ def parsed(message: _Message | DecodeError | None) -> _Message:
         InternalError: It is no message.
     """
     if message is None or isinstance(message, DecodeError):
-        raise InternalError("the server sent bytes that are not the answer's message")
+        raise InternalError("the server's answer cannot be decoded as the expected message")
     return message
 
 

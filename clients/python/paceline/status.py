@@ -100,7 +100,7 @@ def decode(rpc_error: grpc.RpcError) -> errors.PacelineError:
     error_class = known.get(info.reason) or _class_of(code, may_pass=may_pass)
     text = (status.message or rpc_error.details() or code)[:_READ_TEXT_LIMIT]
     if error_class is errors.DeadlineError and _GRPC_DEADLINE in text:
-        text = "the call's time was over"
+        text = "the call's deadline passed"
     return error_class(
         text,
         metadata=dict(info.metadata),

@@ -113,7 +113,7 @@ class StreamState(Generic[_Link]):
 
     def _check_open(self) -> None:
         if self._closed.is_set():
-            raise ClientCancelledError("the generation was closed; resume() goes on with it")
+            raise ClientCancelledError("the generation was closed; resume() continues it")
 
     def _check_wanted(self) -> None:
         """Tell the caller's own cancel from that of a server, which gRPC calls by the same name."""

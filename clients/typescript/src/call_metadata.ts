@@ -56,11 +56,11 @@ export function checkMetadata(metadata: CallMetadata = {}): void {
   for (const [name, value] of Object.entries(metadata)) {
     const lower = name.toLowerCase();
     if (!/^[0-9a-z_.-]+$/.test(lower) || lower.startsWith("grpc-")) {
-      const description = `${JSON.stringify(name)} is no name: letters, digits, - _ . and not grpc-`;
+      const description = `${JSON.stringify(name)} is not a metadata name: use letters, digits, - _ . and no prefix grpc-`;
       throw InvalidFieldError.of("metadata", description);
     }
     if (lower.endsWith("-bin") !== value instanceof Uint8Array) {
-      throw InvalidFieldError.of("metadata", `${name}: bytes go with names in -bin, and text not`);
+      throw InvalidFieldError.of("metadata", `${name}: a name that ends in -bin takes bytes, every other name takes text`);
     }
     if (!(value instanceof Uint8Array || (typeof value === "string" && /^[ -~]*$/.test(value)))) {
       throw InvalidFieldError.of("metadata", `${name}: must be printable ASCII`);

@@ -83,7 +83,7 @@ export function routeTo(
     throw InvalidFieldError.of(
       "address",
       `${address} is not on this machine and there is no TLS: ` +
-        "give TLS options, or say insecure to allow plaintext",
+        "give TLS options, or allow plaintext with the option insecure",
     );
   }
   const trust = credentialsOf(tls);
@@ -178,7 +178,7 @@ function contentOf(
     return content === undefined ? null : Buffer.from(content);
   }
   if (content !== undefined) {
-    throw InvalidFieldError.of(`tls.${name}`, `is there, and ${name}File too: give one`);
+    throw InvalidFieldError.of(`tls.${name}`, `and ${name}File are both given: give one`);
   }
   try {
     return readFileSync(path);

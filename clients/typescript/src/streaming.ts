@@ -99,7 +99,7 @@ export class Generation implements AsyncIterable<Chunk>, Disposable {
   /** Cancel the RPC, if it is running. It can be called again. */
   close(): void {
     this.#closing.abort(
-      new ClientCancelledError("the generation was closed; resume() goes on with it"),
+      new ClientCancelledError("the generation was closed; resume() continues it"),
     );
   }
 

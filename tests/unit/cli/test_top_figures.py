@@ -182,7 +182,7 @@ def test_the_numbers_stand_behind_their_own_words():
     assert facts["tokens"].split(dot) == [
         "28.0/s",
         "acceptance 84%",
-        "2.6 times as fast as decoded plainly",
+        "2.6 times as fast as plain decoding",
         "SP 5.5 targets per stream",
         "3.5 verifications per stream now",
     ]
