@@ -109,7 +109,7 @@ FAULTS = {
     "{{ 1 / 0 }}": "line 1: it divides by zero",
     "{{ 2.0 ** 99999 }}": "line 1: a number in it is too large",
     "{% for a in range(99999999) %}{% endfor %}": "line 1: a number in it is too large",
-    "{{ 'x' | int(base=99) }}{{ 'abc'.index('z') }}": "line 1: a value there is none",
+    "{{ 'x' | int(base=99) }}{{ 'abc'.index('z') }}": "line 1: a value in it cannot be used",
     "{{ {}.popitem() }}": "line 1: it uses something forbidden to templates",
     "{{ messages.append(1) }}": "line 1: it uses something forbidden to templates",
     "{{ ''.__class__.__mro__ }}": "line 1: it uses something forbidden to templates",
@@ -117,7 +117,7 @@ FAULTS = {
     "{% set ns = namespace() %}{% set ns._x = 1 %}": "it uses something forbidden to templates",
     "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}": "line 1: it calls itself endlessly",
     "{% set messages.x = 1 %}": "line 1: cannot assign attribute on non-namespace object",
-    "{{ messages | map(nonsense=1) | list }}": "line 1: it gives a filter what",
+    "{{ messages | map(nonsense=1) | list }}": "line 1: it gives a filter a wrong argument",
 }  # fmt: skip
 PYTHON = re.compile(
     r"\b(str|dict|list|tuple|int|float|bool|NoneType|Undefined|object|\w+Error|builtin\w*)\b"
@@ -183,7 +183,7 @@ async def test_what_a_template_refuses_is_told_in_its_own_words(source, words):
             await render(SAID)
     error = raised.value.body["error"]
     assert error["code"] == "chat_template_refusal"
-    assert error["message"].endswith(f"refuses it: {words}")
+    assert error["message"].endswith(f"refuses the conversation: {words}")
 
 
 async def test_what_one_conversation_leaves_behind_is_not_there_for_the_next():
