@@ -166,10 +166,10 @@ async def _compare_outputs(address: str, prompts: Sequence[str], max_tokens: int
 def compare_models(
     drafter: GetModelInfoResponse, target: GetModelInfoResponse
 ) -> Iterator[Finding]:
-    """Compare what must be equal, and tell what else is worth knowing."""
+    """Compare the facts that must be equal, and list further ones that help to judge a pair."""
 
     def finding(what: str, ours: object, theirs: object) -> Finding:
-        return Finding(what, str(ours), str(theirs), ours == theirs)
+        return Finding(what, str(ours), str(theirs), fits=ours == theirs)
 
     yield Finding("model", drafter.model_name, target.model_name, fits=True)
     yield finding(

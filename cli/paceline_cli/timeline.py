@@ -114,13 +114,16 @@ def draw_timeline(events: Sequence[TimelineEvent], *, title: str, subtitle: str 
     y = _HEAD
     for name, lane in lanes.items():
         rows = 1 + max(bar.row for bar in lane)
-        body += _lane(name, y, rows * _ROW, width)
+        body += _lane(name, y=y, height=rows * _ROW, width=width)
         body += [_bar(bar, scale, y + bar.row * _ROW) for bar in lane]
         y += rows * _ROW + _LANE_GAP
-    body += _lane("output", y, _ROW, width)
+    body += _lane("output", y=y, height=_ROW, width=width)
     body += [_mark(event, scale, y + _ROW / 2) for event in events if event.kind in _MARKS]
     y += _ROW + _LANE_GAP
-    frame = [_text(_MARGIN, 28, title, "title"), _text(_MARGIN, 48, subtitle, "quiet")]
+    frame = [
+        _text(title, x=_MARGIN, y=28, style="title"),
+        _text(subtitle, x=_MARGIN, y=48, style="quiet"),
+    ]
     legend = _legend(y + 52, has_branches=has_branches)
     return _document(width, y + _FOOT, [*frame, *_axis(scale, y), *body, *legend])
 
@@ -177,12 +180,12 @@ def _take_row(ends_ns: list[int], event: TimelineEvent) -> int:
     return len(ends_ns) - 1
 
 
-def _lane(name: str, y: float, height: float, width: int) -> list[str]:
+def _lane(name: str, *, y: float, height: float, width: int) -> list[str]:
     shade = (
         f'<rect class="lane" x="{_MARGIN + _GUTTER}" y="{y}" '
         f'width="{width - _GUTTER - 2 * _MARGIN}" height="{height}" rx="3"/>'
     )
-    return [shade, _text(_MARGIN + _GUTTER - 10, y + height / 2 + 4, name, "end")]
+    return [shade, _text(name, x=_MARGIN + _GUTTER - 10, y=y + height / 2 + 4, style="end")]
 
 
 def _bar(bar: _Bar, scale: _Scale, y: float) -> str:
@@ -202,7 +205,7 @@ def _bar(bar: _Bar, scale: _Scale, y: float) -> str:
     count = str(len(event.token_ids))
     if not bar.lost and event.token_ids and width > _GLYPH * len(count) + 4:
         style = "on-bar on-draft" if kind == "draft" else "on-bar"
-        parts.append(_text(x + width / 2, y + _ROW / 2 + 4, count, style))
+        parts.append(_text(count, x=x + width / 2, y=y + _ROW / 2 + 4, style=style))
     return f"<g>{''.join(parts)}</g>"
 
 
@@ -240,8 +243,8 @@ def _axis(scale: _Scale, bottom: float) -> Iterator[str]:
     for index in range(int(scale.end_ns / 1e6 / step_ms) + 1):
         x = scale.x(round(index * step_ms * 1e6))
         yield f'<line class="grid" x1="{x}" y1="{_HEAD - 4}" x2="{x}" y2="{bottom}"/>'
-        yield _text(x, bottom + 14, f"{index * step_ms:g}", "quiet middle")
-    yield _text(_MARGIN + _GUTTER - 10, bottom + 14, "ms", "quiet end")
+        yield _text(f"{index * step_ms:g}", x=x, y=bottom + 14, style="quiet middle")
+    yield _text("ms", x=_MARGIN + _GUTTER - 10, y=bottom + 14, style="quiet end")
 
 
 def _step(span: float, most: float) -> float:
@@ -266,7 +269,7 @@ def _legend(y: float, *, has_branches: bool) -> Iterator[str]:
     )
     for kind, words in entries:
         yield _swatch(kind, x, y)
-        yield _text(x + 26, y + 4, words, "")
+        yield _text(words, x=x + 26, y=y + 4)
         x += 44 + 6.4 * len(words)
 
 
@@ -279,7 +282,7 @@ def _swatch(kind: str, x: float, y: float) -> str:
     return f'<rect class="{kind}" {place}/>'
 
 
-def _text(x: float, y: float, words: str, style: str) -> str:
+def _text(words: str, *, x: float, y: float, style: str = "") -> str:
     return f'<text x="{x:g}" y="{y:g}" class="{style}">{escape(words)}</text>'
 
 

@@ -122,7 +122,7 @@ def _waste(totals: Totals) -> Iterator[str]:
 
 
 def _phrase(words: str, number: str) -> str:
-    """Put a number into words; nothing is said of what is not known."""
+    """Put a number into words; empty if the number is not known."""
     return "" if number == _UNKNOWN else words.format(number)
 
 
@@ -200,24 +200,30 @@ def _most_telling(rows: Sequence[_Row], room: int) -> list[_Row]:
 class _Row:
     name: str
     state: str
-    health: str
-    is_well: bool
     figures: Figures
+    health: str = ""
+    is_well: bool = True
     style: str = ""
 
     @property
     def worth(self) -> int:
-        """What a short terminal keeps: the smallest ones."""
+        """The order in which a short terminal keeps rows: the smallest first."""
         return 0 if self.style else 2 if self.is_well else 1
 
 
 def _rows(pool: PoolView) -> Iterator[_Row]:
     count = len(pool.servers)
     name = pool.role if pool.role == "unknown" else f"{pool.role}s"
-    yield _Row(name, f"{pool.ready_count} of {count}", "", True, pool.figures, style="bold")
+    yield _Row(name, f"{pool.ready_count} of {count}", figures=pool.figures, style="bold")
     for server in pool.servers:
         name, state = f"  {safe(server.name)}", _state(server)
-        yield _Row(name, state, server.state, server.is_well, server.figures)
+        yield _Row(
+            name,
+            state,
+            health=server.state,
+            is_well=server.is_well,
+            figures=server.figures,
+        )
 
 
 def _state(server: ServerView) -> str:

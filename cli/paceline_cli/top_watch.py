@@ -28,10 +28,10 @@ _UNRESOLVED = "its name cannot be looked up in time"
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """What reading one server's metrics page brought.
+    """The result of reading one server's metrics page.
 
     Attributes:
-        page: Where the page is.
+        page: The page.
         readings: Its last answer; None if it never answered.
         problem: Why it did not answer this time; empty if it did.
         gone_seconds: Time since its last answer; 0 if it answered now or never.
@@ -48,7 +48,7 @@ class Snapshot:
     """The system at one time.
 
     Attributes:
-        scrapes: One of each server's metrics page.
+        scrapes: One for each server's metrics page.
         info: The orchestrator's description of itself and its servers; None if it did not answer.
         problem: Why it did not answer; empty if it did.
     """
@@ -59,7 +59,7 @@ class Snapshot:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody answered."""
+        """Whether no server answered."""
         return self.info is None and all(it.problem for it in self.scrapes)
 
 
@@ -126,7 +126,7 @@ class Watch:
         except (PageError, TimeoutError) as error:
             if not known:
                 return [Scrape(Page(source, source.host), None, str(error) or _UNRESOLVED)]
-            pages = known  # nobody can tell now where they are: there, as far as is known
+            pages = known  # their addresses cannot be looked up now: the known ones count
         async with asyncio.TaskGroup() as tasks:
             scrapes = [
                 tasks.create_task(self._read(page), name=f"top: read {page.url}") for page in pages
@@ -151,8 +151,9 @@ class Watch:
     def _without_answer(self, page: Page, problem: str) -> Scrape:
         known = self._known.get(page)
         if known is None:
-            return Scrape(page, None, problem)
-        return Scrape(page, known.readings, problem, self._clock() - known.seen_at)
+            return Scrape(page, None, problem=problem)
+        gone_seconds = self._clock() - known.seen_at
+        return Scrape(page, known.readings, problem=problem, gone_seconds=gone_seconds)
 
     def _forget_old(self, removed: Sequence[Page]) -> list[Page]:
         """Forget pages that answered last long ago, and return the others."""

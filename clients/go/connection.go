@@ -9,7 +9,7 @@ import (
 	pb "github.com/paceline/paceline/clients/go/paceline/v1"
 )
 
-// A connection is a client's way to its orchestrator, which can be taken anew while calls run on the
+// A connection is a client's way to its orchestrator, which can be taken again while calls run on the
 // old one: an orchestrator that shuts down lets running calls finish and refuses new ones, and its
 // clients leave it for the one that its name leads to then. Any goroutine may use it.
 type connection struct {
@@ -88,7 +88,7 @@ func (c *connection) close() error {
 	return failure
 }
 
-// decode says why the call ended; after DRAINING the next call connects anew. To gRPC a cancel of this
+// decode says why the call ended; after DRAINING the next call connects again. To gRPC a cancel of this
 // side and one by the server are the same.
 func (l *lease) decode(ctx context.Context, failure error) *Error {
 	if ctx.Err() == context.Canceled {

@@ -24,14 +24,14 @@ class PageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What the user said: one server, or a name with an address for each of many.
+    """A value of --metrics: one server, or a name with an address for each of several servers.
 
     Attributes:
-        name: What to call it; empty: as the orchestrator does.
+        name: The name to show; empty: the orchestrator's name for it.
         host: A name or an address.
-        port: The port; None: as the scheme has it.
+        port: The port; None: the scheme's.
         scheme: http or https.
-        path: Where on that server.
+        path: The page's path.
     """
 
     name: str
@@ -88,7 +88,8 @@ def _parse(text: str) -> Source:
         problem = f"{text!r} must be HOST:PORT, NAME=HOST:PORT or a URL"
         raise InvalidFieldError.of("metrics", problem)
     path = parts.path if parts.path.strip("/") else "/metrics"
-    return Source(name, host, port, parts.scheme, path + (f"?{parts.query}" if parts.query else ""))
+    query = f"?{parts.query}" if parts.query else ""
+    return Source(name, host, port, scheme=parts.scheme, path=path + query)
 
 
 async def pages_of(source: Source) -> list[Page]:

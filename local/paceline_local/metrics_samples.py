@@ -29,7 +29,7 @@ class Samples:
         return sum(value for it, value in self.values.get(name, {}).items() if wanted <= it)
 
     def since(self, before: Samples) -> Samples:
-        """Return what was counted since; a counter that went back began anew with its process."""
+        """Return what was counted since; a counter that went back began again with its process."""
         gained = {}
         for name, values in self.values.items():
             old = before.values.get(name, {})

@@ -153,7 +153,7 @@ class LocalSystem:
     async def _close(self) -> None:
         """Stop all, and clean up.
 
-        Not with an exit stack: of a task group that is cancelled anew while it ends, it would make
+        Not with an exit stack: of a task group that is cancelled again while it ends, it would make
         an exception that is its own context, and look for the end of that for ever.
         """
         try:

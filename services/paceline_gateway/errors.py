@@ -61,7 +61,7 @@ _KINDS: tuple[tuple[type[errors.PacelineError], int, str, str | None], ...] = (
     (errors.OverloadedError, 429, "requests", "overloaded"),
     (errors.CacheExhaustedError, 503, "server_error", "overloaded"),
     (errors.TryAgainError, 503, "server_error", "unavailable"),
-    # A new version of the model is rolled out; asked anew it answers as a whole.
+    # A new version of the model is rolled out; asked again it answers as a whole.
     (errors.ModelMismatchError, 503, "server_error", "unavailable"),
     (errors.DeadlineError, 504, "server_error", "timeout"),
 )

@@ -41,7 +41,7 @@ class Choice:
     Args:
         index: Its number in the request.
         generation: What is read.
-        without_default: Asks anew without the `max_tokens` that nobody has sent, where the context
+        without_default: Asks again without the `max_tokens` that nobody has sent, where the context
             has no room for so many: the orchestrator then generates what there is room for.
         prompt_index: Whose continuation it is.
         resumed: Called each time it went on elsewhere.
@@ -70,7 +70,7 @@ class Choice:
 
     @property
     def started(self) -> Started:
-        """What it is; known with its first event. Where it goes on elsewhere it is told anew."""
+        """What it is; known with its first event. Where it goes on elsewhere it is told again."""
         assert self._generation.started is not None
         return self._generation.started
 

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 # How long to wait before an address is connected to again: each time longer, until one serves.
 _FIRST_REST_SECONDS, _LONGEST_REST_SECONDS = 0.2, 1.0
-# A connection that takes longer than an attempt is made anew: with certificates that may have been
+# A connection that takes longer than an attempt is made again: with certificates that may have been
 # renewed meanwhile.
 _APPROACH_SECONDS = 10.0
 # Nobody says that a key was mended: who is refused asks again.

@@ -92,7 +92,7 @@ class Orchestrators:
         for each in self.client.endpoints:
             each.serves = False  # until it says so
             # What an orchestrator leaves unfinished goes on there, too, once it was restarted: an
-            # HTTP client could only begin anew.
+            # HTTP client could only begin again.
             each.leads_to_one = False
         for watch in self._watches:
             self._watching.append(self._tasks.create_task(watch.follow(), name="watch"))

@@ -120,7 +120,7 @@ def _parser(settings_class: type[Settings], *, program: str, examples: str) -> _
         add_help=False,
         argument_default=argparse.SUPPRESS,
     )
-    left = dict(settings_class.model_fields)  # a section may declare another one's field anew
+    left = dict(settings_class.model_fields)  # a section may declare another one's field again
     for section in settings_class.__mro__:
         names = [name for name in vars(section).get("__annotations__", ()) if name in left]
         if names:

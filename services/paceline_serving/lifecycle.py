@@ -162,7 +162,7 @@ class ServerProcess:
         NOT_SERVING comes first, so that balancers look elsewhere while this server still serves.
         gRPC's own stop refuses new calls at once. Where work is many calls of one session, sessions
         get their time before it; where it is one call, as its grace: clients whose connection ends
-        up here connect anew, instead of being refused for as long as the drain takes.
+        up here connect again, instead of being refused for as long as the drain takes.
         """
         await self._health.enter_graceful_shutdown()
         if drain:

@@ -95,7 +95,14 @@ def enter(
         span = spans.begin(method, parent=peer[0] if peer else "", request_id=request_id)
     own = span.traceparent if span is not None else _drawn(peer)
     _, trace_id, span_id, trace_flags = own.split("-")
-    call = CallContext(method, request_id, trace_id, span_id, trace_flags, span)
+    call = CallContext(
+        method,
+        request_id=request_id,
+        trace_id=trace_id,
+        span_id=span_id,
+        trace_flags=trace_flags,
+        span=span,
+    )
     _CURRENT.set(call)
     return call
 

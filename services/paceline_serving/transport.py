@@ -91,10 +91,10 @@ CLIENT_SERVER_OPTIONS: _Options = (
     ("grpc.http2.ping_timeout_ms", 5000),
     *_PING_POLICY,
     (_STREAMS, 128),
-    # Whoever comes back connects anew; whoever never calls does not keep a descriptor. Longer than
+    # Whoever comes back connects again; whoever never calls does not keep a descriptor. Longer than
     # the 60 s of proxies, which would send a call just then.
     ("grpc.max_connection_idle_ms", 75_000),
-    # An age, so that clients meet new replicas within minutes: they connect anew, and what runs on
+    # An age, so that clients meet new replicas within minutes: they connect again, and what runs on
     # the old connection finishes. The grace is the longest call; see `client_server_options`.
     ("grpc.max_connection_age_ms", 300_000),
     (_AGE_GRACE, 600_000),
@@ -109,7 +109,7 @@ CLIENT_SERVER_OPTIONS: _Options = (
 
 PROBE_SERVER_OPTIONS: _Options = (
     # A probe connects, asks and leaves. What says nothing for a second holds one of few places, and
-    # what watches connects anew.
+    # what watches connects again.
     *_PING_POLICY,
     ("grpc.server_handshake_timeout_ms", 1000),
     ("grpc.max_connection_idle_ms", 1000),
@@ -149,16 +149,16 @@ def client_server_options(
 
 
 def pod_channel(
-    address: str, *, credentials: Credentials | None, tls_name: str = ""
+    address: str, *, credentials: Credentials | None, tls_name: str | None = None
 ) -> grpc.aio.Channel:
     """Open the one long-lived channel to a model server: a `TracedChannel`.
 
-    Once its connection is lost, the next one is made with the certificates of then.
+    After a lost connection the next one uses the certificates of that time.
 
     Args:
         address: `host:port` or `unix:PATH`.
-        credentials: What `security.channel_credentials` gave; None is plaintext.
-        tls_name: The name that the server's certificate is for; empty: the address's host.
+        credentials: From `security.channel_credentials`; None: plaintext.
+        tls_name: The name in the server's certificate; None: the address's host.
     """
     options: list[tuple[str, int | str]] = [*POD_CHANNEL_OPTIONS]
     if tls_name:

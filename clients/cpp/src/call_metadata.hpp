@@ -19,7 +19,7 @@ using MetadataPairs = std::vector<std::pair<std::string, std::string>>;
 /// secret.
 void check_metadata(const Metadata& metadata);
 
-/// A client's headers and credentials, found anew for each call. Any thread may use it, if the
+/// A client's headers and credentials, found again for each call. Any thread may use it, if the
 /// client's functions allow that.
 class CallMetadata {
  public:

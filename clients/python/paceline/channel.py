@@ -86,10 +86,15 @@ class Route:
                     f"{address} is not on this machine and there is no TLS: "
                     "give TLS options, or allow plaintext with the option insecure",
                 )
-            return cls(address, None, tuple(options.items()), leads_to_one)
+            return cls(address, None, options=tuple(options.items()), leads_to_one=leads_to_one)
         if tls.server_name:
             options["grpc.ssl_target_name_override"] = tls.server_name
-        return cls(address, Credentials(tls), tuple(options.items()), leads_to_one)
+        return cls(
+            address,
+            Credentials(tls),
+            options=tuple(options.items()),
+            leads_to_one=leads_to_one,
+        )
 
     def renewal(self) -> Callable[[], bool]:
         """Return a function that says whether the current credentials were renewed since."""

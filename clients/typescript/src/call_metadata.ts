@@ -9,7 +9,7 @@ export type CallMetadata = Readonly<Record<string, string | Uint8Array>>;
 /** Metadata, or what is called for each call and returns it. */
 export type MetadataSource = CallMetadata | (() => CallMetadata);
 
-/** Tells the bearer token, for each call anew. */
+/** Tells the bearer token, for each call again. */
 export type TokenSource = () => string | Promise<string>;
 
 /** A client's headers and credentials. Errors never show values: they may be secret. */
