@@ -1,4 +1,4 @@
-"""A text file that is read again when it changes, as a mounted secret does."""
+"""A text file that is read again when it changes, such as a mounted secret."""
 
 from __future__ import annotations
 
