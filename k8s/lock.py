@@ -1,6 +1,6 @@
-"""Write the images' requirements: every package at its pinned version, with the hashes it may have.
+"""Write the images' requirements: every package with its pinned version and allowed hashes.
 
-`make lock` runs it after it wrote constraints.txt. Needs uv, and asks the index that uv is told of.
+`make lock` runs it after it wrote constraints.txt. It needs uv, and asks uv's index.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "k8s" / "images" / "requirements"
 _CONSTRAINTS = ROOT / "constraints.txt"
-# The servers need it, and no registry has to have it.
+# The servers need this package, and it need not be in a registry.
 _CLIENT = "./clients/python"
-# What torch brings on GPUs alone, and no wheel for CPUs asks for.
+# Packages that only torch for GPUs needs.
 _CUDA = re.compile(r"torch|triton|(nvidia|cuda)-.*")
 _MACHINES = ("aarch64", "x86_64")
 _HEAD = "# Written by `make lock`.\n"

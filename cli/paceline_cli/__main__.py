@@ -1,4 +1,4 @@
-"""`paceline COMMAND`: finds the command's module, and says in one line what went wrong.
+"""`paceline COMMAND`: runs the command's module, and prints an error as one line.
 
 Commands are imported when they run: `paceline --help` loads none of them.
 """
@@ -36,7 +36,7 @@ _MODULES = {
     "plan": "paceline_bench.plan.command",
     "simulate": "paceline_bench.simulate.command",
 }
-# What commands need besides `cli`, and whatever computes with a model.
+# The extras that commands need besides `cli`, and the packages that compute with a model.
 _EXTRAS = {"bench": "bench", "plan": "bench", "simulate": "bench", "train": "server"}
 _MODEL_PACKAGES = frozenset({"safetensors", "torch", "transformers"})
 
@@ -107,7 +107,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     except asyncio.CancelledError:
         return _TERMINATED
     except BrokenPipeError:
-        # The reader left, as in `paceline generate | head`; the exit must not flush into it again.
+        # The reader left, as in `paceline generate | head`; the exit must not write to it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     except OSError as error:
@@ -122,7 +122,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
 
 
 def _words(error: PacelineError) -> str:
-    """Say what went wrong, and which option helps."""
+    """Describe an error, with the option that helps."""
     from paceline.errors import ConnectionLostError, DeadlineError, UnauthenticatedError
 
     if isinstance(error, ConnectionLostError):

@@ -53,7 +53,7 @@ _PROMPTS = (
     'class Point:\n    """A point in the plane."""\n\n    def __init__(self, ',
     "The quick brown fox",
 )
-_MOST_PROMPT_BYTES = 64 << 20  # of a file of them
+_MOST_PROMPT_BYTES = 64 << 20  # of the file of prompts
 _INFO_SECONDS = 30.0
 _CONNECT_SECONDS = 10.0  # a server that was started just now does not listen yet
 
@@ -98,7 +98,7 @@ class CheckPairSettings(LocalModelSettings, ClientTlsSettings):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is true of the drafter and of the target, and whether that fits."""
+    """A fact of the drafter and of the target, and whether the two fit."""
 
     what: str
     drafter: str
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _check(settings: CheckPairSettings, prompts: Sequence[str]) -> int:
-    # Those that should run already are asked first: nobody waits for a server that is not there.
+    # Servers that should run already are asked first, before a model is loaded in vain.
     running = {
         word: await _model_info(word, settings)
         for word in (settings.drafter, settings.target)
@@ -196,7 +196,7 @@ def _table(findings: Sequence[Finding]) -> object:
 async def _model_info(address: str, settings: CheckPairSettings) -> GetModelInfoResponse:
     channel = open_async_channel(address, tls=tls_of(settings), insecure=settings.insecure)
     async with channel:
-        with suppress(TimeoutError):  # the call below knows why there is no connection
+        with suppress(TimeoutError):  # the call below reports why there is no connection
             async with asyncio.timeout(_CONNECT_SECONDS):
                 await channel.channel_ready()
         try:
@@ -220,10 +220,10 @@ async def _ask_model_info(channel: grpc.aio.Channel) -> GetModelInfoResponse:
 
 
 def _expect_roles(settings: CheckPairSettings, running: Mapping[str, GetModelInfoResponse]) -> None:
-    """Refuse a server that runs already, and is not what the option says.
+    """Refuse a running server of another kind than its option says.
 
     Raises:
-        InvalidFieldError: One is of the other kind.
+        InvalidFieldError: A server is of the other kind.
     """
     roles = {
         "drafter": (settings.drafter, MODEL_ROLE_DRAFTER),
@@ -258,7 +258,7 @@ async def _wait_until_serving(
 
 
 def local_config(settings: CheckPairSettings) -> LocalSystemConfig:
-    """Say what to start: models given as directories, and an orchestrator in any case."""
+    """Configure the system to start: models given as directories, and an orchestrator."""
     target, drafter = _address(settings.target), _address(settings.drafter)
     return LocalSystemConfig(
         targets=0 if target else settings.targets,
@@ -272,7 +272,7 @@ def local_config(settings: CheckPairSettings) -> LocalSystemConfig:
 
 
 def _pool_flags(settings: CheckPairSettings) -> Iterator[str]:
-    """Tell the orchestrator how to speak to servers that run already."""
+    """Return the orchestrator's options for connections to running servers."""
     for name in ("tls_authority", "tls_certificate", "tls_key"):
         if (file := getattr(settings, name)) is not None:
             yield f"--pool-{name.replace('_', '-')}={file}"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from paceline import AsyncGeneration, GenerateOptions
 
-# The papers' words are understood, too.
+# The papers' names of strategies are accepted, too.
 STRATEGIES = {
     word: strategy
     for strategy in Strategy

@@ -26,7 +26,7 @@ _MARKS = {TimelineEventKind.ACCEPTED: "accepted", TimelineEventKind.CORRECTED: "
 _GUTTER, _MARGIN, _HEAD, _FOOT = 96, 24, 64, 84
 _ROW, _LANE_GAP, _BAR, _STRIPE = 24, 14, 18, 4
 _NARROWEST, _WIDEST, _PER_BAR = 960, 3200, 16
-_BRANCH_ENTRY = 100  # of the legend
+_BRANCH_ENTRY = 100  # the entry in the legend
 _GLYPH = 7  # one digit of a bar's label
 
 _STYLE = """
@@ -58,8 +58,8 @@ _HATCH = (
 @dataclass(frozen=True, slots=True)
 class _Bar:
     event: TimelineEvent
-    lost: bool  # its result was not used
-    row: int  # within its lane: spans that overlap are stacked
+    lost: bool  # the result was not used
+    row: int  # within the lane: overlapping spans are stacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class _Scale:
 
 
 def write_timeline(path: Path, completion: Completion, *, note: str = "") -> None:
-    """Write the picture of a generation that was asked for with `include_timeline`.
+    """Write the picture of a generation with `include_timeline`.
 
     Raises:
         InvalidFieldError: The file cannot be written.
@@ -99,9 +99,9 @@ def _draw_completion(completion: Completion, *, note: str) -> str:
 def draw_timeline(events: Sequence[TimelineEvent], *, title: str, subtitle: str = "") -> str:
     """Draw a request's timeline as an SVG document.
 
-    Bars are the spans of drafts and verifications; those whose result was not used are hatched.
-    Branches have a shade of their own: a stripe at the foot of a bar that has tokens beside its
-    chain, and all of a verification that goes on from such a token.
+    Bars are the spans of drafts and verifications; a hatched bar's result was not used.
+    Branches have a colour of their own: a stripe at the foot of a bar with tokens beside its chain,
+    and the whole bar of a verification that continues such a token.
     Marks on the `output` lane show when tokens became final.
     """
     lanes = _lanes(events)
@@ -212,7 +212,7 @@ def _bar(bar: _Bar, scale: _Scale, y: float) -> str:
 def _mark(event: TimelineEvent, scale: _Scale, y: float) -> str:
     title = f"<title>{escape(_tooltip(event, lost=False))}</title>"
     kind = _MARKS[event.kind]
-    # Both often come at the same moment: one above the other.
+    # Both often happen at the same moment, so one mark is above the other.
     y += -5 if kind == "accepted" else 6
     return f"<g>{title}{_symbol(kind, scale.x(event.start_ns), y)}</g>"
 

@@ -76,14 +76,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _watch(settings: TopSettings) -> None:
-    """Look, and show, again and again.
+    """Read and show, again and again.
 
     Raises:
-        ConnectionLostError: Nobody answers the first time.
+        ConnectionLostError: No server answers the first time.
     """
     task = asyncio.current_task()
     assert task is not None
-    # Else the terminal would be left as it is drawn on.
+    # SIGTERM must restore the terminal, too.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     known = settings.metrics or [
         f"{name}={address}" for name, address in metrics_addresses(settings.address).items()

@@ -1,4 +1,4 @@
-"""What servers do, in numbers: worked out from their metrics."""
+"""The figures of `paceline top`, computed from servers' metrics."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ _ENDED_WELL = ("OK", "CANCELLED")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What the service does. Rates are since the snapshot before; None: not known.
+    """The service's figures. Rates are since the last snapshot; None: not known.
 
-    Means and shares are of what happened since then, or if nothing did, since the servers started.
+    Means and shares cover the same time, or all time since the servers started if nothing happened.
 
     Attributes:
-        running: Requests that are served now.
-        requests_per_second: Requests that arrived.
+        running: Requests that are being served.
+        requests_per_second: Arrived requests.
         failures_per_second: Requests that ended with an error; cancelled ones do not count.
         tokens_per_second: Tokens that were sent to clients.
         first_token_seconds: From a request's arrival to its first token, the mean.
         token_gap_seconds: From one token to the next, the mean.
         hop_seconds: Network, gRPC and event loops of a call to a model server, the mean.
-        speed_up: How many times as fast requests were as plain decoding was expected to be, the
-            mean of those that ended.
+        speed_up: The expected time of plain decoding over the time of requests, the mean of the
+            requests that ended.
         targets_per_stream: SP: the most targets that verified for a stream at the same time, the
             mean of the streams that ended.
         verifications: Verifications that run or wait at targets.
         acceptance_rate: Accepted share of the judged draft tokens, the mean of the requests that
-            ended. Without metrics of an orchestrator: the accepted share of the blocks at targets,
-            where tokens behind a rejection count too.
+            ended. Without an orchestrator's metrics: the accepted share of the blocks at targets,
+            in which tokens after a rejection count, too.
         rejected_per_second: Draft tokens that a target rejected.
-        discarded_per_second: Draft tokens that no target judged, since those before were wrong.
+        discarded_per_second: Draft tokens that no target judged, since an earlier one was wrong.
         wasted_share: Rejected and discarded tokens, as a share of all draft tokens.
         corrections_per_second: Corrections that token trees found ahead.
-        branch_rows_per_second: Rows of forwards that branches of trees took.
-        branch_won_share: Rows whose tokens became output, as a share of these; None without any.
-        cancelled_per_second: Calls that a rejection made worthless.
-        repairs_per_second: Fallbacks: what went otherwise than planned, and cost no token.
+        branch_rows_per_second: Rows of forwards for branches of trees.
+        branch_won_share: The share of these rows whose tokens became output; None without any.
+        cancelled_per_second: Calls that a rejection made useless.
+        repairs_per_second: Fallbacks: deviations from the plan that cost no token.
         asked_targets: Targets that running streams can use, at the orchestrators that answered.
-        wanted_targets: Targets that an autoscaler is told to have.
+        wanted_targets: Targets that an autoscaler is asked for.
     """
 
     running: int | None = None
@@ -73,7 +73,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a server does, or a pool of them. None: not known, or not of this role.
+    """The figures of a server or a pool. None: not known, or not of this role.
 
     Attributes:
         sessions: Open sessions.
@@ -83,11 +83,11 @@ class Figures:
         positions_per_second: Token positions computed in them.
         queue_seconds: Mean wait of a call in the queue.
         forward_seconds: Mean forward time of an answered call.
-        accepted_share: Accepted part of the blocks and trees that a target answered. Tokens behind
+        accepted_share: Accepted part of the blocks and trees that a target answered. Tokens after
             a rejection count, so it is below the acceptance rate.
         wasted_per_second: Token positions that a target was asked for in vain.
         cancelled_per_second: Calls that were given up, or replaced by newer ones.
-        memory_share: Reserved part of the token budget; of a pool, its fullest server's.
+        memory_share: Reserved part of the token budget; for a pool, its fullest server's.
     """
 
     sessions: int | None = None
@@ -146,7 +146,7 @@ def totals(
     Args:
         orchestrators: Readings of the orchestrators whose metrics are known.
         targets: Readings of the targets whose metrics are known.
-        told_running: Requests that an orchestrator said it serves, where there are no metrics.
+        told_running: Running requests in the orchestrator's own report, without metrics.
     """
     if not orchestrators:
         accepted = _accepted_share(Readings.sum(targets))

@@ -1,4 +1,4 @@
-"""How a view looks on a terminal of any size, and as plain text."""
+"""Draws a view on a terminal of any size, and as plain text."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def draw(view: View, *, title: str, width: int, height: int | None = None) -> Re
     """Lay a view out.
 
     Args:
-        view: What to show.
+        view: The view.
         title: The first line.
-        width: Columns of the terminal: those of the table that matter least go first.
-        height: Lines of it: what does not fit is counted; None: as many as it takes.
+        width: Columns of the terminal; if they are few, the least important ones are left out.
+        height: Lines of the terminal; further rows are only counted. None: no limit.
     """
     heading = [_line(title, style="bold")]
     if view.problem:
@@ -50,7 +50,7 @@ def draw(view: View, *, title: str, width: int, height: int | None = None) -> Re
 
 
 def _remarks(view: View, room: int | None) -> list[Text]:
-    """Tell why servers are not used, in as many lines as leave most of the room to the table."""
+    """Say why servers are not used, in few lines, since the table needs the room."""
     remarks = [it.remark for pool in view.pools for it in pool.servers if it.remark]
     shown = remarks if room is None else remarks[: max(0, room // _REMARKS_SHARE)]
     return [_line(it, style="yellow") for it in shown]
@@ -61,7 +61,7 @@ def _line(text: str, *, style: str = "") -> Text:
 
 
 def _facts(view: View, width: int) -> Iterator[tuple[str, str]]:
-    """Yield the lines above the table: what each is about, and what it says."""
+    """Yield the lines above the table, each with its title."""
     totals = view.totals
     room = width - _LABEL_WIDTH
     if view.model_name:
@@ -77,7 +77,7 @@ def _facts(view: View, width: int) -> Iterator[tuple[str, str]]:
 
 
 def _wanted(totals: Totals) -> Iterator[str]:
-    """Tell what an autoscaler would do; after a burst that is not what the streams ask for."""
+    """Say what an autoscaler would do; after a burst it keeps more than the streams need."""
     asked, wanted = totals.asked_targets, totals.wanted_targets
     yield _phrase("streams ask for {}", _count(asked))
     lingers = asked is not None and wanted is not None and wanted > asked
@@ -127,7 +127,7 @@ def _phrase(words: str, number: str) -> str:
 
 
 def _wrapped(phrases: Iterable[str], room: int) -> str:
-    """Join phrases, and begin a line where the next one does not fit."""
+    """Join phrases, and begin a new line if the next phrase does not fit."""
     lines: list[str] = []
     for phrase in filter(None, phrases):
         if lines and len(lines[-1]) + len(_DOT) + len(phrase) <= room:
@@ -169,7 +169,7 @@ _COLUMNS = (
 
 
 def _table(pools: Sequence[PoolView], width: int, room: int | None) -> RenderableType:
-    """Lay out pools and their servers, with the columns and rows that there is room for."""
+    """Make a table of pools and their servers, with the columns and rows that fit."""
     rows = [row for pool in pools for row in _rows(pool)]
     if not rows:
         return Text("no server is known")
@@ -249,7 +249,7 @@ def _fitting(rows: Sequence[_Row], width: int) -> list[_Column]:
         if all(cell == _UNKNOWN for cell in cells):
             continue
         room -= max(len(column.heading), *map(len, cells)) + _GAP
-        if room < -_GAP:  # nothing follows the last one
+        if room < -_GAP:  # the last column needs no gap
             break
         kept.add(column.heading)
     return [column for column in _COLUMNS if column.heading in kept]

@@ -1,4 +1,4 @@
-"""What is worth showing of a snapshot: totals, pools, and servers."""
+"""The contents of `paceline top`, from a snapshot: totals, pools and servers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class ServerView:
     """One server.
 
     Attributes:
-        name: As the orchestrator calls it, or its address.
-        state: How it stands, as the orchestrator sees it; else "up", "gone" or "no answer".
-        is_well: Whether it takes work, or is up where nobody says whether it does.
+        name: The orchestrator's name for the server, or its address.
+        state: Its standing with the orchestrator; without one "up", "gone" or "no answer".
+        is_well: Whether the server takes work; if that is not known, whether it is up.
         address: The address of its metrics page; without one, the address where it serves.
         note: Why its metrics cannot be read; empty if they can.
-        remark: Why it is not used, in a sentence; empty if it is, or its state says it all.
+        remark: A sentence that says why the server is not used; empty if the state says enough.
         gone_seconds: Time since its metrics page last answered; 0 if it answered now.
-        figures: What its metrics say; empty where they cannot be read.
+        figures: The figures from its metrics; empty if they cannot be read.
     """
 
     name: str
@@ -64,7 +64,7 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What `paceline top` shows."""
+    """The contents of `paceline top`."""
 
     model_name: str
     problem: str
@@ -73,7 +73,7 @@ class View:
 
 
 def view(snapshot: Snapshot) -> View:
-    """Work out what to show."""
+    """Make the view of a snapshot."""
     info = snapshot.info
     known = info.servers if info is not None else ()
     matched = [(scrape, _match(scrape, known)) for scrape in snapshot.scrapes]
@@ -93,7 +93,7 @@ def view(snapshot: Snapshot) -> View:
 
 
 def _match(scrape: Scrape, known: Sequence[ServerInfo]) -> ServerInfo | None:
-    """Find the server that a page is of: by the name that was given, or if it is alone there."""
+    """Find a page's server: by the given name, or by the host if only one server is there."""
     if scrape.page.source.name:
         return next((it for it in known if it.name == scrape.page.source.name), None)
     neighbours = [
@@ -121,7 +121,7 @@ def _fresh(scrape: Scrape) -> Readings | None:
 
 
 def _scraped_view(scrape: Scrape, info: ServerInfo | None) -> ServerView:
-    """Describe a server by its page, and by what the orchestrator says of it."""
+    """Describe a server by its page and by the orchestrator's report."""
     role = "unknown" if scrape.readings is None else _scraped_role(scrape.readings.now)
     name = info.name if info is not None else scrape.page.source.name
     fresh, state, problem = _fresh(scrape), _state(info, scrape), scrape.problem
@@ -140,7 +140,7 @@ def _scraped_view(scrape: Scrape, info: ServerInfo | None) -> ServerView:
 
 
 def _unscraped_view(info: ServerInfo) -> ServerView:
-    """Describe a server by what the orchestrator says alone."""
+    """Describe a server by the orchestrator's report alone."""
     return ServerView(
         name=info.name,
         role=_reported_role(info),
@@ -155,7 +155,7 @@ def _unscraped_view(info: ServerInfo) -> ServerView:
 
 
 def _state(info: ServerInfo | None, scrape: Scrape | None = None) -> str:
-    """Say how a server is. If the orchestrator works with it, it is there, whatever is seen."""
+    """Return a server's state. A server that the orchestrator uses is up in any case."""
     if info is not None and info.ready:
         return state_of(info)
     if scrape is not None and scrape.problem:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paceline_local.metrics_pages import Source
     from paceline_local.metrics_samples import Samples
 
-# An address that its name no longer has is shown as gone for so long.
+# So long an address is shown as gone after its name no longer has it.
 _FORGET_SECONDS = 60.0
 _REMOVED = "its name no longer has this address"
 _UNRESOLVED = "its name cannot be looked up in time"
@@ -32,7 +32,7 @@ class Scrape:
 
     Attributes:
         page: The page.
-        readings: Its last answer; None if it never answered.
+        readings: The page's last answer; None if it never answered.
         problem: Why it did not answer this time; empty if it did.
         gone_seconds: Time since its last answer; 0 if it answered now or never.
     """

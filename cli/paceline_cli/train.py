@@ -1,4 +1,4 @@
-"""`paceline train KIND`: make what lets a target draft for itself."""
+"""`paceline train KIND`: train an adapter, with which a target drafts for itself."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ paceline train streams --model ~/big --data texts.txt --fine-tune ~/tuned --out 
 """
 _MOST_DATA_BYTES = 4 << 30  # of a text: its tokens take several times that in memory
 _CHECKPOINT_FILE = "checkpoint.pt"
-# Of a text without a validation text of its own: the end, from which nothing is learnt.
+# Without a validation text, the data's end is kept out of training for this purpose.
 _VALIDATION_SHARE = 20
 # Speculative Streaming: 5 epochs at 5e-4, linear. Medusa's script: 1 to 2 epochs at 1e-3, cosine,
 # warming up for a tenth.
@@ -40,7 +40,7 @@ _PAPERS: dict[str, dict[str, Any]] = {
     "medusa": {"epochs": 2, "rate": 1e-3, "decay": "cosine", "warm_up_share": 0.1},
     "streams": {"epochs": 5, "rate": 5e-4, "decay": "linear", "warm_up_share": 0.0},
 }
-# Where the model learns, too. Speculative Streaming: each guess's loss weighs 0.1. Medusa-2: the
+# With --fine-tune. Speculative Streaming: each guess's loss has the weight 0.1. Medusa-2: the
 # first head's 0.2, each further one's 0.8 of that; heads learn alone at first (half of the steps,
 # since each was an epoch), and four times as fast as the model.
 _JOINT_RATE = 5e-4
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str]) -> int:
     from paceline_training.training import CheckpointError
     from paceline_training.windows import TextTooShortError
 
-    # Another number of threads rounds otherwise, and a seed would not say what comes out.
+    # Another number of threads rounds differently, so a seed alone would not fix the result.
     torch.set_num_threads(settings.threads)
     try:
         _train(settings)
@@ -216,7 +216,7 @@ def _sizes(settings: TrainSettings, files: ModelFiles) -> AdapterSizes:
         kind=settings.kind,
         reach=settings.reach,
         layers=layers if is_streams else 0,
-        # In a model that learns they share its weights.
+        # In a fine-tuned model the heads share its weights.
         rank=settings.rank if is_streams and settings.fine_tune is None else 0,
         exit_rank=settings.exit_rank if is_streams else 0,
         tree_nodes=settings.tree_nodes,

@@ -1,4 +1,4 @@
-"""Where servers show their metrics, and how to read all of these pages at once."""
+"""The servers' metrics pages: finds their addresses and reads them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PageError(Exception):
-    """A page that cannot be read. The text says why, in a few words."""
+    """A page cannot be read; the text says why in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,13 @@ class Page:
 
     @property
     def address(self) -> str:
-        """The host with the port, as people write it."""
+        """The host and the port, as people write them."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.source.port}" if self.source.port is not None else host
 
     @property
     def url(self) -> str:
-        """Where to read it."""
+        """The page's URL."""
         return f"{self.source.scheme}://{self.address}{self.source.path}"
 
 
@@ -69,14 +69,14 @@ def parse_sources(texts: Iterable[str]) -> tuple[Source, ...]:
     """Read addresses of pages.
 
     Raises:
-        InvalidFieldError: One is not of the form.
+        InvalidFieldError: An address is malformed.
     """
     return tuple(_parse(text) for text in texts)
 
 
 def _parse(text: str) -> Source:
     name, equals, place = text.partition("=")
-    if not equals or "/" in name:  # an = of a URL's own
+    if not equals or "/" in name:  # the = is part of a URL
         name, place = "", text
     try:
         parts = urlsplit(place if "://" in place else f"http://{place}")
@@ -113,7 +113,7 @@ async def read_page(session: aiohttp.ClientSession, page: Page) -> Samples:
     """Read a page.
 
     Raises:
-        PageError: It cannot be read, or is none.
+        PageError: The page cannot be read, or has no metrics.
     """
     try:
         async with session.get(page.url) as response:
