@@ -60,7 +60,7 @@ func checkTimeout(timeout time.Duration) (time.Duration, error) {
 	return timeout, nil
 }
 
-// A retryBudget is how often a client may try again, all its generations together.
+// A retryBudget limits how often a client's generations retry, all of them together.
 //
 // It makes them wait rather than fail: when an orchestrator dies, all its streams have a right to go
 // on elsewhere, but not to knock at a closed door in chorus. Any goroutine may use it.
@@ -128,8 +128,8 @@ type resumption struct {
 	budget       *retryBudget
 
 	endpointCount int
-	at            *endpoint          // who is asked now
-	asked         map[*endpoint]bool // who has failed since the last text; the others come first
+	at            *endpoint          // the endpoint that is asked now
+	asked         map[*endpoint]bool // endpoints that failed since the last text; the others come first
 	rounds        int
 	heard         bool
 }
@@ -152,7 +152,7 @@ func newFailover(endpointCount int, budget *retryBudget) *resumption {
 	return r
 }
 
-// hear says that text has come: whoever failed before may do better now.
+// hear notes that text has come: endpoints that failed earlier may be asked again.
 func (r *resumption) hear() {
 	r.heard, r.rounds, r.resendCount = true, 0, 0
 	r.forget()
@@ -220,7 +220,7 @@ func (r *resumption) resend(broken *Error, remaining time.Duration) (time.Durati
 	return pause, true
 }
 
-// roundDelay is as long as the server says; else longer each time; and longer by chance.
+// roundDelay is the server's own delay, or doubles each time; a random part is added.
 func (r *resumption) roundDelay(broken *Error) time.Duration {
 	delay := broken.RetryAfter
 	if delay <= 0 {

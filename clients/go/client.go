@@ -142,7 +142,7 @@ func (c *Client) askOne(ctx context.Context, asked map[*endpoint]bool) (*endpoin
 	return at, readSystemInfo(response), nil
 }
 
-// Close closes the connections, and cancels what runs on them.
+// Close closes the connections, and cancels the calls on them.
 func (c *Client) Close() error {
 	c.close.Do(func() { close(c.closed) })
 	return c.endpoints.close()

@@ -73,7 +73,7 @@ func (c *connection) renew() error {
 	return nil
 }
 
-// close closes every wire, and with them what runs.
+// close closes every wire, and cancels its calls.
 func (c *connection) close() error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -106,7 +106,7 @@ func (l *lease) decode(ctx context.Context, failure error) *Error {
 	return decoded
 }
 
-// end gives the wire back. It can be called again.
+// end gives the wire back. A second call does nothing.
 func (l *lease) end() {
 	l.release.Do(func() {
 		if l.atEnd != nil {
@@ -118,7 +118,7 @@ func (l *lease) end() {
 		l.calls--
 		if l.left && l.calls == 0 && c.wires[l.wire] {
 			delete(c.wires, l.wire)
-			_ = l.channel.Close() // nothing runs on it, and nobody waits for it
+			_ = l.channel.Close() // no call runs on it
 		}
 	})
 }

@@ -16,7 +16,7 @@ import (
 // and holds for the whole process, so this client has a resolver of its own.
 const leastBetweenLookups = time.Second
 
-// A name is what DNS is asked for.
+// A name is the name that DNS is asked for.
 type name struct {
 	host, port string
 	server     string // which name server, HOST:PORT; empty: the system's
@@ -25,7 +25,7 @@ type name struct {
 // lookUps makes a channel look a name up as this file says.
 func (n name) lookUps() grpc.DialOption { return grpc.WithResolvers(n) }
 
-// nameOf returns what DNS is asked for: "HOST:PORT", or "//SERVER/HOST:PORT" as gRPC has it.
+// nameOf returns the name that DNS is asked for: "HOST:PORT", or "//SERVER/HOST:PORT" as gRPC has it.
 func nameOf(address string) name {
 	slash := strings.LastIndex(address, "/")
 	server := strings.Trim(address[:slash+1], "/")
@@ -60,7 +60,7 @@ type lookups struct {
 func (l *lookups) ResolveNow(resolver.ResolveNowOptions) {
 	select {
 	case l.again <- struct{}{}:
-	default: // that is what will be done
+	default: // a lookup is already pending
 	}
 }
 
@@ -83,7 +83,7 @@ func (l *lookups) follow(ctx context.Context) {
 		again := l.again
 		if err != nil {
 			l.tell.ReportError(err)
-			again = nil // nobody has to ask for another attempt
+			again = nil // the next attempt needs no request
 		} else {
 			l.tell.UpdateState(resolver.State{Addresses: l.name.addresses(hosts)})
 		}

@@ -42,7 +42,7 @@ type ResumeOption interface {
 	isResumeOption()
 }
 
-// generation is what options change.
+// generation has the fields that options change.
 type generation struct {
 	request        *pb.GenerateRequest
 	resumeAttempts int
@@ -70,7 +70,7 @@ func (resumeAttempts) isResumeOption() {}
 // until all of them have been asked in vain, again and again. 0 leaves it to the caller.
 func WithResumeAttempts(attempts int) ResumeOption { return resumeAttempts(attempts) }
 
-// WithMaxTokens sets how many tokens to generate at most. Default 256, or what the context leaves.
+// WithMaxTokens sets the most tokens to generate. Default 256, or fewer if the context has less room.
 func WithMaxTokens(count int) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
 		return setCount(&r.MaxTokens, "max_tokens", count)
@@ -99,7 +99,7 @@ func WithTopK(k int) GenerateOption {
 	})
 }
 
-// WithTopP keeps the most likely tokens whose probabilities reach p; 1 (the default) keeps all.
+// WithTopP keeps the fewest likeliest tokens whose probabilities add up to p; 1 (the default) keeps all.
 func WithTopP(p float64) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
 		return setFloat(&sampling(r).TopP, "top_p", p)
@@ -113,7 +113,7 @@ func WithMinP(p float64) GenerateOption {
 	})
 }
 
-// WithSeed sets the seed, in [0, 2^53). With the same seed the text is the same, whatever the
+// WithSeed sets the seed, in [0, 2^53). The same seed gives the same text, with every
 // strategy. Default: chosen, and told in Started.
 func WithSeed(seed uint64) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
@@ -168,7 +168,7 @@ func WithBranches(count int) GenerateOption {
 	})
 }
 
-// WithDrafter sets who drafts. Default: servers, and Max-Gram while there is none.
+// WithDrafter sets the drafter. Default: servers, and Max-Gram while there is none.
 func WithDrafter(kind DrafterKind) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
 		number, err := enumNumber("drafter", pb.DrafterKind_name, string(kind))
@@ -177,7 +177,7 @@ func WithDrafter(kind DrafterKind) GenerateOption {
 	})
 }
 
-// WithRule sets what the output promises. Default RuleExact.
+// WithRule sets the promise about the output. Default RuleExact.
 func WithRule(rule VerificationRule) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
 		number, err := enumNumber("rule", pb.VerificationRule_name, string(rule))

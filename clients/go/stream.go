@@ -10,11 +10,11 @@ import (
 	pb "github.com/paceline/paceline/clients/go/paceline/v1"
 )
 
-// A Stream is a generation as it streams, in the manner of bufio.Scanner: Next moves on, Chunk is what
+// A Stream is a generation as it streams, like bufio.Scanner: Next moves on, Chunk is what
 // it moved to, and Err, after the loop, is why it ended.
 //
-// Closing it, or cancelling its context, cancels the RPC, and with it everything the servers do for it.
-// What was received stays: Client.Resume goes on from there. A stream that was read to its end needs no
+// Closing it, or cancelling its context, cancels the RPC, and all work of the servers for it.
+// The received part stays: Client.Resume goes on from there. A stream that was read to its end needs no
 // Close; any other holds a goroutine until then, or until its deadline.
 //
 // One goroutine at a time may use a Stream, but Close may be called by any. Where a second one calls Next
@@ -35,7 +35,7 @@ type Stream struct {
 	readers int32 // in Next now
 	misused int32 // 1 once there were two
 
-	mutex sync.Mutex // guards what follows
+	mutex sync.Mutex // guards the fields below
 	wire  *lease     // what the call runs on
 }
 
@@ -49,7 +49,7 @@ func (s *Stream) Next() bool {
 	return false
 }
 
-// NextEvent moves on to the next chunk or, with WithStreamTimeline, to what happens behind them.
+// NextEvent moves on to the next chunk or, with WithStreamTimeline, to the next timeline event.
 func (s *Stream) NextEvent() bool {
 	if atomic.AddInt32(&s.readers, 1) > 1 {
 		atomic.StoreInt32(&s.misused, 1)
@@ -67,16 +67,16 @@ func (s *Stream) NextEvent() bool {
 	return s.event != nil
 }
 
-// Chunk is what Next moved to.
+// Chunk is the chunk that Next moved to.
 func (s *Stream) Chunk() Chunk {
 	chunk, _ := s.event.(Chunk)
 	return chunk
 }
 
-// Event is what NextEvent moved to.
+// Event is the event that NextEvent moved to.
 func (s *Stream) Event() Event { return s.event }
 
-// Err is why Next was false: nil at the end of the generation, and else an *Error.
+// Err is the reason why Next was false: nil at the end of the generation, otherwise an *Error.
 func (s *Stream) Err() error {
 	if atomic.LoadInt32(&s.misused) == 1 {
 		return invalidField("generation", "has two readers: let one read it, or give each its own by Resume")
@@ -102,7 +102,7 @@ func (s *Stream) Events() func(yield func(Event, error) bool) {
 	return func(yield func(Event, error) bool) { each(s, s.NextEvent, s.Event, yield) }
 }
 
-// each yields what a stream moves to, until it ends or nobody wants more.
+// each yields what a stream moves to, until it ends or the caller stops.
 func each[T any](s *Stream, next func() bool, at func() T, yield func(T, error) bool) {
 	defer s.Close()
 	for next() {
@@ -135,7 +135,7 @@ func (s *Stream) Text() (string, error) {
 	return completion.Text(), nil
 }
 
-// Close cancels the RPC, if it is running. It can be called again.
+// Close cancels the RPC, if it runs. A second call does nothing.
 func (s *Stream) Close() {
 	s.cancel()
 	s.giveBack()
@@ -195,7 +195,7 @@ func (s *Stream) receive() (*pb.GenerateResponse, error) {
 	return s.call.Recv()
 }
 
-// begin asks for what is missing.
+// begin returns the request for the missing part.
 func (s *Stream) begin() error {
 	along, err := s.client.options.alongWith(s.ctx)
 	if err != nil {

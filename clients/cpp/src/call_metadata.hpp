@@ -1,4 +1,4 @@
-// What goes along with calls beside their messages: headers, and who calls.
+// The metadata of a client's calls: headers, and the bearer token.
 
 #ifndef PACELINE_SRC_CALL_METADATA_HPP_
 #define PACELINE_SRC_CALL_METADATA_HPP_
@@ -19,7 +19,7 @@ using MetadataPairs = std::vector<std::pair<std::string, std::string>>;
 /// secret.
 void check_metadata(const Metadata& metadata);
 
-/// A client's headers and credentials, found again for each call. Any thread may use it, if the
+/// A client's headers and token, determined for each call. Any thread may use it, if the
 /// client's functions allow that.
 class CallMetadata {
  public:

@@ -165,7 +165,7 @@ bool CallPlan::begin_round(const PacelineError& error) {
   return rounds_ < kRoundsUnheard && !is<OverloadedError>(error);
 }
 
-// As long as the server says; else longer each time.
+// The server's own delay; without one, a delay that doubles each time.
 Seconds CallPlan::round_delay(const PacelineError& error) {
   asked_.clear();
   const auto own = next_delay_;

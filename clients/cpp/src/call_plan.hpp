@@ -1,4 +1,4 @@
-// When to give up and when to try again: times, delays and their budget, without I/O.
+// When a client tries again, and when it gives up: deadlines, delays and their budget, no I/O.
 
 #ifndef PACELINE_SRC_CALL_PLAN_HPP_
 #define PACELINE_SRC_CALL_PLAN_HPP_
@@ -24,10 +24,10 @@ Seconds checked_timeout(Seconds timeout);
 /// Throws InvalidFieldError if it is negative.
 std::optional<int> checked_attempts(std::optional<int> resume_attempts);
 
-/// Whether a server took no more streams on a connection that stands: nobody began to work.
+/// Whether the server refused a stream unread, on a connection that works.
 bool is_refused_stream(const PacelineError& error);
 
-/// How often a client may try again, all its generations together.
+/// Limits how often a client's generations retry, all of them together.
 ///
 /// It makes them wait rather than fail: when an orchestrator dies, all its streams have a right to
 /// go on elsewhere, but not to knock at a closed door in chorus. Any thread may use it.
@@ -47,7 +47,7 @@ class RetryBudget {
   Seconds around(Seconds delay);
 
  private:
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the fields below
   std::function<double()> chance_;
   std::optional<SteadyClock::time_point> next_;  // when one a time, without pause, would be due
 };
@@ -65,10 +65,10 @@ class CallPlan {
   /// The time left for the next call.
   Seconds remaining(Clock::time_point now = Clock::now()) const;
 
-  /// Who has failed since the last text.
+  /// The endpoints that failed since the last text.
   const Asked& asked() const { return asked_; }
 
-  /// Text has come: whoever failed before may do better now.
+  /// Note that text has come: endpoints that failed earlier may be asked again.
   void hear();
 
   /// How long to wait before going on after an error of `at`; nothing, where another endpoint is

@@ -15,7 +15,7 @@
 
 namespace paceline {
 namespace detail {
-/// What all calls of a client share.
+/// The common state of a client's calls.
 class ClientState {
  public:
   ClientState(const std::string& addresses, const ClientOptions& options)
@@ -41,7 +41,7 @@ class ClientState {
   const Seconds timeout_;
 };
 
-/// What a generation, and whoever reads it, share.
+/// The state that a generation shares with its reader.
 class GenerationState {
  public:
   GenerationState(std::shared_ptr<ClientState> client, Transcript so_far, const CallOptions& call)
@@ -108,7 +108,7 @@ class GenerationState {
   const std::optional<int> resume_attempts_;
   const Metadata own_metadata_;
   std::atomic<bool> is_read_{false};
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the fields below
   std::condition_variable cancelled_changed_;
   bool cancelled_ = false;
   std::weak_ptr<Call> call_;

@@ -37,7 +37,7 @@ ChannelOptions default_options() {
       {"grpc.min_reconnect_backoff_ms", 10'000},
       {"grpc.max_reconnect_backoff_ms", 500},
       {"grpc.max_receive_message_length", 64 * 1024 * 1024},
-      // Else a new channel would go on with the connection of the one before.
+      // Without it a new channel would use the connection of the channel before.
       {"grpc.use_local_subchannel_pool", 1},
   };
 }

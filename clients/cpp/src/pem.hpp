@@ -1,4 +1,4 @@
-// Whether TLS can use what PEM files hold; gRPC would try to connect with it, again and again.
+// Whether TLS can use the contents of PEM files; gRPC would retry the connection for ever.
 
 #ifndef PACELINE_SRC_PEM_HPP_
 #define PACELINE_SRC_PEM_HPP_

@@ -1,4 +1,4 @@
-// What a client asks for, turned into the wire's request.
+// Turns a generation's options into the wire's request.
 
 #ifndef PACELINE_SRC_REQUEST_HPP_
 #define PACELINE_SRC_REQUEST_HPP_

@@ -10,7 +10,7 @@
 
 namespace paceline::detail {
 
-/// Rebuild the error that a server raised, or name what the transport did.
+/// Rebuild the error that a server raised, or name the transport's error.
 ///
 /// Never fails: details that are no google.rpc.Status, or have no reason that this version knows,
 /// leave the class to the status code.

@@ -60,7 +60,10 @@ export function checkMetadata(metadata: CallMetadata = {}): void {
       throw InvalidFieldError.of("metadata", description);
     }
     if (lower.endsWith("-bin") !== value instanceof Uint8Array) {
-      throw InvalidFieldError.of("metadata", `${name}: a name that ends in -bin takes bytes, every other name takes text`);
+      throw InvalidFieldError.of(
+        "metadata",
+        `${name}: a name that ends in -bin takes bytes, every other name takes text`,
+      );
     }
     if (!(value instanceof Uint8Array || (typeof value === "string" && /^[ -~]*$/.test(value)))) {
       throw InvalidFieldError.of("metadata", `${name}: must be printable ASCII`);

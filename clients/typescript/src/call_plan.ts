@@ -1,4 +1,4 @@
-/** When to give up and when to try again: times, delays and their budget, without I/O. */
+/** When a client tries again, and when it gives up: deadlines, delays and their budget, no I/O. */
 
 import {
   ConnectionLostError,
@@ -78,7 +78,7 @@ export function checkedAttempts(attempts: number): number {
 }
 
 /**
- * How often a client may try again, all its generations together.
+ * Limits how often a client's generations retry, all of them together.
  *
  * It makes them wait rather than fail: when an orchestrator dies, all its streams have a right to go
  * on elsewhere, but not to knock at a closed door in chorus.
@@ -135,7 +135,7 @@ export class CallPlan {
     return Math.max(0, this.#deadline - this.#clock());
   }
 
-  /** Text has come: whoever failed before may do better now. */
+  /** Note that text has come: endpoints that failed earlier may be asked again. */
   hear(): void {
     this.#mostRounds = ROUNDS;
     this.#rounds = 0;
@@ -224,7 +224,7 @@ export class CallPlan {
     return own + this.#chance() * Math.min(own / 2, LONGEST_JITTER_SECONDS);
   }
 
-  /** As long as the server says; else longer each time. */
+  /** The server's own delay; without one, a delay that doubles each time. */
   #nextDelay({ retryAfterSeconds = 0 }: TryAgainError): number {
     const own = this.#delaySeconds;
     this.#delaySeconds = Math.min(2 * own, LONGEST_DELAY_SECONDS);
@@ -232,7 +232,7 @@ export class CallPlan {
   }
 }
 
-/** Whether a server took no more streams on a connection that stands: nobody began to work. */
+/** Whether the server refused a stream unread, on a connection that works. */
 function isRefusedStream(error: unknown): boolean {
   return error instanceof ConnectionLostError && REFUSED_STREAM.test(error.message);
 }

@@ -93,7 +93,7 @@ export class Client implements Disposable {
   }
 
   /**
-   * Continue a prompt. Nothing is sent before the result is iterated over or awaited.
+   * Continue a prompt. The request is not sent before the result is iterated over or awaited.
    *
    * @param prompt Text, or token ids.
    * @throws InvalidFieldError An option has a value that cannot be sent, or a time or number of
@@ -106,7 +106,7 @@ export class Client implements Disposable {
   }
 
   /**
-   * Go on with a generation that was left or broken, here or at another orchestrator.
+   * Continue a generation that was left or broken, here or at another orchestrator.
    *
    * Iterating gives what is missing; `collect` and `text` give the whole.
    */
@@ -114,7 +114,7 @@ export class Client implements Disposable {
     return this.#generation(generation.transcript.branch(), settings);
   }
 
-  /** Describe the models and servers the orchestrator works with now. */
+  /** Describe the models and servers that the orchestrator works with now. */
   async info(settings: CallSettings = {}): Promise<SystemInfo> {
     const plan = new CallPlan(checkedTimeout(settings.timeoutSeconds ?? this.#timeoutSeconds), {
       endpointCount: this.#endpoints.all.length,
@@ -158,7 +158,7 @@ export class Client implements Disposable {
     }
   }
 
-  /** Close the connections, and cancel what runs on them. */
+  /** Close the connections, and cancel the calls on them. */
   close(): void {
     this.#closing.abort(new ClientCancelledError("the client was closed"));
     this.#endpoints.close();

@@ -21,7 +21,7 @@ type answer struct {
 	ElapsedSeconds    float64       `json:"elapsed_seconds"`
 }
 
-// A report is what was read of one stream.
+// A report has the received data of one stream.
 type report struct {
 	Chunks   []chunkReport   `json:"chunks"`
 	Text     string          `json:"text"`
