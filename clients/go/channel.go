@@ -27,7 +27,7 @@ const (
 	connectTimeout  = 10 * time.Second
 )
 
-// TLS is how to trust the server, and how to be trusted by it (mTLS): PEM, in files or as bytes.
+// TLS has the certificates of TLS and mTLS: PEM, in files or as bytes.
 type TLS struct {
 	// CAFile has the trusted certificate authorities. Default: the system's.
 	CAFile string

@@ -25,8 +25,8 @@ type endpoint struct {
 	restsUntil time.Time
 }
 
-// endpoints are all of them; requests are spread over those that serve. What is known of an address is
-// what its calls have told: nothing is asked for that alone. Any goroutine may use them.
+// endpoints are all of them; requests are spread over those that serve. An endpoint is judged by the
+// outcomes of its calls: no call is made for that purpose. Any goroutine may use them.
 type endpoints struct {
 	all   []*endpoint
 	now   func() time.Time

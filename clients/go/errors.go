@@ -133,7 +133,7 @@ type Error struct {
 	Metadata map[string]string
 	// Violations lists the wrong fields of an ErrInvalidField.
 	Violations []FieldViolation
-	// RetryAfter is when a retry makes sense; 0 if the server did not say.
+	// RetryAfter is the time until a retry is useful; 0 if the server did not say.
 	RetryAfter time.Duration
 
 	cause error
@@ -142,7 +142,7 @@ type Error struct {
 // Error is the message, with the kind's name before it.
 func (e *Error) Error() string { return e.Kind.Error() + ": " + e.Message }
 
-// Unwrap is what the call failed with, such as a gRPC status or a context's error; nil where this package
+// Unwrap is the cause of the failure, such as a gRPC status or a context's error; nil where this package
 // found the fault itself.
 func (e *Error) Unwrap() error { return e.cause }
 
@@ -153,10 +153,10 @@ func (e *Error) Code() codes.Code { return factsOf[e.Kind].code }
 // ErrConnectionLost, which no server says.
 func (e *Error) Reason() string { return factsOf[e.Kind].reason }
 
-// TryAgain tells whether the same call may work in a moment, here or at another orchestrator.
+// TryAgain says whether the same call may work in a moment, here or at another orchestrator.
 func (e *Error) TryAgain() bool { return e.Is(ErrTryAgain) }
 
-// Is makes errors.Is true for the error's kind, and for those above it.
+// Is makes errors.Is true for the error's kind, and for the kinds above it.
 func (e *Error) Is(target error) bool {
 	for kind := e.Kind; kind != ""; kind = factsOf[kind].parent {
 		if target == error(kind) {

@@ -8,7 +8,7 @@ import (
 // A generation's messages as plain data, without protobuf. Names and meanings are those of
 // orchestrator_service.proto. Positions are absolute: they count the prompt.
 
-// Unknown, in each word type below, is what a newer server says and this client has no word for.
+// Unknown, in each word type below, is a value of a newer server that this client does not know.
 const unknown = "unknown"
 
 // A Strategy is how a request is decoded. The output is the same with every strategy.
@@ -107,9 +107,9 @@ type Started struct {
 // An Event is a Chunk or a TimelineEvent.
 type Event interface{ isEvent() }
 
-// A Chunk is final tokens and their text. Origins and TextLengths (the characters of Text that it adds)
-// have one for each token and, if asked for, Logprobs and TopLogprobs: what was likeliest at its place,
-// the likeliest first. The slices are the stream's own: do not change them.
+// A Chunk is final tokens and their text. Origins and TextLengths (the characters that the token adds to
+// Text) have one entry for each token. So have, if requested, Logprobs and TopLogprobs: the likeliest
+// tokens at the position, the likeliest first. The slices are the stream's own: do not change them.
 type Chunk struct {
 	Position    int
 	TokenIDs    []uint32
@@ -126,8 +126,8 @@ type TokenLogprob struct {
 	Logprob float64
 }
 
-// A TimelineEvent is a draft, a verification, or what became of them. Start and End count from the
-// request's arrival.
+// A TimelineEvent is a draft, a verification or its result. Start and End count from the request's
+// arrival.
 type TimelineEvent struct {
 	Kind             TimelineEventKind
 	Server           string
@@ -136,27 +136,26 @@ type TimelineEvent struct {
 	TokenIDs         []uint32
 	CallID           int
 	SpeculationDepth int
-	// BranchTokenCount counts tokens beside the chain: of a draft those that it found, of a
-	// verification those that it judges.
+	// BranchTokenCount counts tokens beside the chain in a draft or a verification.
 	BranchTokenCount int
-	// IsBranch is true of a verification of what is beside the chain.
+	// IsBranch is true for a verification of tokens beside the chain.
 	IsBranch bool
 }
 
 func (Chunk) isEvent()         {}
 func (TimelineEvent) isEvent() {}
 
-// Usage is tokens in the prompt, and tokens generated, resumed ones included. Of the prompt's,
-// CachedPromptTokenCount had been computed before, for an earlier request of this client.
+// Usage is tokens in the prompt, and tokens generated, resumed ones included. CachedPromptTokenCount
+// prompt tokens had been computed before, for an earlier request of this client.
 type Usage struct {
 	PromptTokenCount       int
 	CompletionTokenCount   int
 	CachedPromptTokenCount int
 }
 
-// Statistics has the times and counts of a generation, of a resumed one of its last part. Fallbacks counts
-// what went otherwise than planned by kind, such as "target_lost"; a kind that this client does not know is
-// "fallback 12".
+// Statistics has the times and counts of a generation, of a resumed one of its last part. Fallbacks
+// counts deviations from the plan by kind, such as "target_lost"; a kind that this client does not know
+// is "fallback 12".
 type Statistics struct {
 	TargetForwardCount        int
 	DrafterForwardCount       int
@@ -190,7 +189,7 @@ type ModelForwards struct {
 	Forward      time.Duration // time in these forwards
 }
 
-// Finished is the end of a generation; Timeline is there if asked for.
+// Finished is the end of a generation; Timeline is empty unless it was requested.
 type Finished struct {
 	FinishReason FinishReason
 	StopString   string
@@ -202,7 +201,7 @@ type Finished struct {
 	Timeline     []TimelineEvent
 }
 
-// A Completion is a whole generation; of a resumed one, all its parts.
+// A Completion is a whole generation, a resumed one from its start.
 type Completion struct {
 	Started           Started
 	Chunks            []Chunk
@@ -228,9 +227,9 @@ func (c *Completion) TokenIDs() []uint32 {
 	return tokens
 }
 
-// ServerInfo is a model server as the orchestrator sees it. Role is "drafter" or "target"; a role that
-// this client does not know is "role 12". Standing says in one word whether it is "used", "resting",
-// or not used and why, such as "other_dtype"; one that this client does not know is "standing 99", and
+// ServerInfo is a model server, as the orchestrator describes it. Role is "drafter" or "target"; a role
+// that this client does not know is "role 12". Standing is "used", "resting", or in one word why the
+// server is not used, such as "other_dtype"; a word that this client does not know is "standing 99", and
 // it is empty if the orchestrator is older than this field.
 type ServerInfo struct {
 	Name             string

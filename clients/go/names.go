@@ -11,9 +11,9 @@ import (
 	"google.golang.org/grpc/resolver"
 )
 
-// DNS is asked again when a connection ends: by grpc-go's own resolver not within 30 s of the last
-// time, in which pods with new addresses would not be found. What sets that is newer than grpc-go 1.33
-// and holds for the whole process, so this client has a resolver of its own.
+// DNS is asked again when a connection ends. grpc-go's own resolver waits 30 s between two queries: new
+// pods would not be found for so long. The option for this is newer than grpc-go 1.33 and holds for the
+// whole process, so this client has a resolver of its own.
 const leastBetweenLookups = time.Second
 
 // A name is the name that DNS is asked for.
@@ -36,10 +36,10 @@ func nameOf(address string) name {
 	return name{host: host, port: port, server: server}
 }
 
-// Scheme is that of the targets that it resolves.
+// Scheme is the scheme of the targets that it resolves.
 func (n name) Scheme() string { return "dns" }
 
-// Build begins to look up; what there is to look up it knows already.
+// Build begins to look the name up.
 func (n name) Build(_ resolver.Target, tell resolver.ClientConn, _ resolver.BuildOptions) (resolver.Resolver, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	l := &lookups{name: n, tell: tell, cancel: cancel, again: make(chan struct{}, 1), over: make(chan struct{})}
@@ -47,7 +47,7 @@ func (n name) Build(_ resolver.Target, tell resolver.ClientConn, _ resolver.Buil
 	return l, nil
 }
 
-// lookups follow where a name leads, for one channel.
+// lookups follow a name's addresses, for one channel.
 type lookups struct {
 	name   name
 	tell   resolver.ClientConn

@@ -17,8 +17,8 @@ import (
 // The received part stays: Client.Resume goes on from there. A stream that was read to its end needs no
 // Close; any other holds a goroutine until then, or until its deadline.
 //
-// One goroutine at a time may use a Stream, but Close may be called by any. Where a second one calls Next
-// while the first one waits, that is false, and Err is an ErrInvalidField, for both.
+// One goroutine at a time may use a Stream, but Close may be called by any. If a second one calls Next
+// while the first one waits, Next is false, and Err is an ErrInvalidField, for both.
 type Stream struct {
 	ctx        context.Context
 	cancel     context.CancelFunc
@@ -84,10 +84,11 @@ func (s *Stream) Err() error {
 	return s.err
 }
 
-// Started is what the generation will be; nil until it is known, which it is before the first chunk.
+// Started has seed, model and plan of the generation; nil before its first message, which comes before
+// the first chunk.
 func (s *Stream) Started() *Started { return s.transcript.started }
 
-// Finished is how it ended, with statistics; nil until it has.
+// Finished is the end, with statistics; nil until then.
 func (s *Stream) Finished() *Finished { return s.transcript.finished }
 
 // Chunks ranges over the rest: it is an iter.Seq2[Chunk, error]. An error comes last, with an empty
@@ -96,8 +97,8 @@ func (s *Stream) Chunks() func(yield func(Chunk, error) bool) {
 	return func(yield func(Chunk, error) bool) { each(s, s.Next, s.Chunk, yield) }
 }
 
-// Events ranges over the rest with what happens behind the chunks, if WithStreamTimeline asks for it: it
-// is an iter.Seq2[Event, error], and ends as Chunks does.
+// Events ranges over the rest with the timeline's events, if WithStreamTimeline asks for them: it is an
+// iter.Seq2[Event, error], and ends as Chunks does.
 func (s *Stream) Events() func(yield func(Event, error) bool) {
 	return func(yield func(Event, error) bool) { each(s, s.NextEvent, s.Event, yield) }
 }
@@ -116,7 +117,7 @@ func each[T any](s *Stream, next func() bool, at func() T, yield func(T, error) 
 	}
 }
 
-// Collect reads the rest and returns the whole; of a resumed generation, all its parts.
+// Collect reads the rest and returns the whole completion, a resumed one from its start.
 func (s *Stream) Collect() (*Completion, error) {
 	for s.Next() {
 	}
@@ -141,7 +142,7 @@ func (s *Stream) Close() {
 	s.giveBack()
 }
 
-// giveBack lets go of the wire of the call that is over.
+// giveBack gives back the wire of the ended call.
 func (s *Stream) giveBack() {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -150,7 +151,7 @@ func (s *Stream) giveBack() {
 	}
 }
 
-// step takes in one message. io.EOF says that the generation is whole.
+// step adds one message. io.EOF says that the generation is whole.
 func (s *Stream) step() error {
 	if s.call == nil && s.transcript.finished != nil {
 		return io.EOF // resumed when nothing was missing
@@ -182,7 +183,7 @@ func (s *Stream) step() error {
 	return s.wait(broken)
 }
 
-// receive returns nothing more once the stream is closed, not even what has arrived.
+// receive returns nothing after the stream is closed, not even messages that have arrived.
 func (s *Stream) receive() (*pb.GenerateResponse, error) {
 	if err := s.ctx.Err(); err != nil {
 		return nil, err
@@ -223,7 +224,8 @@ func (s *Stream) decode(failure error) *Error {
 	return s.wire.decode(s.ctx, failure)
 }
 
-// wait returns when it is time to go on after an error, or returns the error if that makes no sense.
+// wait returns when the generation may continue after an error, or returns the error if another attempt
+// is not useful.
 func (s *Stream) wait(broken *Error) error {
 	select {
 	case <-s.client.closed:

@@ -65,7 +65,7 @@ func (t *transcript) completion() (*Completion, error) {
 	}, nil
 }
 
-// branch returns a copy to go on with.
+// branch returns a copy that another generation continues.
 func (t *transcript) branch() *transcript {
 	twin := *t
 	twin.chunks = append([]Chunk(nil), t.chunks...)

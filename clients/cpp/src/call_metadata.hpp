@@ -23,11 +23,11 @@ void check_metadata(const Metadata& metadata);
 /// client's functions allow that.
 class CallMetadata {
  public:
-  /// Throws as check_metadata, of what is known already.
+  /// Throws as check_metadata for the metadata that is known before a call.
   CallMetadata(MetadataSource source, std::function<std::string()> token);
 
-  /// What goes along with a call that has metadata of its own. Throws as check_metadata, and what
-  /// the client's functions throw.
+  /// The metadata of a call, its own included. Throws as check_metadata, and the exceptions of the
+  /// client's functions.
   MetadataPairs pairs(const Metadata& own) const;
 
  private:

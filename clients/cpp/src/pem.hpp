@@ -9,7 +9,7 @@ namespace paceline::detail {
 
 /// Whether there is a certificate, and every one of them can be read.
 ///
-/// True of everything where gRPC was built with a TLS library of its own, which cannot be asked.
+/// Always true if gRPC was built with a TLS library of its own, which cannot be asked.
 bool has_certificates(const std::string& pem);
 
 /// Whether a certificate and a private key can be read, and belong together. See above.

@@ -8,8 +8,7 @@
 
 namespace paceline::detail {
 
-/// Throws InvalidFieldError for a value that its field cannot even hold; the server checks the
-/// rest.
+/// Throws InvalidFieldError if a field cannot hold the value; the server checks all other limits.
 v1::GenerateRequest build_request(const Prompt& prompt, const GenerateOptions& options);
 
 }  // namespace paceline::detail

@@ -13,7 +13,7 @@ namespace {
 
 using Text = std::optional<std::string>;
 
-// What an option holds, and its name in errors; a file's has its path, too.
+// An option's content, and its name in errors; for a file, its path, too.
 struct Pem {
   std::string field;
   std::string path;

@@ -33,7 +33,7 @@ _LONGEST_TIMEOUT_SECONDS = 7 * 86400.0
 # A draining orchestrator refuses for moments, until its name leads to another one.
 _REFUSALS = 3
 
-# So often a stream is sent again that a server refused unread (REFUSED_STREAM: too many streams on
+# A stream that a server refused unread is sent again so often (REFUSED_STREAM: too many streams on
 # one connection): 13 s in all.
 _RESENDS = 10
 

@@ -6,7 +6,7 @@ import { InvalidFieldError } from "./errors.js";
 /** Names and values; bytes go with names in -bin. */
 export type CallMetadata = Readonly<Record<string, string | Uint8Array>>;
 
-/** Metadata, or what is called for each call and returns it. */
+/** Metadata, or a function that returns it for each call. */
 export type MetadataSource = CallMetadata | (() => CallMetadata);
 
 /** Tells the bearer token, for each call again. */

@@ -59,9 +59,8 @@ export interface Route {
 }
 
 /**
- * All that a name leads to are connected to, and take turns. DNS is asked again when a connection
- * ends: by gRPC's default not within 30 s of the last time, in which pods with new addresses would
- * not be found.
+ * All addresses of a name are connected to, and take turns. DNS is asked again when a connection
+ * ends. gRPC's default waits 30 s between two queries: new pods would not be found for so long.
  */
 const SPREAD: ChannelOptions = {
   "grpc.dns_min_time_between_resolutions_ms": 1_000,

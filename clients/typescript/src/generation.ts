@@ -40,7 +40,7 @@ export type FinishReason = (typeof FINISH_REASONS)[number];
 export type TokenOrigin = (typeof TOKEN_ORIGINS)[number];
 /** The kind of a timeline event. */
 export type TimelineEventKind = (typeof TIMELINE_EVENT_KINDS)[number];
-/** A word of the list, or what a newer server says and this client has no word for. */
+/** A word of the list, or a value of a newer server that this client does not know. */
 export type OrUnknown<Word extends string> = Word | "unknown";
 
 /** The first message of a generation, before any token. */
@@ -71,9 +71,9 @@ export interface TokenLogprob {
 }
 
 /**
- * Final tokens and their text. `origins` and `textLengths` (the characters of `text`, as Unicode code
- * points, that it adds) have one for each and, if asked for, `logprobs` and `topLogprobs`: what was
- * likeliest at its place, the likeliest first.
+ * Final tokens and their text. `origins` and `textLengths` (the characters, as Unicode code points,
+ * that the token adds to `text`) have one entry for each token. So have, if requested, `logprobs`
+ * and `topLogprobs`: the likeliest tokens at the position, the likeliest first.
  */
 export interface Chunk {
   readonly type: "chunk";
@@ -194,8 +194,8 @@ export interface ServerInfo {
   /** Whether its logits for a sequence depend on this sequence alone, bit by bit. */
   readonly isInvariant: boolean;
   /**
-   * In one word whether it is "used", "resting", or not used and why, such as "other_dtype"; a newer
-   * one is "standing 99". Empty: the orchestrator is older than this field.
+   * "used", "resting", or in one word why the server is not used, such as "other_dtype"; a newer
+   * word is "standing 99". Empty: the orchestrator is older than this field.
    */
   readonly standing: string;
   /** The rest of a sentence that begins with the server's name; may be empty. */

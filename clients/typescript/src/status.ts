@@ -47,8 +47,8 @@ const CLASS_OF_CODE: ReadonlyMap<StatusCode, ErrorClass> = new Map<StatusCode, E
 /**
  * Rebuild the error that a server raised, or name the transport's error.
  *
- * Details that are no `google.rpc.Status`, or have no reason that this version knows, leave the
- * class to the status code. A value that is not a status is returned unchanged.
+ * If the details are not a `google.rpc.Status`, or have no reason that this version knows, the
+ * status code decides the class. A value that is not a status is returned unchanged.
  */
 export function decode(error: unknown): unknown {
   if (!isServiceError(error)) {

@@ -29,8 +29,8 @@ interface GenerationSettings {
  * A generation as it streams; iterating sends the request. `Client.generate` makes it.
  *
  * Leaving the iteration (break, return, an exception), aborting the signal, `close`, and closing
- * the client cancel the RPC, and all work of the servers for it. The received part stays:
- * iterating again, or after `close` `Client.resume`, goes on from there.
+ * the client cancel the RPC, and all work of the servers for it. The received part stays: a new
+ * iteration continues there, and after `close` so does `Client.resume`.
  *
  * It has one reader at a time; a second one gets an `InvalidFieldError`.
  *

@@ -95,8 +95,8 @@ class EventRange {
 /// A generation as it streams; iterating sends the request.
 ///
 /// Cancellation: leaving the loop (break, return, an exception) cancels the RPC and waits for its
-/// end, and all work of the servers for it. So does the destructor. What was
-/// received stays: iterating again, or after cancel() Client::resume, goes on from there.
+/// end, and all work of the servers for it. So does the destructor. What was received stays: a new
+/// iteration continues there, and after cancel() so does Client::resume.
 ///
 /// Concurrency: one reader at a time, and a second one gets an InvalidFieldError; cancel() may be
 /// called by any thread.
@@ -142,8 +142,8 @@ class Generation {
 ///     paceline::Client client("127.0.0.1:50050");
 ///     for (const auto& chunk : client.generate("def fib(n):")) std::cout << chunk.text;
 ///
-/// Where there are several, requests are spread over those that serve, and what one of them leaves
-/// unfinished goes on at another: under Exact with the text that it would have had there.
+/// The client spreads requests over the orchestrators that serve. A generation that one of them
+/// leaves unfinished continues at another: under Exact the text is the same.
 ///
 /// A generation keeps the connections, so it may outlive its client.
 class Client {
@@ -151,8 +151,8 @@ class Client {
   /// `address` is HOST:PORT, also with a gRPC scheme, such as dns:///HOST:PORT, or several of them
   /// separated by commas; a name can lead to several, too. Throws InvalidFieldError if one is
   /// malformed, if TLS material is unusable, if metadata cannot be sent, if the timeout is
-  /// negative, or if plaintext would leave this machine unasked. Connections themselves are made by
-  /// calls.
+  /// negative, or if plaintext would leave this machine without `insecure`. Connections themselves
+  /// are made by calls.
   explicit Client(const std::string& address, const ClientOptions& options = {});
 
   /// Continue a prompt. The request is not sent before the result is iterated over or collected.
@@ -162,7 +162,7 @@ class Client {
                       const CallOptions& call = {}) const;
 
   /// Continue a generation that was left or broken, here or at another orchestrator. Iterating
-  /// gives what is missing; collect() and text() give the whole.
+  /// gives the missing part; collect() and text() give the whole.
   Generation resume(const Generation& generation, const CallOptions& call = {}) const;
 
   /// Describe the models and servers that the orchestrator works with now. Asks one orchestrator

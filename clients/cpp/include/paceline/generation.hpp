@@ -37,9 +37,9 @@ struct TokenLogprob {
   double logprob = 0;
 };
 
-/// Final tokens and their text. `origins` and `text_lengths` (the characters of `text` that it adds)
-/// have one for each and, if asked for, `logprobs` and `top_logprobs`: what was likeliest at its
-/// place, the likeliest first.
+/// Final tokens and their text. `origins` and `text_lengths` (the characters that the token adds to
+/// `text`) have one entry for each token. So have, if requested, `logprobs` and `top_logprobs`: the
+/// likeliest tokens at the position, the likeliest first.
 struct Chunk {
   std::int64_t position = 0;
   std::vector<std::int64_t> token_ids;
@@ -144,8 +144,8 @@ struct ServerInfo {
   std::int64_t decode_step_ns = 0;
   std::string self_draft_kind;  ///< Its kind of adapter, such as "medusa"; or empty.
   bool is_invariant = false;    ///< Its logits depend on one sequence alone.
-  /// In one word whether it is "used", "resting", or not used and why, such as "other_dtype"; a newer
-  /// one is "standing 99". Empty: the orchestrator is older than this field.
+  /// "used", "resting", or in one word why the server is not used, such as "other_dtype"; a newer
+  /// word is "standing 99". Empty: the orchestrator is older than this field.
   std::string standing;
   std::string standing_detail;  ///< More on that, for people; may be empty.
 };

@@ -35,7 +35,7 @@ struct Tls {
 /// Metadata of calls: printable ASCII by name, or bytes if the name ends in "-bin".
 using Metadata = std::map<std::string, std::string>;
 
-/// Metadata, or what is called for each call and returns it.
+/// Metadata, or a function that returns it for each call.
 using MetadataSource = std::variant<Metadata, std::function<Metadata()>>;
 
 /// A value of one of gRPC's channel arguments.
@@ -47,19 +47,19 @@ struct ClientOptions {
   bool insecure = false;    ///< Allow plaintext to another machine.
   Seconds timeout{120};     ///< The default deadline of a call; more than a week is a week.
   MetadataSource metadata;  ///< Goes along with every call.
-  /// Called for each call, resumptions included: what it returns goes along as "authorization:
-  /// Bearer ...". What it throws, the call throws.
+  /// Called for each call, resumptions included: its result is sent as "authorization: Bearer ...".
+  /// Its exceptions become the call's.
   std::function<std::string()> token;
   std::map<std::string, ChannelOption> channel_options;  ///< gRPC's channel arguments, over ours.
 };
 
-/// How long and how often to try, and what goes along.
+/// The deadline, the attempts and the metadata of a call.
 struct CallOptions {
   std::optional<Seconds> timeout;  ///< The deadline for all of it. Default: the client's.
-  /// How often to go on by itself after a TryAgainError, such as a broken connection. The text has
-  /// no gap and no duplicate. Default: with one orchestrator never, with several until all of them
-  /// have been asked in vain, again and again. A request that is refused because the orchestrator
-  /// is shutting down goes to the next one in any case.
+  /// How often a generation resumes by itself after a TryAgainError, such as a broken connection.
+  /// The text has no gap and no duplicate. Default: never with one orchestrator; with several,
+  /// until all of them have failed several times. A request that is refused because the
+  /// orchestrator is shutting down goes to the next one in any case.
   std::optional<int> resume_attempts{};
   Metadata metadata{};  ///< Goes along with this call, beside the client's.
 };
@@ -74,7 +74,7 @@ struct GenerateOptions {
   std::optional<double> min_p;       ///< Keep tokens this times as likely as the likeliest; 0: all.
   std::optional<std::int64_t> seed;  ///< Chosen, and told in `started`, if absent.
   std::optional<Strategy> strategy;  ///< Default Auto.
-  std::optional<std::int64_t> lookahead;       ///< Draft tokens in a verification; if none, planned.
+  std::optional<std::int64_t> lookahead;       ///< Draft tokens in a verification; or planned.
   std::optional<std::int64_t> targets;         ///< Most targets to use. Default: planned.
   std::optional<std::int64_t> drafters;        ///< Most drafters to use. Default 1.
   /// Number of tokens that drafters find at a position: with 2 or more, targets judge trees, and

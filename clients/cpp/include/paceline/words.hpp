@@ -1,7 +1,7 @@
 // The enumerations and their words: "distributed" is Strategy::Distributed.
 //
-// Numbers are those of the wire. Unknown is what a newer server says and this client has no word
-// for.
+// Numbers are those of the wire. Unknown is a value of a newer server that this client does not
+// know.
 
 #ifndef PACELINE_WORDS_HPP_
 #define PACELINE_WORDS_HPP_
