@@ -83,11 +83,6 @@ class MetricsEndpoint:
             self._socket.close()
             raise
 
-    @property
-    def connection_count(self) -> int:
-        """Connections that are open now."""
-        return len(self._listener.places)
-
     def close(self) -> None:
         """Stop listening, and drop open connections."""
         with suppress(RuntimeError):  # it is closed already
