@@ -78,17 +78,17 @@ def values_table(values: str) -> str:
 
 
 def readme(values: str, text: str) -> str:
-    """Return README.md with its table as values.yaml has it."""
+    """Return README.md with the table of values.yaml."""
     return _TABLE.sub(lambda _: values_table(values), text)
 
 
 def gateway_settings() -> list[str]:
-    """Return the names of what a gateway can be told in `settings`."""
+    """Return the names of a gateway's options in `settings`."""
     return sorted(set(GatewaySettings.model_fields) - OWN_SETTINGS)
 
 
 def setting_schemas(settings: type[Settings]) -> dict[str, dict[str, Any]]:
-    """Return what each setting can be in values, with the limits that its server has.
+    """Return the schema of each setting, with the limits of its server.
 
     A number can also be given as text; then the server checks its limits.
     """
@@ -123,7 +123,7 @@ def schema(text: str) -> str:
 
 
 def fresh_files() -> dict[Path, str]:
-    """Return what the files should be."""
+    """Return the right contents of the files."""
     values = (CHART / "values.yaml").read_text()
     return {
         CHART / "README.md": readme(values, (CHART / "README.md").read_text()),

@@ -281,7 +281,7 @@ def _pool_flags(settings: CheckPairSettings) -> Iterator[str]:
 
 
 def _address(word: str) -> str | None:
-    """Return the word if it is HOST:PORT, and no directory."""
+    """Return the word if it is HOST:PORT and not a directory."""
     host, _, port = word.rpartition(":")
     return word if host and port.isdecimal() and not Path(word).exists() else None
 

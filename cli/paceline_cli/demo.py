@@ -205,7 +205,7 @@ def _conclude(real: Comparison, simulated: Comparison, *, folder: Path | None) -
 
 
 def _program() -> str:
-    """Return how this command line is called from here, also where it is on no path."""
+    """Return the command by which the user can run this program, even if it is not on PATH."""
     return os.path.relpath(Path(sys.executable).with_name("paceline"))
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def settings_classes() -> tuple[type[Settings], ...]:
-    """Return those of all commands and servers, in each module in the order of their declaration.
+    """Return the classes of all commands and servers, in each module in order of declaration.
 
     Classes of a command whose extra is not installed are left out.
 

@@ -48,7 +48,7 @@ class ToldStack:
         return sum(self._stages[place].model_name != MAX_GRAM for place in self._places)
 
     def cost_ns(self, stage: int, row_count: int) -> float:
-        """Return what a forward of a model takes."""
+        """Return the time of a model's forward."""
         return self._meters[self._places[stage]].cost_ns(row_count)
 
     def acceptance(self, reviewer: int, drafter: int) -> float:
@@ -63,7 +63,7 @@ class ToldStack:
         return verdicts.accepted_count / verdicts.judged_count
 
     def worth(self, place: int) -> float | None:
-        """Return how many times as fast the largest model drafts with a stage as without it.
+        """Return the largest model's drafting speed with a stage, relative to without it.
 
         Each time with the best matrix by the formulas. None until every model has run.
         """

@@ -104,7 +104,7 @@ class Figures:
 
 
 def figures(role: str, parts: Sequence[Readings]) -> Figures:
-    """Return what servers of one role do together."""
+    """Return the figures of several servers of one role."""
     if not parts:
         return Figures()
     readings = Readings.sum(parts)
@@ -141,7 +141,7 @@ def _accepted_share(targets: Readings) -> float | None:
 def totals(
     orchestrators: Sequence[Readings], targets: Sequence[Readings], *, told_running: int | None
 ) -> Totals:
-    """Return what the service does.
+    """Return the service's figures.
 
     Args:
         orchestrators: Readings of the orchestrators whose metrics are known.

@@ -29,7 +29,7 @@ class Samples:
         return sum(value for it, value in self.values.get(name, {}).items() if wanted <= it)
 
     def since(self, before: Samples) -> Samples:
-        """Return what was counted since; a counter that went back began again with its process."""
+        """Return the growth since then; a lower counter began again with its process."""
         gained = {}
         for name, values in self.values.items():
             old = before.values.get(name, {})
@@ -104,5 +104,5 @@ class Readings:
         return None
 
     def mean(self, histogram: str) -> float | None:
-        """Return the mean of what a histogram saw; where it saw nothing, of all it ever saw."""
+        """Return the mean of a histogram's growth; without any growth, of all its values."""
         return self.share(f"{histogram}_sum", of=f"{histogram}_count")

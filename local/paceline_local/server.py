@@ -164,7 +164,7 @@ class LocalServer:
         return f"{self.name} {how}; its last log lines:\n{self.last_log_lines()}"
 
     def last_log_lines(self) -> str:
-        """Return what it logged last, indented."""
+        """Return the last log lines, indented."""
         lines = self.log_file.read_text(errors="replace").splitlines()[-_LOG_LINES:]
         return textwrap.indent("\n".join(lines) or "(nothing)", "    ")
 

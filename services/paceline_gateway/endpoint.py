@@ -47,7 +47,7 @@ class Endpoint:
         metrics: Count requests.
         spans: Makes the requests' spans; None: requests are not traced.
         stall_seconds: How long a client may read nothing.
-        has_cut: Set when the gateway ends, and waits for nobody.
+        has_cut: Set when the gateway ends, and no longer waits for clients.
     """
 
     def __init__(

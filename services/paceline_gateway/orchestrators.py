@@ -135,7 +135,7 @@ class Orchestrators:
         return await self._info.get()
 
     async def check_model(self, asked: str) -> str:
-        """Return the model's name, if it is the one that was asked for.
+        """Return the model's name, if the request asked for this model.
 
         Raises:
             RequestError: The gateway has another model.

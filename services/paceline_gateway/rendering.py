@@ -134,7 +134,7 @@ class _Answer:
         self._logprobs = bool(body.options().get("logprobs"))
 
     def _details(self, choices: Iterable[Choice]) -> dict[str, Any]:
-        """Return the extension field, if it was asked for."""
+        """Return the extension field, if it was requested."""
         if self._body.paceline is None:
             return {}
         return {"paceline": {"choices": [details(choice) for choice in choices]}}
@@ -308,5 +308,5 @@ def _chat_token(token_id: int, logprob: float) -> dict[str, Any]:
 
 
 def _number(logprob: float) -> float:
-    """Return a log probability that JSON can say: it knows neither NaN nor infinities."""
+    """Return a log probability that JSON can hold: JSON has neither NaN nor infinities."""
     return logprob if math.isfinite(logprob) else _NO_LOGPROB

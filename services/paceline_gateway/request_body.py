@@ -86,7 +86,7 @@ async def read_body(receive: Receive, rules: BodyRules, *, headers: Mapping[str,
         RequestError: The body is too large or too slow, or there is no room for it now, or it is
             not compressed as its header says.
         ClientCancelledError: The client left.
-        PacelineError: The body is not small, and no orchestrator answered what the limit is.
+        PacelineError: The body is not small, and no orchestrator reported the limit.
     """
     return await _Reader(receive, rules).read(headers)
 
@@ -184,7 +184,7 @@ class _Inflater:
         self._rest += piece
 
     def next_part(self) -> bytes:
-        """Return the next part of what it is inflated; empty if more has to come first.
+        """Return the next inflated part; empty if more bytes have to come first.
 
         Raises:
             RequestError: The body is not compressed as its header says.
@@ -210,7 +210,7 @@ class _Inflater:
 
 
 def _encoding_of(headers: Mapping[str, str]) -> str:
-    """Return how a body is sent, in one word; as it is, where nothing is said."""
+    """Return a body's encoding; `identity` without a header."""
     named = headers.get("content-encoding", "").strip().lower()
     return {"": "identity", "x-gzip": "gzip"}.get(named, named)
 

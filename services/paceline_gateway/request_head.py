@@ -48,13 +48,13 @@ class HeadError(Exception):
 
 
 def end_of_head(received: bytes) -> int:
-    """Return where the head ends in what came so far; its length so far if it has not ended."""
+    """Return the offset of the head's end in the received bytes; their length if it is missing."""
     found = received.find(b"\r\n\r\n")
     return len(received) if found < 0 else found + 4
 
 
 def path_of(target: bytes) -> bytes:
-    """Return a checked target's path and query, whichever of its two forms it has."""
+    """Return the path and the query of a checked target, which has one of two forms."""
     found = _ABSOLUTE.fullmatch(target)
     if found is None:
         return target

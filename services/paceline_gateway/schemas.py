@@ -102,12 +102,12 @@ class _Request(_Fields):
     metadata: object = None
     safety_identifier: object = None
     prompt_cache_key: object = None
-    # Allowed as what changes nothing.
+    # Allowed with the value that changes nothing.
     service_tier: Annotated[object, only("auto", "default")] = None
     store: FalseOnly = None
 
     def options(self) -> GenerateOptions:
-        """Return what the client library is told, but for the prompt's own options."""
+        """Return the options for the client library, without the prompt's own."""
         options: GenerateOptions = {"temperature": self.temperature, "top_p": self.top_p}
         if self.seed is not None:
             options["seed"] = self.seed

@@ -127,7 +127,7 @@ class SpecialTexts:
         return f"{self._marks[name]}{found[0]}{self._marks[name]}"
 
     def _new_mark(self) -> str:
-        """Choose a random letter that no text contains, and that nobody can guess."""
+        """Choose a random letter, which no text contains and which cannot be guessed."""
         while True:
             letter = chr(secrets.choice(secrets.choice(_PRIVATE)))
             if letter not in self._said and letter not in self._used_as_marks:

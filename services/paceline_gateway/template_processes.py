@@ -200,7 +200,7 @@ class _Renderer:
 
 
 def _reason(code: int, *, frame_bytes: int) -> str:
-    """Name what a template took too much of, from the exit code of its process."""
+    """Name the limit that a template exceeded, from the exit code of its process."""
     if code == -signal.SIGPROF:
         return f"{cpu_seconds(frame_bytes):g} s of processor time"
     return f"its process can use (the process ended with code {code})"

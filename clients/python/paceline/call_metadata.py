@@ -18,7 +18,7 @@ AsyncToken: TypeAlias = Callable[[], str | Awaitable[str]]
 Pairs: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 _NAME = re.compile(r"[0-9a-z_.-]+")
-_TEXT = re.compile(r"[ -~]*")  # what HTTP/2 headers of gRPC can hold: printable ASCII
+_TEXT = re.compile(r"[ -~]*")  # printable ASCII, as in gRPC's HTTP/2 headers
 _TOKEN = re.compile(r"[!-~]+")
 
 

@@ -64,7 +64,7 @@ class ClientState(Generic[_Link, _Stream, _Token]):
 
     @property
     def endpoints(self) -> Endpoints[_Link]:
-        """The orchestrators, and what is known of each."""
+        """The orchestrators, each with its recent failures."""
         return self._endpoints
 
     def generate(

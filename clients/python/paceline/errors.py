@@ -41,7 +41,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
-    """One field out of its limits: its path in the request, and what is wrong with it."""
+    """A field out of its limits: its path in the request, and the fault."""
 
     field: str
     description: str
@@ -54,7 +54,7 @@ class PacelineError(Exception):
         code: Name of the gRPC status code.
         reason: Name of the ErrorReason, without its prefix; empty for a class that only groups.
         metadata: More facts, as in google.rpc.ErrorInfo; never prompts, tokens or handles.
-        violations: For InvalidFieldError, what is wrong with which field.
+        violations: The wrong fields of an InvalidFieldError, with their faults.
         retry_after_seconds: Time until a retry is useful, if the server said one.
     """
 

@@ -24,7 +24,7 @@ class UnusableFileError(OSError):
     """A file that cannot be read whole; `strerror` says why, and the text names the file, too."""
 
     def __str__(self) -> str:
-        """Name the file, then say what is wrong with it."""
+        """Name the file, then the fault."""
         return f"{self.filename}: {self.strerror}"
 
 
