@@ -1,4 +1,4 @@
-"""Write what the chart says twice, or check that it is fresh.
+"""Write the generated parts of the chart, or check that they are fresh.
 
 The table of values in README.md comes from the comments of values.yaml, and files/defaults.json,
 which templates read, from its values. The settings in values.schema.json, with their limits, and
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paceline_serving.settings import Settings
 
 CHART = Path(__file__).parent / "paceline"
-# What templates say, or what makes no sense in a pod: standard input is closed there.
+# Settings that templates set, or that make no sense in a pod: its standard input is closed.
 OWN_SETTINGS = frozenset(
     {
         *("drain_delay_seconds", "drain_seconds", "exit_with_parent", "health_listen", "insecure"),
@@ -40,14 +40,14 @@ OWN_SETTINGS = frozenset(
         *("orchestrator_tls_certificate", "orchestrator_tls_key", "orchestrator_tls_server_name"),
     }
 )
-# As a text: a number, or a pod's variable, which Kubernetes puts in.
+# A number as text, or a reference to a pod's variable, which Kubernetes replaces.
 _NUMBER = r"^([0-9]+(\.[0-9]+)?|\$\(.+\))$"
 _VARIABLE = r"^\$\(.+\)$"
 _TABLE = re.compile(r"(?<=<!-- values -->\n).*(?=<!-- /values -->)", re.DOTALL)
 
 
 def value_rows(node: yaml.Node, lines: list[str], path: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield key, default and comment of every value; a value is what has a comment and no keys."""
+    """Yield key, default and comment of every value: a key with a comment and without own keys."""
     assert isinstance(node, yaml.MappingNode), "values are mappings"
     for key, value in node.value:
         name = f"{path}.{key.value}" if path else key.value
@@ -78,19 +78,19 @@ def values_table(values: str) -> str:
 
 
 def readme(values: str, text: str) -> str:
-    """Return README.md with its table as values.yaml has it."""
+    """Return README.md with the table of values.yaml."""
     return _TABLE.sub(lambda _: values_table(values), text)
 
 
 def gateway_settings() -> list[str]:
-    """Return the names of what a gateway can be told in `settings`."""
+    """Return the names of a gateway's options in `settings`."""
     return sorted(set(GatewaySettings.model_fields) - OWN_SETTINGS)
 
 
 def setting_schemas(settings: type[Settings]) -> dict[str, dict[str, Any]]:
-    """Return what each setting can be in values, with the limits that its server has.
+    """Return the schema of each setting, with the limits of its server.
 
-    A number can be a text, too, whose limits the server checks.
+    A number can also be given as text; then the server checks its limits.
     """
     schemas: dict[str, dict[str, Any]] = {}
     for name, field in settings.model_json_schema()["properties"].items():
@@ -123,7 +123,7 @@ def schema(text: str) -> str:
 
 
 def fresh_files() -> dict[Path, str]:
-    """Return what the files should be."""
+    """Return the right contents of the files."""
     values = (CHART / "values.yaml").read_text()
     return {
         CHART / "README.md": readme(values, (CHART / "README.md").read_text()),

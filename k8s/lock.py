@@ -1,6 +1,6 @@
-"""Write the images' requirements: every package at its pinned version, with the hashes it may have.
+"""Write the images' requirements: every package with its pinned version and allowed hashes.
 
-`make lock` runs it after it wrote constraints.txt. Needs uv, and asks the index that uv is told of.
+`make lock` runs it after it wrote constraints.txt. It needs uv, and asks uv's index.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "k8s" / "images" / "requirements"
 _CONSTRAINTS = ROOT / "constraints.txt"
-# The servers need it, and no registry has to have it.
+# The servers need this package, and it need not be in a registry.
 _CLIENT = "./clients/python"
-# What torch brings on GPUs alone, and no wheel for CPUs asks for.
+# Packages that only torch for GPUs needs.
 _CUDA = re.compile(r"torch|triton|(nvidia|cuda)-.*")
 _MACHINES = ("aarch64", "x86_64")
 _HEAD = "# Written by `make lock`.\n"
@@ -54,7 +54,7 @@ def blocks(text: str) -> dict[str, str]:
 
 
 def lists(*, uv_arguments: Sequence[str], pip_arguments: Sequence[str]) -> dict[str, str]:
-    """Return file name to text; of torch for CPUs only if pip is told of an index that has it."""
+    """Return file name to text; torch for CPUs only if pip's arguments name its index."""
     orchestrator = compiled(f"{_CLIENT}\n.[cli,gateway,tracing]", arguments=uv_arguments)
     server = compiled(f"{_CLIENT}\n.[server,tracing]", arguments=uv_arguments)
     cuda = {name: each for name, each in server.items() if _CUDA.fullmatch(name)}
@@ -70,7 +70,7 @@ def lists(*, uv_arguments: Sequence[str], pip_arguments: Sequence[str]) -> dict[
 
 
 def torch_for_cpus(*, arguments: Sequence[str]) -> dict[str, str]:
-    """Return torch with the hashes of its wheels for CPUs: only pip knows where they are."""
+    """Return torch with the hashes of its wheels for CPUs, which pip downloads."""
     (version,) = re.findall(r"^torch==(\S+)$", _CONSTRAINTS.read_text(), re.MULTILINE)
     hashes = [it for machine in _MACHINES if (it := _cpu_hash(version, machine, arguments))]
     lines = (f" \\\n    --hash=sha256:{each}" for each in hashes)

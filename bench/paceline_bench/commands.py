@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _BENCHMARKS = {
-    "table2": "Table 2 of the DSI paper, online, beside what theory allows",
+    "table2": "Table 2 of the DSI paper, online, beside the theory's limits",
     "pair": "your own drafter and target: latencies, acceptance, every strategy end to end",
     "load": "many streams at once on a fixed set of targets",
-    "gateway": "what HTTP takes beyond gRPC, through a gateway",
-    "cascade": "drafters alone and stacked, Max-Gram: the paper on cascades, its Table 2",
+    "gateway": "the cost of HTTP through a gateway, compared with gRPC",
+    "cascade": "drafters alone and stacked, and Max-Gram: Table 2 of the paper on cascades",
     "self": "targets that draft for themselves, beside plain decoding and SI",
     "rounds": "what a round and a token cost beyond forwards, by RPCs and by messages",
-    "soak": "very many requests, and what the processes keep of them",
+    "soak": "very many requests, and the memory that processes keep",
 }
 
 _FOLDERS = {"self": "self_drafting"}

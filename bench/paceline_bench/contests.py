@@ -35,7 +35,7 @@ async def contest_rows(
 
 
 def exit_code(rows: Iterable[Row]) -> int:
-    """Return 0 if every text was plain decoding's, else 1."""
+    """Return 0 if every text equals plain decoding's, otherwise 1."""
     return 0 if all(row["identical"] for row in rows) else 1
 
 

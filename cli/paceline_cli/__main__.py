@@ -1,4 +1,4 @@
-"""`paceline COMMAND`: finds the command's module, and says in one line what went wrong.
+"""`paceline COMMAND`: runs the command's module, and prints an error as one line.
 
 Commands are imported when they run: `paceline --help` loads none of them.
 """
@@ -24,9 +24,9 @@ _COMMANDS = {
     "health": "ask servers whether they serve; the exit code tells",
     "check-pair": "check that a drafter and a target fit together",
     "simulate": "the DSI paper's figures, from the protocols on a virtual clock",
-    "plan": "what every strategy would do for your own latencies and GPUs",
+    "plan": "forecast every strategy's time for your own latencies and GPUs",
     "bench": "measure: your own pair of models, load, Table 2 of the DSI paper, and more",
-    "train": "make what lets a target draft for itself: streams, or Medusa's heads",
+    "train": "train an adapter, with which a target drafts for itself",
     "serve": "run one server: a drafter, a target, an orchestrator or a gateway",
 }
 
@@ -36,7 +36,7 @@ _MODULES = {
     "plan": "paceline_bench.plan.command",
     "simulate": "paceline_bench.simulate.command",
 }
-# What commands need besides `cli`, and whatever computes with a model.
+# The extras that commands need besides `cli`, and the packages that compute with a model.
 _EXTRAS = {"bench": "bench", "plan": "bench", "simulate": "bench", "train": "server"}
 _MODEL_PACKAGES = frozenset({"safetensors", "torch", "transformers"})
 
@@ -58,9 +58,7 @@ start here:
 Options come from flags, then PACELINE_* variables, then a YAML file (--config), then defaults.
 """
 
-_NO_CONNECTION = (
-    "`paceline up` starts a system on this machine; --address says where another one is"
-)
+_NO_CONNECTION = "`paceline up` starts a system on this machine; --address names another one"
 _NO_METHOD = "Method not found!"  # gRPC's own words
 _OTHER_KIND = "the server there is of another kind; `paceline info` with that --address names it"
 _NO_TIME = "--timeout-seconds allows more time"
@@ -109,7 +107,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     except asyncio.CancelledError:
         return _TERMINATED
     except BrokenPipeError:
-        # The reader left, as in `paceline generate | head`; the exit must not flush into it again.
+        # The reader left, as in `paceline generate | head`; the exit must not write to it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     except OSError as error:
@@ -124,7 +122,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
 
 
 def _words(error: PacelineError) -> str:
-    """Say what went wrong, and which option helps."""
+    """Describe an error, with the option that helps."""
     from paceline.errors import ConnectionLostError, DeadlineError, UnauthenticatedError
 
     if isinstance(error, ConnectionLostError):

@@ -53,18 +53,18 @@ _PROMPTS = (
     'class Point:\n    """A point in the plane."""\n\n    def __init__(self, ',
     "The quick brown fox",
 )
-_MOST_PROMPT_BYTES = 64 << 20  # of a file of them
+_MOST_PROMPT_BYTES = 64 << 20  # of the file of prompts
 _INFO_SECONDS = 30.0
 _CONNECT_SECONDS = 10.0  # a server that was started just now does not listen yet
 
 
 class CheckPairSettings(LocalModelSettings, ClientTlsSettings):
-    """Check that a drafter and a target fit together, and what the drafter is worth.
+    """Check that a drafter and a target fit together, and measure how much the drafter helps.
 
     Compares tokenizers, vocabularies and end-of-text tokens, then decodes some prompts greedily
-    with and without the drafter. Of a drafter that is a stack it also says how often its stages
-    accept each other's tokens, and what each is worth. The exit code is 0 if the pair fits and
-    every output is identical.
+    with and without the drafter. If the drafter is a stack, the output also has how often its
+    stages accept each other's tokens, and the gain of each stage. The exit code is 0 if the pair
+    fits and every output is identical.
     """
 
     drafter: str = Field("", description="directory or hub id of the small model, or HOST:PORT")
@@ -76,7 +76,7 @@ class CheckPairSettings(LocalModelSettings, ClientTlsSettings):
         description="copies of the target to start; DSI gains from two or more",
     )
     prompts: Path | None = Field(
-        None, description="file with one prompt a line; without it some of ours"
+        None, description="file with one prompt a line; without it some built-in prompts"
     )
     max_tokens: int = Field(48, ge=2, description="tokens of each completion")
     timeout_seconds: float = Field(
@@ -98,7 +98,7 @@ class CheckPairSettings(LocalModelSettings, ClientTlsSettings):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is true of the drafter and of the target, and whether that fits."""
+    """A fact of the drafter and of the target, and whether the two fit."""
 
     what: str
     drafter: str
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _check(settings: CheckPairSettings, prompts: Sequence[str]) -> int:
-    # Those that should run already are asked first: nobody waits for a server that is not there.
+    # Servers that should run already are asked first, before a model is loaded in vain.
     running = {
         word: await _model_info(word, settings)
         for word in (settings.drafter, settings.target)
@@ -157,8 +157,8 @@ async def _compare_outputs(address: str, prompts: Sequence[str], max_tokens: int
         print("\nThe pair fits, and every output was identical to plain decoding.")
         return 0
     print(
-        "\nThe pair fits, but an output differed from plain decoding. In 16 bits near-ties"
-        " can fall differently in a larger forward; float32 tells whether that is it."
+        "\nThe pair fits, but an output differed from plain decoding. In 16 bits rounding"
+        " can decide near-ties differently in a larger forward; in float32 it hardly ever does."
     )
     return 1
 
@@ -166,10 +166,10 @@ async def _compare_outputs(address: str, prompts: Sequence[str], max_tokens: int
 def compare_models(
     drafter: GetModelInfoResponse, target: GetModelInfoResponse
 ) -> Iterator[Finding]:
-    """Compare what must be equal, and tell what else is worth knowing."""
+    """Compare the facts that must be equal, and list further ones that help to judge a pair."""
 
     def finding(what: str, ours: object, theirs: object) -> Finding:
-        return Finding(what, str(ours), str(theirs), ours == theirs)
+        return Finding(what, str(ours), str(theirs), fits=ours == theirs)
 
     yield Finding("model", drafter.model_name, target.model_name, fits=True)
     yield finding(
@@ -196,7 +196,7 @@ def _table(findings: Sequence[Finding]) -> object:
 async def _model_info(address: str, settings: CheckPairSettings) -> GetModelInfoResponse:
     channel = open_async_channel(address, tls=tls_of(settings), insecure=settings.insecure)
     async with channel:
-        with suppress(TimeoutError):  # the call below knows why there is no connection
+        with suppress(TimeoutError):  # the call below reports why there is no connection
             async with asyncio.timeout(_CONNECT_SECONDS):
                 await channel.channel_ready()
         try:
@@ -220,10 +220,10 @@ async def _ask_model_info(channel: grpc.aio.Channel) -> GetModelInfoResponse:
 
 
 def _expect_roles(settings: CheckPairSettings, running: Mapping[str, GetModelInfoResponse]) -> None:
-    """Refuse a server that runs already, and is not what the option says.
+    """Refuse a running server of another kind than its option says.
 
     Raises:
-        InvalidFieldError: One is of the other kind.
+        InvalidFieldError: A server is of the other kind.
     """
     roles = {
         "drafter": (settings.drafter, MODEL_ROLE_DRAFTER),
@@ -258,7 +258,7 @@ async def _wait_until_serving(
 
 
 def local_config(settings: CheckPairSettings) -> LocalSystemConfig:
-    """Say what to start: models given as directories, and an orchestrator in any case."""
+    """Configure the system to start: models given as directories, and an orchestrator."""
     target, drafter = _address(settings.target), _address(settings.drafter)
     return LocalSystemConfig(
         targets=0 if target else settings.targets,
@@ -272,7 +272,7 @@ def local_config(settings: CheckPairSettings) -> LocalSystemConfig:
 
 
 def _pool_flags(settings: CheckPairSettings) -> Iterator[str]:
-    """Tell the orchestrator how to speak to servers that run already."""
+    """Return the orchestrator's options for connections to running servers."""
     for name in ("tls_authority", "tls_certificate", "tls_key"):
         if (file := getattr(settings, name)) is not None:
             yield f"--pool-{name.replace('_', '-')}={file}"
@@ -281,7 +281,7 @@ def _pool_flags(settings: CheckPairSettings) -> Iterator[str]:
 
 
 def _address(word: str) -> str | None:
-    """Return the word if it is HOST:PORT, and no directory."""
+    """Return the word if it is HOST:PORT and not a directory."""
     host, _, port = word.rpartition(":")
     return word if host and port.isdecimal() and not Path(word).exists() else None
 

@@ -1,4 +1,4 @@
-"""The same prompts with every strategy: are the outputs equal, and what did they take?"""
+"""Runs the same prompts with every strategy, and compares outputs and times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from paceline import AsyncClient, Completion
 
-# Those that need nothing but targets and a drafter.
+# The strategies that need only targets and a drafter.
 STRATEGIES = tuple(
     Strategy(strategy.value) for strategy, method in METHODS.items() if not method.self_drafts
 )
@@ -28,36 +28,36 @@ _HEADINGS = ("", "TTFT ms", "tokens/s", "forwards", "acceptance", "speed-up", "o
 
 @dataclass(slots=True)
 class Comparison:
-    """What each strategy made of the prompts, in their order."""
+    """Each strategy's results for the prompts, in the prompts' order."""
 
     completions: defaultdict[Strategy, list[Completion]] = field(
         default_factory=lambda: defaultdict(list)
     )
 
     def is_identical(self, strategy: Strategy) -> bool:
-        """Whether a strategy's tokens are those of plain decoding, for every prompt."""
+        """Whether a strategy's tokens equal those of plain decoding, for every prompt."""
         plain = self.completions[Strategy.AUTOREGRESSIVE]
         own = self.completions[strategy]
         return [each.token_ids for each in own] == [each.token_ids for each in plain]
 
     @property
     def all_identical(self) -> bool:
-        """Whether every strategy's are."""
+        """Whether the tokens of all strategies are equal."""
         return all(map(self.is_identical, self.completions))
 
     def tokens_per_second(self, strategy: Strategy) -> float:
-        """Over all prompts, from request to end."""
+        """Tokens per second over all prompts, from request to end."""
         own = self.completions[strategy]
         nanoseconds = sum(each.finished.statistics.total_ns for each in own)
         return sum(len(each.token_ids) for each in own) * 1e9 / nanoseconds if nanoseconds else 0.0
 
     def speed_up(self, strategy: Strategy) -> float:
-        """How many times as fast as plain decoding."""
+        """The speed relative to plain decoding; above 1 is faster."""
         plain = self.tokens_per_second(Strategy.AUTOREGRESSIVE)
         return self.tokens_per_second(strategy) / plain if plain else 0.0
 
     def acceptance_rate(self, strategy: Strategy) -> float:
-        """Of all draft tokens that were judged; 0 where none was."""
+        """The accepted fraction of the judged draft tokens; 0 without any."""
         statistics = [each.finished.statistics for each in self.completions[strategy]]
         accepted = sum(each.accepted_token_count for each in statistics)
         judged = accepted + sum(each.rejected_token_count for each in statistics)
@@ -65,12 +65,12 @@ class Comparison:
 
     @property
     def drafted_token_count(self) -> int:
-        """Over all strategies."""
+        """Draft tokens over all strategies."""
         completions = chain.from_iterable(self.completions.values())
         return sum(each.finished.statistics.drafted_token_count for each in completions)
 
     def table(self) -> Table:
-        """Lay it out, one row for each strategy: time to first token, target forwards, ..."""
+        """Make a table with a row for each strategy: time to first token, target forwards, ..."""
         return table(_HEADINGS, [self._row(strategy) for strategy in self.completions])
 
     def _row(self, strategy: Strategy) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ async def compare(
 ) -> Comparison:
     """Run each prompt with each strategy, alternating, greedily.
 
-    Alternating, so that whatever else the machine does is shared fairly.
+    Alternating, so that other load on the machine affects all strategies alike.
     """
     comparison = Comparison()
     for number, prompt in enumerate(prompts, 1):

@@ -1,4 +1,4 @@
-"""From a command's options to a client."""
+"""Opens a client by a command's options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def open_client(options: CallerSettings) -> AsyncClient:
     """Open a client of the orchestrator that the options name.
 
     Raises:
-        InvalidFieldError: A file of its own is unusable.
+        InvalidFieldError: A file that an option names is unusable.
     """
     return AsyncClient(
         options.address,

@@ -58,10 +58,10 @@ _NODE_TARGETS, _NODE_TOKENS, _NODE_PROMPTS = 7, 50, 3
 _PAPER_SPEED_UP = 1.47  # of DSI over SI, in that row
 
 _REAL_NOTE, _SIMULATED_NOTE = "real models on this machine", "SIMULATED node with 8 GPUs"
-_PROCESSES = 3  # with a model, in the real part
+_PROCESSES = 3  # processes with a model, in the real part
 _PICTURE_TOKENS = 48
 _PAGE = "127.0.0.1:8000"
-# A model this small repeats itself where it is greedy; a seed makes sampling as repeatable.
+# A small model repeats itself when it is greedy; sampling with a seed is just as repeatable.
 _STREAMED: GenerateOptions = {
     "strategy": Strategy.DISTRIBUTED,
     "max_tokens": 96,
@@ -74,15 +74,15 @@ _STREAMED: GenerateOptions = {
 class DemoSettings(Settings):
     """Show everything once: real text, equal outputs, speed, and the timeline of a request.
 
-    First real models on this machine, in real processes. Then a stand-in for a node with 8
-    GPUs, whose forwards are replaced by waiting, as in the DSI paper. The exit code is 0 if every
-    output was identical to plain decoding, else 1.
+    The first part runs real models in real processes on this machine. The second part simulates a
+    node with 8 GPUs: each forward is a wait, as in the DSI paper. The exit code is 0 if every
+    output was identical to plain decoding, otherwise 1.
     """
 
     prompts: int = Field(6, ge=1, le=100, description="held-out prompts to compare on")
     max_tokens: int = Field(64, ge=2, le=400, description="tokens of each completion")
     models: Path | None = Field(
-        None, description="folder of the bundled models, if not the usual one"
+        None, description="folder of the bundled models; without it the installed one"
     )
     output_directory: Path = Field(Path("demo-output"), description="directory for the pictures")
 
@@ -164,7 +164,7 @@ async def _draw(client: AsyncClient, prompt: str, path: Path, *, note: str) -> N
 
 
 def _busiest_prompt(comparison: Comparison) -> int:
-    """Choose the prompt whose picture shows most: with the most calls that a rejection ended."""
+    """Choose the prompt for the picture: the one with the most calls that a rejection ended."""
     runs = comparison.completions[Strategy.DISTRIBUTED]
     return max(
         range(len(runs)), key=lambda index: runs[index].finished.statistics.cancelled_rpc_count
@@ -205,12 +205,12 @@ def _conclude(real: Comparison, simulated: Comparison, *, folder: Path | None) -
 
 
 def _program() -> str:
-    """Return how this command line is called from here, also where it is on no path."""
+    """Return the command by which the user can run this program, even if it is not on PATH."""
     return os.path.relpath(Path(sys.executable).with_name("paceline"))
 
 
 def _judge(where: str, comparison: Comparison, *, reason: str) -> None:
-    """Say in one line how fast DSI was, and why it was not where it was not."""
+    """Say in one line how fast DSI was, with the reason if it was slow."""
     dsi, si = (comparison.speed_up(each) for each in (Strategy.DISTRIBUTED, Strategy.SPECULATIVE))
     slow = dsi < max(1.0, si)
     over = f", DSI over SI is {dsi / si:.2f}x" if si else ""
@@ -252,7 +252,7 @@ def _size(model: Path) -> str:
 
 
 def _held_out_prompts(models: BundledModels, count: int) -> list[str]:
-    """Take prompts from different files, as far as there are."""
+    """Choose prompts, from different files if there are enough."""
     by_file = {prompt["file"]: prompt["text"] for prompt in models.held_out()}
     return list(by_file.values())[:count]
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from paceline import AsyncGeneration, GenerateOptions
 
-# The papers' words are understood, too.
+# The papers' names of strategies are accepted, too.
 STRATEGIES = {
     word: strategy
     for strategy in Strategy
@@ -50,7 +50,7 @@ paceline generate "x = [" --strategy dsi --lookahead 5 --targets 2 --show-origin
 paceline generate "x = [" --strategy dsi --width 4 --branches 4     corrections found ahead
 paceline generate "x = [" --strategy si --drafter max-gram    without any drafter
 paceline generate "x = [" --strategy si --dispatch blocks --model-costs small=0.03
-paceline generate "x = [" --timeline request.svg        a picture of who did what, when
+paceline generate "x = [" --timeline request.svg        a picture of each server's work over time
 paceline generate "x = [" --json | jq .text             one JSON object a line
 """
 
@@ -61,10 +61,11 @@ class _Sampling(CallerSettings):
     temperature: float | None = Field(None, description="0 is greedy (the server's default)")
     top_k: int | None = Field(None, description="keep the k most likely tokens; 0 keeps all")
     top_p: float | None = Field(
-        None, description="keep the likeliest tokens whose probabilities add up to this"
+        None, description="keep the fewest likeliest tokens whose probabilities add up to this"
     )
     min_p: float | None = Field(
-        None, description="keep tokens at least this many times as likely as the likeliest"
+        None,
+        description="keep tokens with at least this fraction of the likeliest token's probability",
     )
     seed: int | None = Field(
         None, description="the same seed gives the same text; without it one is chosen"
@@ -87,12 +88,15 @@ class _Decoding(_Sampling):
         "self",
     ] = Field("auto", description="how to decode")
     lookahead: int | None = Field(
-        None, description="draft tokens in a verification; without it planned"
+        None, description="draft tokens in a verification; without it the planner chooses"
     )
-    targets: int | None = Field(None, description="most targets to use; without it planned")
+    targets: int | None = Field(
+        None, description="most targets to use; without it the planner chooses"
+    )
     width: int | None = Field(
         None,
-        description="tokens drafted at a position: 2 or more make trees (default 1; auto: planned)",
+        description="tokens drafted at a position: 2 or more make trees (default 1; with auto the"
+        " planner chooses)",
     )
     branches: int | None = Field(
         None, description="runners-up that each drafter forward also extends (server: 0)"
@@ -113,7 +117,8 @@ class _Decoding(_Sampling):
 class GenerateSettings(_Decoding):
     """Continue a prompt, and stream the text to standard output.
 
-    The last line, on standard error, says what it took. Ctrl-C cancels the work on all servers.
+    The last line, on standard error, has the numbers of tokens, seconds and accepted drafts.
+    Ctrl-C cancels the work on all servers.
     """
 
     prompt: str | None = option(

@@ -27,10 +27,10 @@ paceline health && paceline generate "def "
 
 
 class HealthSettings(ConnectionSettings):
-    """Ask servers whether they serve. The exit code is 0 if all of them do, else 1."""
+    """Ask servers whether they serve. The exit code is 0 if all of them do, otherwise 1."""
 
     servers: StringList = option(
-        (), description="addresses to ask; none: --address", kind="arguments"
+        (), description="addresses to ask; without any: --address", kind="arguments"
     )
     timeout_seconds: float = Field(5.0, description="seconds to wait for an answer", gt=0)
 

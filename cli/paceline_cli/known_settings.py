@@ -1,4 +1,4 @@
-"""Every settings class there is."""
+"""Lists all settings classes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def settings_classes() -> tuple[type[Settings], ...]:
-    """Return those of all commands and servers, in each module in the order of their declaration.
+    """Return the classes of all commands and servers, in each module in order of declaration.
 
-    Those of a command whose extra is not installed are left out.
+    Classes of a command whose extra is not installed are left out.
 
     Cost: imports every command, about a second.
     """

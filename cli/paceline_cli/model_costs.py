@@ -1,9 +1,9 @@
-"""SWI of a generation: what its forwards make of it, with the costs that the caller gives.
+"""SWI of a generation: its gain by the numbers of forwards and by given costs of a forward.
 
-It says what a pair or a stack of models would gain on other hardware than the one that it ran on:
-forwards are counted, and what each costs is an assumption. What else takes time (rows, calls, other
-requests) is left out, and where a prompt takes several forwards they count, as they do in plain
-decoding. So it is no measured speed-up; that is the metric `paceline_speedup_vs_autoregressive`.
+SWI estimates the gain of a pair or a stack of models on other hardware: forwards are counted, and
+the cost of each is an assumption. Other costs (rows, calls, other requests) are left out. If a
+prompt takes several forwards, all count, as in plain decoding. So SWI is not a measured speed-up;
+the metric `paceline_speedup_vs_autoregressive` is.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ def _read_cost(pair: str) -> tuple[str, float]:
     except ValueError:
         cost = math.nan
     if not name or not 0 <= cost < math.inf:
-        raise ValueError(f"{pair!r} is no model and its cost, such as small=0.03")
+        raise ValueError(f"{pair!r} is not MODEL=COST, such as small=0.03")
     return name, cost
 
 
 ModelCosts: TypeAlias = Annotated[dict[str, float], BeforeValidator(_read_costs)]
-"""What a forward costs, by model; the target is `target`, and 1 where it is not named."""
+"""The cost of a forward, by model; the target is `target`, with a cost of 1 by default."""
 
 
 def improvement_told(
     statistics: Statistics, *, token_count: int, costs: Mapping[str, float]
 ) -> str:
-    """Say the SWI of a generation, or why it has none; nothing without costs.
+    """Describe the SWI of a generation, or why it is unknown; empty without costs.
 
     Args:
-        statistics: What it took.
-        token_count: Its new tokens.
+        statistics: The generation's statistics.
+        token_count: The number of its new tokens.
         costs: See ModelCosts.
     """
     if not costs:
@@ -69,10 +69,10 @@ def improvement_told(
     ran = {each.model_name: each.forward_count for each in statistics.drafter_models}
     unknown = sorted(ran.keys() - costs.keys())
     if unknown:
-        return f"SWI unknown: no cost is given for {safe(', '.join(unknown))}"
+        return f"SWI unknown: --model-costs has no cost for {safe(', '.join(unknown))}"
     if statistics.cancelled_rpc_count:
         cancelled = counted(statistics.cancelled_rpc_count, "call")
-        return f"SWI unknown: {cancelled} withdrawn, and nobody counts the forwards in them"
+        return f"SWI unknown: {cancelled} withdrawn, and the forwards in them are not counted"
     if not statistics.target_forward_count:
         return ""
     improvement = walltime_improvement(

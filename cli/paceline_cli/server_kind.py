@@ -1,4 +1,4 @@
-"""What kind of server answers at an address, for whoever asked one of another kind."""
+"""Finds the kind of the server at an address, for an error message."""
 
 from __future__ import annotations
 

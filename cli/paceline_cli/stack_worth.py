@@ -1,4 +1,4 @@
-"""What the stages of a drafter's stack are worth, by what its server has measured."""
+"""The gain of each stage of a drafter's stack, from its server's measurements."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _HEADINGS = ("stage", "ms per forward", "accepted by", "drafting with it")
 
 
 class ToldStack:
-    """The numbers of a stack, as its server tells them, or those of some of its stages.
+    """The numbers of a stack, or of some of its stages, as its server reports them.
 
-    They are what `paceline_engine.stack_backend.ewif` chooses a matrix by: `StackNumbers`.
+    `paceline_engine.stack_backend.ewif` chooses a matrix by them: `StackNumbers`.
     """
 
     def __init__(self, stages: Sequence[Stage], *, places: Sequence[int] | None = None) -> None:
-        """Build it.
+        """Read the reported stages.
 
         Args:
-            stages: All of the stack, largest first.
-            places: Of those that count; None: all.
+            stages: All stages, largest first.
+            places: The places of the stages that count; None: all.
         """
         self._stages = stages
         self._places = range(len(stages)) if places is None else places
@@ -39,16 +39,16 @@ class ToldStack:
 
     @property
     def stage_count(self) -> int:
-        """How many stages there are."""
+        """Number of stages."""
         return len(self._places)
 
     @property
     def model_count(self) -> int:
-        """How many stages are models."""
+        """Number of stages that are models."""
         return sum(self._stages[place].model_name != MAX_GRAM for place in self._places)
 
     def cost_ns(self, stage: int, row_count: int) -> float:
-        """Return what a forward of a model takes."""
+        """Return the time of a model's forward."""
         return self._meters[self._places[stage]].cost_ns(row_count)
 
     def acceptance(self, reviewer: int, drafter: int) -> float:
@@ -63,9 +63,9 @@ class ToldStack:
         return verdicts.accepted_count / verdicts.judged_count
 
     def worth(self, place: int) -> float | None:
-        """Return how many times as fast the largest model drafts with a stage as without it.
+        """Return the largest model's drafting speed with a stage, relative to without it.
 
-        Either time with the matrix that is best by the formulas. None while a model never ran.
+        Each time with the best matrix by the formulas. None until every model has run.
         """
         if not all(self.cost_ns(stage, 1) for stage in range(self.model_count)):
             return None
@@ -74,7 +74,7 @@ class ToldStack:
 
 
 def stack_table(stages: Sequence[Stage]) -> Table:
-    """Lay out a stack's stages: costs, acceptance pair by pair, and what each is worth."""
+    """Make a table of a stack's stages: costs, acceptance of each pair, and each stage's gain."""
     stack = ToldStack(stages)
     rows = [
         (

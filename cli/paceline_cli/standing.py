@@ -1,4 +1,4 @@
-"""How a server stands with an orchestrator, in words for people."""
+"""A server's standing with an orchestrator, in words for people."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ if TYPE_CHECKING:
 
 
 def state_of(server: ServerInfo) -> str:
-    """Say in a word or two how it stands; in an older orchestrator's words, where it is older."""
+    """Return the standing in a word or two; for an older orchestrator, in its words."""
     if server.standing:
         return server.standing.replace("_", " ")
     return "ready" if server.ready else server.status or "not ready"
 
 
 def sentence_on(server: ServerInfo) -> str:
-    """Say in a sentence what there is to say beyond the word; empty if there is nothing."""
+    """Return a sentence with the details of the standing; empty if there are none."""
     if not server.standing_detail:
         return ""
     words = f"is {state_of(server)}" if server.ready else "is not used"

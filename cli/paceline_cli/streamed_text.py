@@ -1,4 +1,4 @@
-"""A generation's text as it comes, with the origin of its tokens, and the line at its end."""
+"""Writes a generation's text as it arrives, the origins of its tokens, and the last line."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _LEGEND = Text.assemble(
 
 
 class TextStream:
-    """Writes chunks as they come, for the time of a `with`.
+    """Writes chunks as they arrive, for the time of a `with`.
 
-    On a terminal origins are colours (and an underline, which NO_COLOR leaves); elsewhere the
-    target's own tokens stand in brackets. Without `show_origins` a pipe gets the text unchanged.
+    On a terminal origins are colours (and an underline, also under NO_COLOR). In a pipe the
+    target's own tokens are in brackets. Without `show_origins` a pipe gets the text unchanged.
 
     Attributes:
-        ends_line: Whether what was written ends a line; after the `with`, always on a terminal.
+        ends_line: Whether the written text ends a line; on a terminal always, after the `with`.
     """
 
     def __init__(self, file: TextIO, *, show_origins: bool) -> None:
@@ -75,7 +75,7 @@ class TextStream:
 
 
 def statistics_line(completion: Completion, *, costs: Mapping[str, float] | None = None) -> str:
-    """Say in one line what a generation took; with costs of models' forwards its SWI, too."""
+    """Describe a generation in one line; with costs of models' forwards, its SWI, too."""
     started, finished = completion.started, completion.finished
     statistics = finished.statistics
     seconds = statistics.total_ns / 1e9
@@ -103,7 +103,7 @@ def statistics_line(completion: Completion, *, costs: Mapping[str, float] | None
 
 
 def _stack_used(statistics: Statistics) -> str:
-    """Say how often each model of a stack ran; nothing of a single drafter."""
+    """Say how often each model of a stack ran; empty for a single drafter."""
     models = statistics.drafter_models
     if len(models) < 2:
         return ""

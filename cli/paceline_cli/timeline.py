@@ -26,7 +26,7 @@ _MARKS = {TimelineEventKind.ACCEPTED: "accepted", TimelineEventKind.CORRECTED: "
 _GUTTER, _MARGIN, _HEAD, _FOOT = 96, 24, 64, 84
 _ROW, _LANE_GAP, _BAR, _STRIPE = 24, 14, 18, 4
 _NARROWEST, _WIDEST, _PER_BAR = 960, 3200, 16
-_BRANCH_ENTRY = 100  # of the legend
+_BRANCH_ENTRY = 100  # the entry in the legend
 _GLYPH = 7  # one digit of a bar's label
 
 _STYLE = """
@@ -58,8 +58,8 @@ _HATCH = (
 @dataclass(frozen=True, slots=True)
 class _Bar:
     event: TimelineEvent
-    lost: bool  # its result was not used
-    row: int  # within its lane: spans that overlap are stacked
+    lost: bool  # the result was not used
+    row: int  # within the lane: overlapping spans are stacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class _Scale:
 
 
 def write_timeline(path: Path, completion: Completion, *, note: str = "") -> None:
-    """Write the picture of a generation that was asked for with `include_timeline`.
+    """Write the picture of a generation with `include_timeline`.
 
     Raises:
         InvalidFieldError: The file cannot be written.
@@ -99,9 +99,9 @@ def _draw_completion(completion: Completion, *, note: str) -> str:
 def draw_timeline(events: Sequence[TimelineEvent], *, title: str, subtitle: str = "") -> str:
     """Draw a request's timeline as an SVG document.
 
-    Bars are the spans of drafts and verifications; those whose result was not used are hatched.
-    Branches have a shade of their own: a stripe at the foot of a bar that has tokens beside its
-    chain, and all of a verification that goes on from such a token.
+    Bars are the spans of drafts and verifications; a hatched bar's result was not used.
+    Branches have a colour of their own: a stripe at the foot of a bar with tokens beside its chain,
+    and the whole bar of a verification that continues such a token.
     Marks on the `output` lane show when tokens became final.
     """
     lanes = _lanes(events)
@@ -114,13 +114,16 @@ def draw_timeline(events: Sequence[TimelineEvent], *, title: str, subtitle: str 
     y = _HEAD
     for name, lane in lanes.items():
         rows = 1 + max(bar.row for bar in lane)
-        body += _lane(name, y, rows * _ROW, width)
+        body += _lane(name, y=y, height=rows * _ROW, width=width)
         body += [_bar(bar, scale, y + bar.row * _ROW) for bar in lane]
         y += rows * _ROW + _LANE_GAP
-    body += _lane("output", y, _ROW, width)
+    body += _lane("output", y=y, height=_ROW, width=width)
     body += [_mark(event, scale, y + _ROW / 2) for event in events if event.kind in _MARKS]
     y += _ROW + _LANE_GAP
-    frame = [_text(_MARGIN, 28, title, "title"), _text(_MARGIN, 48, subtitle, "quiet")]
+    frame = [
+        _text(title, x=_MARGIN, y=28, style="title"),
+        _text(subtitle, x=_MARGIN, y=48, style="quiet"),
+    ]
     legend = _legend(y + 52, has_branches=has_branches)
     return _document(width, y + _FOOT, [*frame, *_axis(scale, y), *body, *legend])
 
@@ -177,12 +180,12 @@ def _take_row(ends_ns: list[int], event: TimelineEvent) -> int:
     return len(ends_ns) - 1
 
 
-def _lane(name: str, y: float, height: float, width: int) -> list[str]:
+def _lane(name: str, *, y: float, height: float, width: int) -> list[str]:
     shade = (
         f'<rect class="lane" x="{_MARGIN + _GUTTER}" y="{y}" '
         f'width="{width - _GUTTER - 2 * _MARGIN}" height="{height}" rx="3"/>'
     )
-    return [shade, _text(_MARGIN + _GUTTER - 10, y + height / 2 + 4, name, "end")]
+    return [shade, _text(name, x=_MARGIN + _GUTTER - 10, y=y + height / 2 + 4, style="end")]
 
 
 def _bar(bar: _Bar, scale: _Scale, y: float) -> str:
@@ -202,14 +205,14 @@ def _bar(bar: _Bar, scale: _Scale, y: float) -> str:
     count = str(len(event.token_ids))
     if not bar.lost and event.token_ids and width > _GLYPH * len(count) + 4:
         style = "on-bar on-draft" if kind == "draft" else "on-bar"
-        parts.append(_text(x + width / 2, y + _ROW / 2 + 4, count, style))
+        parts.append(_text(count, x=x + width / 2, y=y + _ROW / 2 + 4, style=style))
     return f"<g>{''.join(parts)}</g>"
 
 
 def _mark(event: TimelineEvent, scale: _Scale, y: float) -> str:
     title = f"<title>{escape(_tooltip(event, lost=False))}</title>"
     kind = _MARKS[event.kind]
-    # Both often come at the same moment: one above the other.
+    # Both often happen at the same moment, so one mark is above the other.
     y += -5 if kind == "accepted" else 6
     return f"<g>{title}{_symbol(kind, scale.x(event.start_ns), y)}</g>"
 
@@ -240,8 +243,8 @@ def _axis(scale: _Scale, bottom: float) -> Iterator[str]:
     for index in range(int(scale.end_ns / 1e6 / step_ms) + 1):
         x = scale.x(round(index * step_ms * 1e6))
         yield f'<line class="grid" x1="{x}" y1="{_HEAD - 4}" x2="{x}" y2="{bottom}"/>'
-        yield _text(x, bottom + 14, f"{index * step_ms:g}", "quiet middle")
-    yield _text(_MARGIN + _GUTTER - 10, bottom + 14, "ms", "quiet end")
+        yield _text(f"{index * step_ms:g}", x=x, y=bottom + 14, style="quiet middle")
+    yield _text("ms", x=_MARGIN + _GUTTER - 10, y=bottom + 14, style="quiet end")
 
 
 def _step(span: float, most: float) -> float:
@@ -266,7 +269,7 @@ def _legend(y: float, *, has_branches: bool) -> Iterator[str]:
     )
     for kind, words in entries:
         yield _swatch(kind, x, y)
-        yield _text(x + 26, y + 4, words, "")
+        yield _text(words, x=x + 26, y=y + 4)
         x += 44 + 6.4 * len(words)
 
 
@@ -279,7 +282,7 @@ def _swatch(kind: str, x: float, y: float) -> str:
     return f'<rect class="{kind}" {place}/>'
 
 
-def _text(x: float, y: float, words: str, style: str) -> str:
+def _text(words: str, *, x: float, y: float, style: str = "") -> str:
     return f'<text x="{x:g}" y="{y:g}" class="{style}">{escape(words)}</text>'
 
 

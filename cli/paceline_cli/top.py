@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """
 paceline top                                       beside `paceline up`
-paceline top --once                                one look, as plain text
+paceline top --once                                one reading, as plain text
 paceline top --metrics paceline-metrics:9090       every pod behind a headless Service
 paceline top --metrics target-0=gpu-1:9090,target-1=gpu-2:9090,gpu-3:9090
 paceline top --json | jq .totals.tokens_per_second
@@ -44,7 +44,7 @@ _PLAIN_WIDTH = 160
 class TopSettings(CallerSettings):
     """Watch pools, servers, sessions, acceptance, queues and waste of a running system.
 
-    Rates are of the time between two looks. Ctrl-C ends it.
+    Rates are averages between two readings. Ctrl-C ends it.
     """
 
     metrics: StringList = Field(
@@ -54,13 +54,13 @@ class TopSettings(CallerSettings):
         " `paceline up` at --address",
     )
     interval_seconds: float = option(
-        2.0, description="seconds between two looks", flag="interval", ge=0.1, le=3600
+        2.0, description="seconds between two readings", flag="interval", ge=0.1, le=3600
     )
     once: bool = Field(
-        False, description="print one view as text and end; so it is without a terminal, too"
+        False, description="print one reading as text and end, as always without a terminal"
     )
     json_object: bool = option(
-        False, description="print a JSON object for each look, one a line", flag="json"
+        False, description="print one JSON object a line, one for each reading", flag="json"
     )
     timeout_seconds: float = Field(2.0, description="seconds to wait for an answer", gt=0)
 
@@ -76,14 +76,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _watch(settings: TopSettings) -> None:
-    """Look, and show, again and again.
+    """Read and show, again and again.
 
     Raises:
-        ConnectionLostError: Nobody answers the first time.
+        ConnectionLostError: No server answers the first time.
     """
     task = asyncio.current_task()
     assert task is not None
-    # Else the terminal would be left as it is drawn on.
+    # SIGTERM must restore the terminal, too.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     known = settings.metrics or [
         f"{name}={address}" for name, address in metrics_addresses(settings.address).items()

@@ -1,4 +1,4 @@
-"""`paceline train KIND`: make what lets a target draft for itself."""
+"""`paceline train KIND`: train an adapter, with which a target drafts for itself."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ paceline train streams --model ~/big --data texts.txt --fine-tune ~/tuned --out 
 """
 _MOST_DATA_BYTES = 4 << 30  # of a text: its tokens take several times that in memory
 _CHECKPOINT_FILE = "checkpoint.pt"
-# Of a text without a validation text of its own: the end, from which nothing is learnt.
+# Without a validation text, the data's end is kept out of training for this purpose.
 _VALIDATION_SHARE = 20
 # Speculative Streaming: 5 epochs at 5e-4, linear. Medusa's script: 1 to 2 epochs at 1e-3, cosine,
 # warming up for a tenth.
@@ -40,7 +40,7 @@ _PAPERS: dict[str, dict[str, Any]] = {
     "medusa": {"epochs": 2, "rate": 1e-3, "decay": "cosine", "warm_up_share": 0.1},
     "streams": {"epochs": 5, "rate": 5e-4, "decay": "linear", "warm_up_share": 0.0},
 }
-# Where the model learns, too. Speculative Streaming: each guess's loss weighs 0.1. Medusa-2: the
+# With --fine-tune. Speculative Streaming: each guess's loss has the weight 0.1. Medusa-2: the
 # first head's 0.2, each further one's 0.8 of that; heads learn alone at first (half of the steps,
 # since each was an epoch), and four times as fast as the model.
 _JOINT_RATE = 5e-4
@@ -101,11 +101,11 @@ class _Schedule(Settings):
 
 
 class TrainSettings(_Sizes, _Schedule):
-    """Train what lets a target draft for itself: streams, or Medusa's heads.
+    """Train an adapter, with which a target drafts for itself: streams, or Medusa's heads.
 
-    The model stays as it is, and so does its output; or with --fine-tune it learns the text, too,
-    and what comes of it is another model, with an adapter for that one. Training goes on from the
-    checkpoint in the output folder, if there is one, and ends as if it had not been interrupted.
+    Without --fine-tune the model stays as it is, and so does its output. With --fine-tune the
+    model learns the text, too; the result is another model, with an adapter for it. If the output
+    folder has a checkpoint, training continues there, with the same result as without a break.
     """
 
     kind: Literal["medusa", "streams"] | None = option(
@@ -135,7 +135,7 @@ class TrainSettings(_Sizes, _Schedule):
         if not (self.model and self.data and self.out):
             raise ValueError("--model, --data and --out are needed")
         if self.fine_tune and self.out.resolve().is_relative_to(self.fine_tune.resolve()):
-            raise ValueError("--out is to be a folder outside of --fine-tune")
+            raise ValueError("--out must be a folder outside of --fine-tune")
         return self
 
 
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str]) -> int:
     from paceline_training.training import CheckpointError
     from paceline_training.windows import TextTooShortError
 
-    # Another number of threads rounds otherwise, and a seed would not say what comes out.
+    # Another number of threads rounds differently, so a seed alone would not fix the result.
     torch.set_num_threads(settings.threads)
     try:
         _train(settings)
@@ -167,7 +167,7 @@ def _train(settings: TrainSettings) -> None:
     assert settings.kind is not None
     assert settings.out is not None
     if settings.fine_tune is not None and settings.fine_tune.exists():
-        raise InvalidFieldError.of("fine_tune", f"{settings.fine_tune} is there already")
+        raise InvalidFieldError.of("fine_tune", f"{settings.fine_tune} exists already")
     console = Console(highlight=False, soft_wrap=True)
     files = find_model_files(settings.model)
     texts = [_read(Path(name)) for name in settings.data]
@@ -216,7 +216,7 @@ def _sizes(settings: TrainSettings, files: ModelFiles) -> AdapterSizes:
         kind=settings.kind,
         reach=settings.reach,
         layers=layers if is_streams else 0,
-        # In a model that learns they share its weights.
+        # In a fine-tuned model the heads share its weights.
         rank=settings.rank if is_streams and settings.fine_tune is None else 0,
         exit_rank=settings.exit_rank if is_streams else 0,
         tree_nodes=settings.tree_nodes,

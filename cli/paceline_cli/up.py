@@ -37,7 +37,7 @@ _DEFAULT_ADDRESS = "127.0.0.1:50050"
 class UpSettings(LocalModelSettings):
     """Run drafters, targets and an orchestrator on this machine until Ctrl-C.
 
-    Each is a process of its own; none is left behind. If one of them ends, all do.
+    Each server is a process of its own; none is left behind. If one server ends, all end.
     """
 
     targets: int = Field(2, ge=1, le=MOST_TARGETS, description="targets to run")
@@ -60,7 +60,7 @@ class UpSettings(LocalModelSettings):
         " is dropped",
     )
     models: Path | None = Field(
-        None, description="folder of the bundled models, if not the usual one"
+        None, description="folder of the bundled models; without it the installed one"
     )
     listen: Address = Field(_DEFAULT_ADDRESS, description="address of the orchestrator")
     http: Address | Literal[""] = Field(
@@ -116,7 +116,7 @@ async def _run(config: LocalSystemConfig, *, log_directory: Path | None) -> None
         metrics = {
             server.name: server.metrics_address
             for server in system.servers
-            if server is not system.gateway  # `top` shows what decodes
+            if server is not system.gateway  # `top` shows only servers that decode
         }
         address = reachable(system.orchestrator_address)
         with record_metrics_addresses(address, metrics):

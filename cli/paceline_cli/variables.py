@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 def unknown_variable(command: ModuleType, environment: Mapping[str, str]) -> str | None:
-    """Say which variable is unknown, if there is one.
+    """Describe the first unknown variable, if there is one.
 
-    A shell may have PACELINE_ADDRESS for one command when another is called. So a variable that any
-    command or server knows is no mistake.
+    A shell may have PACELINE_ADDRESS for one command while another one is called. So a variable
+    that any command or server knows is accepted.
 
     Args:
         command: The module of the command that is called.
         environment: The variables.
 
-    Cost: nothing is imported unless a variable is there that the command itself does not know.
+    Cost: imports modules only if there is a variable that the command itself does not know.
     """
     variables = [
         name

@@ -12,39 +12,38 @@ const (
 	firstDelay   = 100 * time.Millisecond
 	longestDelay = 2 * time.Second
 
-	// A wait is longer by a random part: up to half of it, and up to a second. Clients that were
-	// refused together do not come back together.
+	// A delay is lengthened by a random part, at most half of it and at most a second, so that clients
+	// that were refused at the same time do not return at the same time.
 	longestJitter = time.Second
 
 	// More than any generation takes.
 	longestTimeout = 7 * 24 * time.Hour
 
-	// An orchestrator that drains answers so for moments, until its name leads elsewhere.
+	// A draining orchestrator refuses for moments, until its name leads to another one.
 	refusals = 3
 
-	// A stream that a server refuses before it reads anything of it (REFUSED_STREAM: too many at once on
-	// one connection) is sent again as often, 13 s in all.
+	// A stream that a server refused unread is sent again so often (REFUSED_STREAM: too many streams on
+	// one connection): 13 s in all.
 	resends = 10
 
-	// Where a stream goes on at others by itself, all of them are asked so often without any text: from
-	// one that has begun more is lost with it, and one that nobody has heard of is better told.
+	// Rounds over all orchestrators that bring no text, before a generation gives up. A generation that
+	// has begun tries longer, since its user would lose the text so far.
 	rounds        = 30
 	roundsUnheard = 2
 
-	// As many streams as one connection carries can break at once and all go on at once. After that a
-	// client knocks at most ten times a second, however many of its generations want to.
+	// All streams of one connection can break at once, and resume at once. After that a client retries
+	// at most ten times a second, all its generations together.
 	retriesAtOnce = 100
 	retryInterval = 100 * time.Millisecond
 )
 
-// refusedStream is how gRPC's libraries, and proxies, say REFUSED_STREAM, HTTP/2's error 7; no reason
-// stands beside it. The last is grpc-go's own word for a stream that it never sent, since the server has
-// said goodbye meanwhile.
+// refusedStream matches REFUSED_STREAM, HTTP/2's error 7, in the messages of gRPC's libraries and of
+// proxies. The last one is grpc-go's own word for a stream that it never sent, since the server has said
+// goodbye meanwhile.
 var refusedStream = regexp.MustCompile(
 	`(?i)refused[ _]stream|stream refused|RST_STREAM.*error code:? 7\b|^the connection is draining$`)
 
-// isRefusedStream says whether a server took no more streams on a connection that stands: nobody began
-// to work.
+// isRefusedStream says whether the server refused a stream unread, on a connection that works.
 func isRefusedStream(broken *Error) bool {
 	return broken.Kind == ErrConnectionLost && refusedStream.MatchString(broken.Message)
 }
@@ -60,10 +59,10 @@ func checkTimeout(timeout time.Duration) (time.Duration, error) {
 	return timeout, nil
 }
 
-// A retryBudget is how often a client may try again, all its generations together.
+// A retryBudget limits how often a client's generations retry, all of them together.
 //
-// It makes them wait rather than fail: when an orchestrator dies, all its streams have a right to go
-// on elsewhere, but not to knock at a closed door in chorus. Any goroutine may use it.
+// A generation over the limit waits and does not fail: when an orchestrator ends, all its streams may
+// continue at another one, but not all at the same moment. Any goroutine may use it.
 type retryBudget struct {
 	now    func() time.Time
 	mutex  sync.Mutex
@@ -77,7 +76,7 @@ func newRetryBudget() *retryBudget {
 	return &retryBudget{now: time.Now, chance: source.Float64}
 }
 
-// take takes the next place, and returns how long until it; false, and no place, if that is too long.
+// take takes the next place, and returns the time until it; false, without a place, if that is too long.
 func (b *retryBudget) take(within time.Duration) (time.Duration, bool) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
@@ -118,7 +117,7 @@ func (b *retryBudget) around(delay time.Duration) time.Duration {
 	return time.Duration((0.5 + b.chance()) * float64(delay))
 }
 
-// A resumption is how often, and how soon, to go on by itself.
+// A resumption decides how often, and how soon, a generation resumes by itself.
 type resumption struct {
 	attemptsLeft int
 	isFailover   bool // not so many attempts, but until all orchestrators were asked in vain
@@ -128,8 +127,8 @@ type resumption struct {
 	budget       *retryBudget
 
 	endpointCount int
-	at            *endpoint          // who is asked now
-	asked         map[*endpoint]bool // who has failed since the last text; the others come first
+	at            *endpoint          // the endpoint that is asked now
+	asked         map[*endpoint]bool // endpoints that failed since the last text; the others come first
 	rounds        int
 	heard         bool
 }
@@ -145,14 +144,14 @@ func newResumption(attempts int, budget *retryBudget) *resumption {
 	}
 }
 
-// newFailover goes on until all of so many endpoints have been asked in vain, again and again.
+// newFailover continues until all endpoints have failed several times.
 func newFailover(endpointCount int, budget *retryBudget) *resumption {
 	r := newResumption(0, budget)
 	r.isFailover, r.endpointCount = true, endpointCount
 	return r
 }
 
-// hear says that text has come: whoever failed before may do better now.
+// hear notes that text has come: endpoints that failed earlier may be asked again.
 func (r *resumption) hear() {
 	r.heard, r.rounds, r.resendCount = true, 0, 0
 	r.forget()
@@ -167,9 +166,9 @@ func (r *resumption) forget() {
 	}
 }
 
-// delay says how long to wait before going on after an error; false if that makes no sense. Where another
-// orchestrator is left, nothing is waited for. A call was refused if nothing of it had come: asking
-// another orchestrator than one that is shutting down is then no resumption, and not counted as one.
+// delay says how long to wait after an error; false if another attempt is not useful. If another
+// orchestrator is left, there is no wait. A call was refused if it ended before any message: if the
+// orchestrator is shutting down, the next call is then not counted as a resumption.
 func (r *resumption) delay(broken *Error, refused bool, remaining time.Duration) (time.Duration, bool) {
 	if refused {
 		if pause, again := r.resend(broken, remaining); again {
@@ -196,9 +195,9 @@ func (r *resumption) delay(broken *Error, refused bool, remaining time.Duration)
 	return delay, inTime
 }
 
-// resend says how long to wait before a refused stream is sent again, which is no resumption, nor counted
-// as one; false if it was not refused, or was too often, or there is no time. The pauses are random and no
-// place of the budget is taken: the server is well, and those that it refused come back one by one.
+// resend says how long to wait before a refused stream is sent again, which is not a resumption; false
+// if the stream was not refused, was refused too often, or no time is left. The pauses are random, so
+// that refused streams return one by one; the server works, so the budget is not used.
 func (r *resumption) resend(broken *Error, remaining time.Duration) (time.Duration, bool) {
 	if !isRefusedStream(broken) || r.resendCount == resends {
 		return 0, false
@@ -220,7 +219,7 @@ func (r *resumption) resend(broken *Error, remaining time.Duration) (time.Durati
 	return pause, true
 }
 
-// roundDelay is as long as the server says; else longer each time; and longer by chance.
+// roundDelay is the server's own delay, or doubles each time; a random part is added.
 func (r *resumption) roundDelay(broken *Error) time.Duration {
 	delay := broken.RetryAfter
 	if delay <= 0 {
@@ -247,7 +246,7 @@ func (r *resumption) mayGoOn(broken *Error, refused, another bool) bool {
 	return true
 }
 
-// beginRound says whether all are to be asked once more.
+// beginRound says whether another round over all orchestrators is allowed.
 func (r *resumption) beginRound(broken *Error) bool {
 	r.rounds++
 	if r.heard {

@@ -27,21 +27,21 @@ const (
 	connectTimeout  = 10 * time.Second
 )
 
-// TLS is how to trust the server, and how to be trusted by it (mTLS): PEM, in files or as bytes.
+// TLS has the certificates of TLS and mTLS: PEM, in files or as bytes.
 type TLS struct {
-	// CAFile is whom to trust. Default: the system's certificate authorities.
+	// CAFile has the trusted certificate authorities. Default: the system's.
 	CAFile string
 	// CertificateFile is the client's own certificate, for mTLS.
 	CertificateFile string
 	// KeyFile is its private key.
 	KeyFile string
-	// ServerName is the name in the server's certificate, where it is not the address's.
+	// ServerName is the name in the server's certificate, if it differs from the address.
 	ServerName string
-	// CA is what a CAFile would hold.
+	// CA is the content of a CAFile.
 	CA []byte
-	// Certificate is what a CertificateFile would hold.
+	// Certificate is the content of a CertificateFile.
 	Certificate []byte
-	// Key is what a KeyFile would hold.
+	// Key is the content of a KeyFile.
 	Key []byte
 }
 
@@ -75,7 +75,7 @@ func WithTimeout(timeout time.Duration) DialOption {
 	return func(o *dialOptions) { o.timeout = timeout }
 }
 
-// routeTo checks everything that can be checked without connecting, and returns what opens channels.
+// routeTo checks everything that can be checked without connecting, and returns a route for channels.
 // They connect in the background.
 func routeTo(address string, to target, options dialOptions) (func() (*grpc.ClientConn, error), error) {
 	security, err := transportSecurity(address, to.local, options)
@@ -126,7 +126,7 @@ func transportSecurity(address string, local bool, options dialOptions) (grpc.Di
 	}
 	if !local && !options.insecure {
 		return nil, invalidField("address", address+" is not on this machine and there is no TLS: "+
-			"give TLS options, or say insecure to allow plaintext")
+			"give TLS options, or allow plaintext with the option insecure")
 	}
 	// The package credentials/insecure is newer than grpc-go 1.33: see README.md.
 	return grpc.WithInsecure(), nil
@@ -176,13 +176,13 @@ func readKeyPair(files TLS) (tls.Certificate, error) {
 	return own, nil
 }
 
-// contentOf returns what is in a file, or was given as it is; nil if neither.
+// contentOf returns the content of a file, or the given content; nil without both.
 func contentOf(name, path string, content []byte) ([]byte, error) {
 	if path == "" {
 		return content, nil
 	}
 	if content != nil {
-		return nil, invalidField("tls."+name, "is there, and its file too: give one")
+		return nil, invalidField("tls."+name, "and its file are both given: give one")
 	}
 	return readFile("tls."+name+"_file", path)
 }
@@ -203,7 +203,7 @@ func readFile(field, path string) ([]byte, error) {
 	return content, nil
 }
 
-// A target is where an address leads.
+// A target is the destination of an address.
 type target struct {
 	name       string // gRPC's
 	local      bool   // on this machine
@@ -248,6 +248,6 @@ func hostOf(endpoint string) (string, error) {
 }
 
 func isLoopback(host string) bool {
-	ip := net.ParseIP(host) // nil for a name: where it leads to is not ours to know
+	ip := net.ParseIP(host) // nil for a name: its addresses are not known here
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }

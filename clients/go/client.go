@@ -24,11 +24,11 @@ type Client struct {
 // unix:PATH, or several of them between commas. A name can lead to several, too. It connects in the
 // background.
 //
-// Where there are several, requests are spread over those that serve, and what one of them leaves
-// unfinished goes on at another: under EXACT with the text that it would have had there.
+// The client spreads requests over the orchestrators that serve. A generation that one of them leaves
+// unfinished continues at another: under EXACT with the text that it would have had there.
 //
 // It fails with ErrInvalidField if an address is malformed, a TLS file is unusable, the timeout is
-// negative, or plaintext would leave this machine unasked.
+// negative, or plaintext would leave this machine without `insecure`.
 func Dial(address string, options ...DialOption) (*Client, error) {
 	chosen := dialOptions{timeout: DefaultTimeout}
 	for _, option := range options {
@@ -55,8 +55,8 @@ func Dial(address string, options ...DialOption) (*Client, error) {
 // all of it, is the context's or the client's timeout from now. Cancelling the context cancels the
 // generation.
 //
-// It fails with ErrInvalidField if an option has a value that cannot be sent. What else goes wrong,
-// the stream's Err tells.
+// It fails with ErrInvalidField if an option has a value that cannot be sent. All other errors, the
+// stream's Err tells.
 func (c *Client) Generate(ctx context.Context, prompt Prompt, options ...GenerateOption) (*Stream, error) {
 	g, err := newGeneration(prompt, options)
 	if err != nil {
@@ -66,7 +66,7 @@ func (c *Client) Generate(ctx context.Context, prompt Prompt, options ...Generat
 }
 
 // Resume goes on with a generation that was left or broken, here or at another orchestrator; Next must
-// not be running. Next gives what is missing, Collect and Text give the whole.
+// not be running. Next gives the missing part, Collect and Text give the whole.
 func (c *Client) Resume(ctx context.Context, broken *Stream, options ...ResumeOption) (*Stream, error) {
 	g := &generation{}
 	if broken == nil {
@@ -142,7 +142,7 @@ func (c *Client) askOne(ctx context.Context, asked map[*endpoint]bool) (*endpoin
 	return at, readSystemInfo(response), nil
 }
 
-// Close closes the connections, and cancels what runs on them.
+// Close closes the connections, and cancels the calls on them.
 func (c *Client) Close() error {
 	c.close.Do(func() { close(c.closed) })
 	return c.endpoints.close()

@@ -9,7 +9,7 @@ import (
 	pb "github.com/paceline/paceline/clients/go/paceline/v1"
 )
 
-// A connection is a client's way to its orchestrator, which can be taken anew while calls run on the
+// A connection is a client's way to its orchestrator, which can be taken again while calls run on the
 // old one: an orchestrator that shuts down lets running calls finish and refuses new ones, and its
 // clients leave it for the one that its name leads to then. Any goroutine may use it.
 type connection struct {
@@ -73,7 +73,7 @@ func (c *connection) renew() error {
 	return nil
 }
 
-// close closes every wire, and with them what runs.
+// close closes every wire, and cancels its calls.
 func (c *connection) close() error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -88,7 +88,7 @@ func (c *connection) close() error {
 	return failure
 }
 
-// decode says why the call ended; after DRAINING the next call connects anew. To gRPC a cancel of this
+// decode says why the call ended; after DRAINING the next call connects again. To gRPC a cancel of this
 // side and one by the server are the same.
 func (l *lease) decode(ctx context.Context, failure error) *Error {
 	if ctx.Err() == context.Canceled {
@@ -106,7 +106,7 @@ func (l *lease) decode(ctx context.Context, failure error) *Error {
 	return decoded
 }
 
-// end gives the wire back. It can be called again.
+// end gives the wire back. A second call does nothing.
 func (l *lease) end() {
 	l.release.Do(func() {
 		if l.atEnd != nil {
@@ -118,7 +118,7 @@ func (l *lease) end() {
 		l.calls--
 		if l.left && l.calls == 0 && c.wires[l.wire] {
 			delete(c.wires, l.wire)
-			_ = l.channel.Close() // nothing runs on it, and nobody waits for it
+			_ = l.channel.Close() // no call runs on it
 		}
 	})
 }

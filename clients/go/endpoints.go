@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Who has failed is asked after the others, for so long; each time longer, until it answers.
+// So long an endpoint that failed is asked after the others; the time doubles until it answers.
 const (
 	firstRest   = 100 * time.Millisecond
 	longestRest = 10 * time.Second
@@ -25,8 +25,8 @@ type endpoint struct {
 	restsUntil time.Time
 }
 
-// endpoints are all of them; requests are spread over those that serve. What is known of an address is
-// what its calls have told: nothing is asked for that alone. Any goroutine may use them.
+// endpoints are all of them; requests are spread over those that serve. An endpoint is judged by the
+// outcomes of its calls: no call is made for that purpose. Any goroutine may use them.
 type endpoints struct {
 	all   []*endpoint
 	now   func() time.Time
@@ -64,7 +64,7 @@ func dialEndpoint(address string, options dialOptions) (*endpoint, error) {
 	return &endpoint{connection: connection, leadsToOne: target.leadsToOne}, nil
 }
 
-// mayBeSeveral says whether what one orchestrator leaves unfinished can go on at another.
+// mayBeSeveral says whether another orchestrator can continue an unfinished generation.
 func (e *endpoints) mayBeSeveral() bool { return len(e.all) > 1 || !e.all[0].leadsToOne }
 
 // lend lends the best one for a call: not asked yet, well, and with the fewest calls. Where all have
@@ -135,7 +135,7 @@ func (e *endpoints) failed(one *endpoint) {
 	one.failures++
 }
 
-// close closes all connections, and with them what runs.
+// close closes all connections, and cancels their calls.
 func (e *endpoints) close() error {
 	var failure error
 	for _, each := range e.all {

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A Kind is what went wrong, and with it what to do. Kinds are targets of errors.Is:
+// A Kind is a class of errors; it says what to do. Kinds are targets of errors.Is:
 //
 //	if errors.Is(err, paceline.ErrTryAgain) { ... }
 //
@@ -20,7 +20,7 @@ import (
 //	ErrUnsupported                leave it out, or ask another server
 //	ErrPermissionDenied           fix the credentials
 //	└── ErrUnauthenticated        send the credential that it names
-//	ErrSession                    what an orchestrator repairs by itself
+//	ErrSession                    an orchestrator repairs it by itself
 //	├── ErrSessionNotFound
 //	├── ErrPrefixNotHeld
 //	├── ErrPrefixMismatch
@@ -75,7 +75,7 @@ const (
 	ErrInternal              Kind = "Internal"
 )
 
-// kindFacts are a kind's code and reason on the wire, the kind above it, and what to do.
+// kindFacts are a kind's code and reason on the wire, the kind above it, and the advice.
 type kindFacts struct {
 	code   codes.Code
 	reason string
@@ -117,23 +117,23 @@ func (k Kind) Error() string { return "paceline: " + string(k) }
 // Advice says in a few words what to do.
 func (k Kind) Advice() string { return factsOf[k].advice }
 
-// A FieldViolation is one field out of its limits: its path in the request, and what is wrong with it.
+// A FieldViolation is a field out of its limits: its path in the request, and the fault.
 type FieldViolation struct {
 	Field       string
 	Description string
 }
 
-// An Error is what any call of this package fails with.
+// An Error is the error of any call of this package.
 type Error struct {
-	// Kind is what went wrong.
+	// Kind is the class of the error.
 	Kind Kind
 	// Message is for people.
 	Message string
 	// Metadata has more facts, as google.rpc.ErrorInfo; never prompts, tokens or handles.
 	Metadata map[string]string
-	// Violations says, for an ErrInvalidField, what is wrong with which field.
+	// Violations lists the wrong fields of an ErrInvalidField.
 	Violations []FieldViolation
-	// RetryAfter is when a retry makes sense; 0 if the server did not say.
+	// RetryAfter is the time until a retry is useful; 0 if the server did not say.
 	RetryAfter time.Duration
 
 	cause error
@@ -142,7 +142,7 @@ type Error struct {
 // Error is the message, with the kind's name before it.
 func (e *Error) Error() string { return e.Kind.Error() + ": " + e.Message }
 
-// Unwrap is what the call failed with, such as a gRPC status or a context's error; nil where this package
+// Unwrap is the cause of the failure, such as a gRPC status or a context's error; nil where this package
 // found the fault itself.
 func (e *Error) Unwrap() error { return e.cause }
 
@@ -153,10 +153,10 @@ func (e *Error) Code() codes.Code { return factsOf[e.Kind].code }
 // ErrConnectionLost, which no server says.
 func (e *Error) Reason() string { return factsOf[e.Kind].reason }
 
-// TryAgain tells whether the same call may work in a moment, here or at another orchestrator.
+// TryAgain says whether the same call may work in a moment, here or at another orchestrator.
 func (e *Error) TryAgain() bool { return e.Is(ErrTryAgain) }
 
-// Is makes errors.Is true for the error's kind, and for those above it.
+// Is makes errors.Is true for the error's kind, and for the kinds above it.
 func (e *Error) Is(target error) bool {
 	for kind := e.Kind; kind != ""; kind = factsOf[kind].parent {
 		if target == error(kind) {

@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// What a client hears of a generation: plain data, without protobuf. Names and meanings are those of
+// A generation's messages as plain data, without protobuf. Names and meanings are those of
 // orchestrator_service.proto. Positions are absolute: they count the prompt.
 
-// Unknown, in each word type below, is what a newer server says and this client has no word for.
+// Unknown, in each word type below, is a value of a newer server that this client does not know.
 const unknown = "unknown"
 
-// A Strategy is how a request is decoded. The output is the same with every one.
+// A Strategy is how a request is decoded. The output is the same with every strategy.
 type Strategy string
 
 // The strategies.
@@ -24,7 +24,7 @@ const (
 	StrategyUnknown         Strategy = unknown
 )
 
-// A VerificationRule is how draft tokens are accepted, and with it what the output promises: RuleExact
+// A VerificationRule decides how draft tokens are accepted, and so the promise about the output: RuleExact
 // the target's own tokens for the seed, RuleRejection the target's distribution.
 type VerificationRule string
 
@@ -35,10 +35,10 @@ const (
 	RuleUnknown   VerificationRule = unknown
 )
 
-// A DrafterKind is who drafts, where a strategy has work for a drafter.
+// A DrafterKind is the drafter, for strategies that need one.
 type DrafterKind string
 
-// Who can draft.
+// The kinds of drafters.
 const (
 	DrafterServer           DrafterKind = "server"
 	DrafterMaxGram          DrafterKind = "max_gram"
@@ -65,7 +65,7 @@ const (
 	FinishUnknown    FinishReason = unknown
 )
 
-// A TokenOrigin is where a token came from: a drafter's guess, or the target itself.
+// A TokenOrigin is the origin of a token: an accepted draft token, or the target's own token.
 type TokenOrigin string
 
 // The origins.
@@ -75,7 +75,7 @@ const (
 	OriginUnknown       TokenOrigin = unknown
 )
 
-// A TimelineEventKind is what a timeline event tells of.
+// A TimelineEventKind is the kind of a timeline event.
 type TimelineEventKind string
 
 // The kinds of timeline events.
@@ -89,17 +89,17 @@ const (
 	EventUnknown   TimelineEventKind = unknown
 )
 
-// Started is what the generation will be; told before any token.
+// Started is the first message of a generation, before any token.
 type Started struct {
 	RequestID        string
-	Seed             uint64 // in use: with it the same text can be had again
+	Seed             uint64 // in use; the same seed gives the same text again
 	ModelFingerprint string
 	Strategy         Strategy // in use; never StrategyAuto
 	Promise          VerificationRule
 	PromptTokenCount int
 	Lookahead        int
 	TargetCount      int
-	PlanNote         string // why StrategyAuto chose so, in one line; else empty
+	PlanNote         string // the reason for StrategyAuto's choice; empty without it
 	Width            int    // how many tokens drafters find at a place; 1: chains
 	Branches         int    // tokens beside the likeliest ones that each drafter forward follows
 }
@@ -107,9 +107,9 @@ type Started struct {
 // An Event is a Chunk or a TimelineEvent.
 type Event interface{ isEvent() }
 
-// A Chunk is final tokens and their text. Origins and TextLengths (the characters of Text that it adds)
-// have one for each token and, if asked for, Logprobs and TopLogprobs: what was likeliest at its place,
-// the likeliest first. The slices are the stream's own: do not change them.
+// A Chunk is final tokens and their text. Origins and TextLengths (the characters that the token adds to
+// Text) have one entry for each token. So have, if requested, Logprobs and TopLogprobs: the likeliest
+// tokens at the position, the likeliest first. The slices are the stream's own: do not change them.
 type Chunk struct {
 	Position    int
 	TokenIDs    []uint32
@@ -126,8 +126,8 @@ type TokenLogprob struct {
 	Logprob float64
 }
 
-// A TimelineEvent is a draft, a verification, or what became of them. Start and End count from the
-// request's arrival.
+// A TimelineEvent is a draft, a verification or its result. Start and End count from the request's
+// arrival.
 type TimelineEvent struct {
 	Kind             TimelineEventKind
 	Server           string
@@ -136,27 +136,26 @@ type TimelineEvent struct {
 	TokenIDs         []uint32
 	CallID           int
 	SpeculationDepth int
-	// BranchTokenCount counts tokens beside the chain: of a draft those that it found, of a
-	// verification those that it judges.
+	// BranchTokenCount counts tokens beside the chain in a draft or a verification.
 	BranchTokenCount int
-	// IsBranch is true of a verification of what is beside the chain.
+	// IsBranch is true for a verification of tokens beside the chain.
 	IsBranch bool
 }
 
 func (Chunk) isEvent()         {}
 func (TimelineEvent) isEvent() {}
 
-// Usage is tokens in the prompt, and tokens generated, resumed ones included. Of the prompt's,
-// CachedPromptTokenCount had been computed before, for an earlier request of this client.
+// Usage is tokens in the prompt, and tokens generated, resumed ones included. CachedPromptTokenCount
+// prompt tokens had been computed before, for an earlier request of this client.
 type Usage struct {
 	PromptTokenCount       int
 	CompletionTokenCount   int
 	CachedPromptTokenCount int
 }
 
-// Statistics is what it took. Of a resumed generation: what its last part took. Fallbacks counts what
-// went otherwise than planned by kind, such as "target_lost"; a kind that this client does not know is
-// "fallback 12".
+// Statistics has the times and counts of a generation, of a resumed one of its last part. Fallbacks
+// counts deviations from the plan by kind, such as "target_lost"; a kind that this client does not know
+// is "fallback 12".
 type Statistics struct {
 	TargetForwardCount        int
 	DrafterForwardCount       int
@@ -174,23 +173,23 @@ type Statistics struct {
 	Total                     time.Duration
 	CorrectionsAheadCount     int             // corrections that a drafter had found beside its chain
 	BranchTokenCount          int             // tokens beside the chains that targets judged
-	BranchAcceptedCount       int             // those of them that became output
+	BranchAcceptedCount       int             // the ones that became output
 	MaxGramDraftedTokenCount  int             // draft tokens that Max-Gram found in the text
-	MaxGramAcceptedTokenCount int             // those of them that became output
+	MaxGramAcceptedTokenCount int             // the ones that became output
 	DrafterModels             []ModelForwards // by model, of a stack the largest model first
 	// SWI: the new tokens at the mean time of a target's forward, over the time in all forwards;
-	// 0 where it is not known, since calls were withdrawn.
+	// 0 if calls were withdrawn, so that it is not known.
 	WalltimeImprovement float64
 }
 
-// ModelForwards is what one of the drafters' models ran.
+// ModelForwards has the forwards of one of the drafters' models.
 type ModelForwards struct {
 	ModelName    string
 	ForwardCount int
 	Forward      time.Duration // time in these forwards
 }
 
-// Finished is the end of a generation; Timeline is there if asked for.
+// Finished is the end of a generation; Timeline is empty unless it was requested.
 type Finished struct {
 	FinishReason FinishReason
 	StopString   string
@@ -202,7 +201,7 @@ type Finished struct {
 	Timeline     []TimelineEvent
 }
 
-// A Completion is a whole generation; of a resumed one, all its parts.
+// A Completion is a whole generation, a resumed one from its start.
 type Completion struct {
 	Started           Started
 	Chunks            []Chunk
@@ -228,10 +227,10 @@ func (c *Completion) TokenIDs() []uint32 {
 	return tokens
 }
 
-// ServerInfo is a model server as the orchestrator sees it. Role is "drafter" or "target"; a role that
-// this client does not know is "role 12". Standing says in one word whether it is "used", "resting",
-// or not used and why, such as "other_dtype"; one that this client does not know is "standing 99", and
-// it is empty where the orchestrator is too old to say.
+// ServerInfo is a model server, as the orchestrator describes it. Role is "drafter" or "target"; a role
+// that this client does not know is "role 12". Standing is "used", "resting", or in one word why the
+// server is not used, such as "other_dtype"; a word that this client does not know is "standing 99", and
+// it is empty if the orchestrator is older than this field.
 type ServerInfo struct {
 	Name             string
 	Address          string
@@ -240,13 +239,13 @@ type ServerInfo struct {
 	Status           string
 	ModelFingerprint string
 	DecodeStep       time.Duration
-	SelfDraftKind    string // what it drafts for itself with, such as "medusa"; else empty
-	IsInvariant      bool   // its choices are the same bit by bit, whatever it computes beside
+	SelfDraftKind    string // its kind of adapter, such as "medusa"; or empty
+	IsInvariant      bool   // its logits for a sequence depend on this sequence alone
 	Standing         string
 	StandingDetail   string // more on that, for people, mostly about "it"; may be empty
 }
 
-// SystemInfo is what an orchestrator works with.
+// SystemInfo describes the models and servers of an orchestrator.
 type SystemInfo struct {
 	Version              string
 	ModelName            string

@@ -15,27 +15,27 @@ var (
 	bearerToken   = regexp.MustCompile(`^[!-~]+$`)
 )
 
-// WithMetadata sets what goes along with every call. What goes along with one call alone is in its
-// context: metadata.AppendToOutgoingContext of grpc-go puts it there.
+// WithMetadata sets the metadata of every call. The metadata of a single call is in its context:
+// metadata.AppendToOutgoingContext of grpc-go puts it there.
 func WithMetadata(pairs map[string]string) DialOption {
 	return WithMetadataFunc(func(context.Context) map[string]string { return pairs })
 }
 
-// WithMetadataFunc sets what is called for each call, with its context, and returns what goes along with
-// it, such as the current trace's traceparent.
+// WithMetadataFunc sets a function that returns the metadata of each call, from the call's context, such
+// as the current trace's traceparent.
 func WithMetadataFunc(source func(context.Context) map[string]string) DialOption {
 	return func(o *dialOptions) { o.metadata = source }
 }
 
-// WithToken sets what is called for each call, resumptions included: what it returns goes along as
-// "authorization: Bearer ...". Where it fails, the call fails with an ErrPermissionDenied around that, or
+// WithToken sets a function that is called for each call, resumptions included: its result is sent as
+// "authorization: Bearer ...". If it fails, the call fails with an ErrPermissionDenied around that, or
 // as it does elsewhere if its context has ended.
 func WithToken(source func(context.Context) (string, error)) DialOption {
 	return func(o *dialOptions) { o.token = source }
 }
 
-// alongWith returns the context with all that goes along with a call. Errors never show values: they may
-// be secret.
+// alongWith returns the context with all metadata of a call. Errors never show values: they may be
+// secret.
 func (o *dialOptions) alongWith(ctx context.Context) (context.Context, error) {
 	if own, _ := metadata.FromOutgoingContext(ctx); own != nil {
 		for name, values := range own {
@@ -73,7 +73,7 @@ func (o *dialOptions) alongWith(ctx context.Context) (context.Context, error) {
 func checkMetadata(name, value string) error {
 	lower := strings.ToLower(name)
 	if !metadataName.MatchString(lower) || strings.HasPrefix(lower, "grpc-") {
-		return invalidField("metadata", fmt.Sprintf("%q is no name: letters, digits, - _ . and not grpc-", name))
+		return invalidField("metadata", fmt.Sprintf("%q is not a metadata name: use letters, digits, - _ . and no prefix grpc-", name))
 	}
 	if !strings.HasSuffix(lower, "-bin") && !metadataValue.MatchString(value) {
 		return invalidField("metadata", name+": must be printable ASCII")

@@ -11,12 +11,12 @@ import (
 	"google.golang.org/grpc/resolver"
 )
 
-// DNS is asked again when a connection ends: by grpc-go's own resolver not within 30 s of the last
-// time, in which pods with new addresses would not be found. What sets that is newer than grpc-go 1.33
-// and holds for the whole process, so this client has a resolver of its own.
+// DNS is asked again when a connection ends. grpc-go's own resolver waits 30 s between two queries: new
+// pods would not be found for so long. The option for this is newer than grpc-go 1.33 and holds for the
+// whole process, so this client has a resolver of its own.
 const leastBetweenLookups = time.Second
 
-// A name is what DNS is asked for.
+// A name is the name that DNS is asked for.
 type name struct {
 	host, port string
 	server     string // which name server, HOST:PORT; empty: the system's
@@ -25,7 +25,7 @@ type name struct {
 // lookUps makes a channel look a name up as this file says.
 func (n name) lookUps() grpc.DialOption { return grpc.WithResolvers(n) }
 
-// nameOf returns what DNS is asked for: "HOST:PORT", or "//SERVER/HOST:PORT" as gRPC has it.
+// nameOf returns the name that DNS is asked for: "HOST:PORT", or "//SERVER/HOST:PORT" as gRPC has it.
 func nameOf(address string) name {
 	slash := strings.LastIndex(address, "/")
 	server := strings.Trim(address[:slash+1], "/")
@@ -36,10 +36,10 @@ func nameOf(address string) name {
 	return name{host: host, port: port, server: server}
 }
 
-// Scheme is that of the targets that it resolves.
+// Scheme is the scheme of the targets that it resolves.
 func (n name) Scheme() string { return "dns" }
 
-// Build begins to look up; what there is to look up it knows already.
+// Build begins to look the name up.
 func (n name) Build(_ resolver.Target, tell resolver.ClientConn, _ resolver.BuildOptions) (resolver.Resolver, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	l := &lookups{name: n, tell: tell, cancel: cancel, again: make(chan struct{}, 1), over: make(chan struct{})}
@@ -47,7 +47,7 @@ func (n name) Build(_ resolver.Target, tell resolver.ClientConn, _ resolver.Buil
 	return l, nil
 }
 
-// lookups follow where a name leads, for one channel.
+// lookups follow a name's addresses, for one channel.
 type lookups struct {
 	name   name
 	tell   resolver.ClientConn
@@ -60,7 +60,7 @@ type lookups struct {
 func (l *lookups) ResolveNow(resolver.ResolveNowOptions) {
 	select {
 	case l.again <- struct{}{}:
-	default: // that is what will be done
+	default: // a lookup is already pending
 	}
 }
 
@@ -83,7 +83,7 @@ func (l *lookups) follow(ctx context.Context) {
 		again := l.again
 		if err != nil {
 			l.tell.ReportError(err)
-			again = nil // nobody has to ask for another attempt
+			again = nil // the next attempt needs no request
 		} else {
 			l.tell.UpdateState(resolver.State{Addresses: l.name.addresses(hosts)})
 		}

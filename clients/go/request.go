@@ -30,7 +30,7 @@ func (t TokenIDs) assignTo(request *pb.GenerateRequest) error {
 	return nil
 }
 
-// A GenerateOption changes one thing about a generation. What no option speaks of is the server's
+// A GenerateOption changes one thing about a generation. An option that is left out has the server's
 // default. Limits are checked by the server, and reported as ErrInvalidField.
 type GenerateOption interface {
 	applyTo(*generation) error
@@ -42,7 +42,7 @@ type ResumeOption interface {
 	isResumeOption()
 }
 
-// generation is what options change.
+// generation has the fields that options change.
 type generation struct {
 	request        *pb.GenerateRequest
 	resumeAttempts int
@@ -65,12 +65,12 @@ func (r resumeAttempts) applyTo(g *generation) error {
 
 func (resumeAttempts) isResumeOption() {}
 
-// WithResumeAttempts sets how often to go on by itself after an ErrTryAgain, such as a broken
-// connection. The text has no gap and no duplicate. Default: with one orchestrator never, with several
-// until all of them have been asked in vain, again and again. 0 leaves it to the caller.
+// WithResumeAttempts sets how often a generation resumes by itself after an ErrTryAgain, such as a
+// broken connection. The text has no gap and no duplicate. Default: never with one orchestrator; with
+// several, until all of them have failed several times. 0 leaves it to the caller.
 func WithResumeAttempts(attempts int) ResumeOption { return resumeAttempts(attempts) }
 
-// WithMaxTokens sets how many tokens to generate at most. Default 256, or what the context leaves.
+// WithMaxTokens sets the most tokens to generate. Default 256, or fewer if the context has less room.
 func WithMaxTokens(count int) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
 		return setCount(&r.MaxTokens, "max_tokens", count)
@@ -99,21 +99,21 @@ func WithTopK(k int) GenerateOption {
 	})
 }
 
-// WithTopP keeps the most likely tokens whose probabilities reach p; 1 (the default) keeps all.
+// WithTopP keeps the fewest likeliest tokens whose probabilities add up to p; 1 (the default) keeps all.
 func WithTopP(p float64) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
 		return setFloat(&sampling(r).TopP, "top_p", p)
 	})
 }
 
-// WithMinP keeps the tokens at least p times as likely as the most likely one; 0 keeps all.
+// WithMinP keeps tokens with at least p times the likeliest token's probability; 0 keeps all.
 func WithMinP(p float64) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
 		return setFloat(&sampling(r).MinP, "min_p", p)
 	})
 }
 
-// WithSeed sets the seed, in [0, 2^53). With the same seed the text is the same, whatever the
+// WithSeed sets the seed, in [0, 2^53). The same seed gives the same text, with every
 // strategy. Default: chosen, and told in Started.
 func WithSeed(seed uint64) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
@@ -138,21 +138,21 @@ func WithLookahead(tokens int) GenerateOption {
 	})
 }
 
-// WithTargets sets how many targets to use at most. Default: the planner's choice.
+// WithTargets sets the most targets to use. Default: the planner's choice.
 func WithTargets(count int) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
 		return setCount(&r.TargetCount, "targets", count)
 	})
 }
 
-// WithDrafters sets how many drafters to use at most. Default 1.
+// WithDrafters sets the most drafters to use. Default 1.
 func WithDrafters(count int) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
 		return setCount(&r.DrafterCount, "drafters", count)
 	})
 }
 
-// WithWidth sets how many tokens drafters find at a place: with 2 or more targets judge trees, and
+// WithWidth sets how many tokens drafters find at a position: with 2 or more, targets judge trees, and
 // corrections are found ahead. Default 1; with AUTO the planner's choice.
 func WithWidth(tokens int) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
@@ -160,15 +160,14 @@ func WithWidth(tokens int) GenerateOption {
 	})
 }
 
-// WithBranches sets how many tokens beside the likeliest ones each drafter forward follows. Default
-// 0.
+// WithBranches sets the number of runners-up that each drafter forward also extends. Default 0.
 func WithBranches(count int) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
 		return setCount(&r.Branches, "branches", count)
 	})
 }
 
-// WithDrafter sets who drafts. Default: servers, and Max-Gram while there is none.
+// WithDrafter sets the drafter. Default: servers, and Max-Gram while there is no drafter server.
 func WithDrafter(kind DrafterKind) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
 		number, err := enumNumber("drafter", pb.DrafterKind_name, string(kind))
@@ -177,7 +176,7 @@ func WithDrafter(kind DrafterKind) GenerateOption {
 	})
 }
 
-// WithRule sets what the output promises. Default RuleExact.
+// WithRule sets the promise about the output. Default RuleExact.
 func WithRule(rule VerificationRule) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
 		number, err := enumNumber("rule", pb.VerificationRule_name, string(rule))
@@ -196,7 +195,7 @@ func WithDispatch(policy DispatchPolicy) GenerateOption {
 	})
 }
 
-// WithIgnoreEOS says whether to go on after an end-of-text token. Default false.
+// WithIgnoreEOS says whether to continue after an end-of-text token. Default false.
 func WithIgnoreEOS(ignore bool) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
 		r.IgnoreEos = ignore
@@ -212,7 +211,7 @@ func WithLogprobs(wanted bool) GenerateOption {
 	})
 }
 
-// WithTopLogprobs says how many of the likeliest tokens to return at each place, at most 20. Default 0.
+// WithTopLogprobs sets the number of likeliest tokens to return at each position, at most 20. Default 0.
 func WithTopLogprobs(count uint32) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
 		r.TopLogprobs = count
@@ -246,7 +245,7 @@ func WithIncludeTimeline(include bool) GenerateOption {
 	})
 }
 
-// WithStreamTimeline says whether to tell of them live: see Stream.NextEvent.
+// WithStreamTimeline says whether the stream has them as they happen: see Stream.NextEvent.
 func WithStreamTimeline(stream bool) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
 		r.StreamTimeline = stream
@@ -271,8 +270,8 @@ func WithResumeTokenIDs(tokens []uint32) GenerateOption {
 	})
 }
 
-// newGeneration says it in the wire's words. It fails for a value that its field cannot even hold; the
-// server checks the rest.
+// newGeneration builds the wire's request. It fails if a field cannot hold the value; the server checks
+// all other limits.
 func newGeneration(prompt Prompt, options []GenerateOption) (*generation, error) {
 	g := &generation{request: &pb.GenerateRequest{}}
 	if prompt == nil {

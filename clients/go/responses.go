@@ -8,7 +8,7 @@ import (
 	pb "github.com/paceline/paceline/clients/go/paceline/v1"
 )
 
-// The wire's messages, turned into the client's data.
+// Reads the wire's messages into the client's data.
 
 func readStarted(message *pb.GenerationStarted) *Started {
 	return &Started{
@@ -158,7 +158,7 @@ func readSystemInfo(message *pb.GetSystemInfoResponse) *SystemInfo {
 	}
 }
 
-// readStanding names how a server stands; empty where an older orchestrator does not say it.
+// readStanding names a server's standing; empty if an older orchestrator does not send it.
 func readStanding(number pb.ServerStanding) string {
 	if number == 0 {
 		return ""
@@ -206,7 +206,7 @@ func wordsOf(names map[int32]string) []string {
 	return words
 }
 
-// prefixOf is what an enum's names have in common, such as STRATEGY_.
+// prefixOf is the common prefix of an enum's names, such as STRATEGY_.
 func prefixOf(names map[int32]string) string {
 	return strings.TrimSuffix(names[0], "UNSPECIFIED")
 }

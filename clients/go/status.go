@@ -11,8 +11,8 @@ import (
 
 const domain = "paceline"
 
-// decode turns what gRPC failed with into the error that the server meant: by the reason in the
-// status details, and else by the code.
+// decode turns gRPC's error into the server's: by the reason in the status details, otherwise by the
+// code.
 func decode(failure error) *Error {
 	var known *Error
 	if errors.As(failure, &known) {
@@ -68,10 +68,10 @@ func kindOfReason(reason string) (Kind, bool) {
 	return "", false
 }
 
-// kindOfCode says what a status without a reason of ours means: the transport's own, a proxy's, or a
-// newer server's. gRPC itself says RESOURCE_EXHAUSTED of a message that is too large: the same call
-// would fail again. Some of its servers say CANCELLED to calls that arrive as they stop, and that they
-// cut then; of a call that was cancelled here, the context's error is decoded.
+// kindOfCode is the meaning of a status without a reason of ours: the transport's, a proxy's, a newer
+// server's. gRPC itself answers RESOURCE_EXHAUSTED to a message that is too large: the same call would
+// fail again. Some of its servers answer CANCELLED to calls that they cut, or that arrive, as they stop;
+// for a call that was cancelled here, the context's error is decoded.
 func kindOfCode(code codes.Code, mayPass bool) Kind {
 	switch code {
 	case codes.Canceled:

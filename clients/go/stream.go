@@ -10,15 +10,15 @@ import (
 	pb "github.com/paceline/paceline/clients/go/paceline/v1"
 )
 
-// A Stream is a generation as it streams, in the manner of bufio.Scanner: Next moves on, Chunk is what
+// A Stream is a generation as it streams, like bufio.Scanner: Next moves on, Chunk is what
 // it moved to, and Err, after the loop, is why it ended.
 //
-// Closing it, or cancelling its context, cancels the RPC, and with it everything the servers do for it.
-// What was received stays: Client.Resume goes on from there. A stream that was read to its end needs no
+// Closing it, or cancelling its context, cancels the RPC, and all work of the servers for it.
+// The received part stays: Client.Resume goes on from there. A stream that was read to its end needs no
 // Close; any other holds a goroutine until then, or until its deadline.
 //
-// One goroutine at a time may use a Stream, but Close may be called by any. Where a second one calls Next
-// while the first one waits, that is false, and Err is an ErrInvalidField, for both.
+// One goroutine at a time may use a Stream, but Close may be called by any. If a second one calls Next
+// while the first one waits, Next is false, and Err is an ErrInvalidField, for both.
 type Stream struct {
 	ctx        context.Context
 	cancel     context.CancelFunc
@@ -35,7 +35,7 @@ type Stream struct {
 	readers int32 // in Next now
 	misused int32 // 1 once there were two
 
-	mutex sync.Mutex // guards what follows
+	mutex sync.Mutex // guards the fields below
 	wire  *lease     // what the call runs on
 }
 
@@ -49,7 +49,7 @@ func (s *Stream) Next() bool {
 	return false
 }
 
-// NextEvent moves on to the next chunk or, with WithStreamTimeline, to what happens behind them.
+// NextEvent moves on to the next chunk or, with WithStreamTimeline, to the next timeline event.
 func (s *Stream) NextEvent() bool {
 	if atomic.AddInt32(&s.readers, 1) > 1 {
 		atomic.StoreInt32(&s.misused, 1)
@@ -67,16 +67,16 @@ func (s *Stream) NextEvent() bool {
 	return s.event != nil
 }
 
-// Chunk is what Next moved to.
+// Chunk is the chunk that Next moved to.
 func (s *Stream) Chunk() Chunk {
 	chunk, _ := s.event.(Chunk)
 	return chunk
 }
 
-// Event is what NextEvent moved to.
+// Event is the event that NextEvent moved to.
 func (s *Stream) Event() Event { return s.event }
 
-// Err is why Next was false: nil at the end of the generation, and else an *Error.
+// Err is the reason why Next was false: nil at the end of the generation, otherwise an *Error.
 func (s *Stream) Err() error {
 	if atomic.LoadInt32(&s.misused) == 1 {
 		return invalidField("generation", "has two readers: let one read it, or give each its own by Resume")
@@ -84,10 +84,11 @@ func (s *Stream) Err() error {
 	return s.err
 }
 
-// Started is what the generation will be; nil until it is known, which it is before the first chunk.
+// Started has seed, model and plan of the generation; nil before its first message, which comes before
+// the first chunk.
 func (s *Stream) Started() *Started { return s.transcript.started }
 
-// Finished is how it ended, with statistics; nil until it has.
+// Finished is the end, with statistics; nil until then.
 func (s *Stream) Finished() *Finished { return s.transcript.finished }
 
 // Chunks ranges over the rest: it is an iter.Seq2[Chunk, error]. An error comes last, with an empty
@@ -96,13 +97,13 @@ func (s *Stream) Chunks() func(yield func(Chunk, error) bool) {
 	return func(yield func(Chunk, error) bool) { each(s, s.Next, s.Chunk, yield) }
 }
 
-// Events ranges over the rest with what happens behind the chunks, if WithStreamTimeline asks for it: it
-// is an iter.Seq2[Event, error], and ends as Chunks does.
+// Events ranges over the rest with the timeline's events, if WithStreamTimeline asks for them: it is an
+// iter.Seq2[Event, error], and ends as Chunks does.
 func (s *Stream) Events() func(yield func(Event, error) bool) {
 	return func(yield func(Event, error) bool) { each(s, s.NextEvent, s.Event, yield) }
 }
 
-// each yields what a stream moves to, until it ends or nobody wants more.
+// each yields what a stream moves to, until it ends or the caller stops.
 func each[T any](s *Stream, next func() bool, at func() T, yield func(T, error) bool) {
 	defer s.Close()
 	for next() {
@@ -116,7 +117,7 @@ func each[T any](s *Stream, next func() bool, at func() T, yield func(T, error) 
 	}
 }
 
-// Collect reads the rest and returns the whole; of a resumed generation, all its parts.
+// Collect reads the rest and returns the whole completion, a resumed one from its start.
 func (s *Stream) Collect() (*Completion, error) {
 	for s.Next() {
 	}
@@ -135,13 +136,13 @@ func (s *Stream) Text() (string, error) {
 	return completion.Text(), nil
 }
 
-// Close cancels the RPC, if it is running. It can be called again.
+// Close cancels the RPC, if it runs. A second call does nothing.
 func (s *Stream) Close() {
 	s.cancel()
 	s.giveBack()
 }
 
-// giveBack lets go of the wire of the call that is over.
+// giveBack gives back the wire of the ended call.
 func (s *Stream) giveBack() {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -150,7 +151,7 @@ func (s *Stream) giveBack() {
 	}
 }
 
-// step takes in one message. io.EOF says that the generation is whole.
+// step adds one message. io.EOF says that the generation is whole.
 func (s *Stream) step() error {
 	if s.call == nil && s.transcript.finished != nil {
 		return io.EOF // resumed when nothing was missing
@@ -182,7 +183,7 @@ func (s *Stream) step() error {
 	return s.wait(broken)
 }
 
-// receive returns nothing more once the stream is closed, not even what has arrived.
+// receive returns nothing after the stream is closed, not even messages that have arrived.
 func (s *Stream) receive() (*pb.GenerateResponse, error) {
 	if err := s.ctx.Err(); err != nil {
 		return nil, err
@@ -195,7 +196,7 @@ func (s *Stream) receive() (*pb.GenerateResponse, error) {
 	return s.call.Recv()
 }
 
-// begin asks for what is missing.
+// begin returns the request for the missing part.
 func (s *Stream) begin() error {
 	along, err := s.client.options.alongWith(s.ctx)
 	if err != nil {
@@ -223,7 +224,8 @@ func (s *Stream) decode(failure error) *Error {
 	return s.wire.decode(s.ctx, failure)
 }
 
-// wait returns when it is time to go on after an error, or returns the error if that makes no sense.
+// wait returns when the generation may continue after an error, or returns the error if another attempt
+// is not useful.
 func (s *Stream) wait(broken *Error) error {
 	select {
 	case <-s.client.closed:

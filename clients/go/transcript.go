@@ -10,8 +10,8 @@ import (
 
 // A transcript is a request and what came back, over as many streams as it took: no I/O here.
 //
-// The chunks follow on one another: each starts at the absolute position where the one before ended,
-// and none is missing at the end. A stream that says otherwise ends in an error, never in a gap or a
+// Each chunk starts at the absolute position where the one before ended,
+// and none is missing at the end. A stream that breaks this rule ends in an error, never in a gap or a
 // duplicate.
 type transcript struct {
 	request      *pb.GenerateRequest
@@ -22,7 +22,7 @@ type transcript struct {
 	resumedCount int // tokens that the current stream did not have to send
 }
 
-// nextRequest asks for what is missing.
+// nextRequest returns the request for the missing part.
 func (t *transcript) nextRequest() *pb.GenerateRequest {
 	if t.started == nil {
 		return t.request
@@ -35,7 +35,7 @@ func (t *transcript) nextRequest() *pb.GenerateRequest {
 	return request
 }
 
-// add takes in one message, and returns what the caller is to see of it, or nil. It fails with
+// add adds a message, and returns the event for the caller, or nil. It fails with
 // ErrModelMismatch if a resumed stream comes from another model, and with ErrInvariantViolated if
 // tokens are missing or come twice.
 func (t *transcript) add(response *pb.GenerateResponse) (Event, error) {
@@ -65,7 +65,7 @@ func (t *transcript) completion() (*Completion, error) {
 	}, nil
 }
 
-// branch returns a copy to go on with.
+// branch returns a copy that another generation continues.
 func (t *transcript) branch() *transcript {
 	twin := *t
 	twin.chunks = append([]Chunk(nil), t.chunks...)

@@ -1,1 +1,1 @@
-"""A system of real processes on this machine, and what commands need to start and watch it."""
+"""A system of real processes on this machine: commands start and watch it."""

@@ -1,4 +1,4 @@
-"""Where the bundled models are."""
+"""The paths of the bundled models."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class BundledModels:
 
     @property
     def drafter(self) -> Path:
-        """The small one."""
+        """The small model."""
         return self.folder / "python-drafter"
 
     @property
     def tiny(self) -> Path:
-        """A smaller one, to draft for the small one."""
+        """A smaller model, which drafts for the small one."""
         return self.folder / "python-tiny"
 
     @property
@@ -36,8 +36,8 @@ class BundledModels:
         return self.folder / "prompts.jsonl"
 
     def held_out(self) -> list[dict[str, str]]:
-        """Read these prompts: `file` and `text` of each."""
-        # By line breaks alone: the text may have other characters that `splitlines` splits at.
+        """Read the prompts: `file` and `text` of each."""
+        # Split at line feeds only: `splitlines` would also split at other characters of a text.
         lines = self.prompts.read_text(encoding="utf-8").split("\n")
         return [json.loads(line) for line in lines if line]
 
@@ -46,7 +46,7 @@ def find_models(folder: Path | None) -> BundledModels:
     """Find the models in a folder, or in the checkout around this package or the working directory.
 
     Raises:
-        InvalidFieldError: They are not there.
+        InvalidFieldError: The models are not there.
     """
     here = Path(__file__).resolve()
     guesses = [parent / "models" for parent in (*here.parents, Path.cwd(), *Path.cwd().parents)]

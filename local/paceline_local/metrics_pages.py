@@ -1,4 +1,4 @@
-"""Where servers show their metrics, and how to read all of these pages at once."""
+"""The servers' metrics pages: finds their addresses and reads them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 class PageError(Exception):
-    """A page that cannot be read. The text says why, in a few words."""
+    """A page cannot be read; the text says why in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What the user said: one server, or a name with an address for each of many.
+    """A value of --metrics: one server, or a name with an address for each of several servers.
 
     Attributes:
-        name: What to call it; empty: as the orchestrator does.
+        name: The name to show; empty: the orchestrator's name for it.
         host: A name or an address.
-        port: The port; None: as the scheme has it.
+        port: The port; None: the scheme's.
         scheme: http or https.
-        path: Where on that server.
+        path: The page's path.
     """
 
     name: str
@@ -55,13 +55,13 @@ class Page:
 
     @property
     def address(self) -> str:
-        """The host with the port, as people write it."""
+        """The host and the port, as people write them."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.source.port}" if self.source.port is not None else host
 
     @property
     def url(self) -> str:
-        """Where to read it."""
+        """The page's URL."""
         return f"{self.source.scheme}://{self.address}{self.source.path}"
 
 
@@ -69,14 +69,14 @@ def parse_sources(texts: Iterable[str]) -> tuple[Source, ...]:
     """Read addresses of pages.
 
     Raises:
-        InvalidFieldError: One is not of the form.
+        InvalidFieldError: An address is malformed.
     """
     return tuple(_parse(text) for text in texts)
 
 
 def _parse(text: str) -> Source:
     name, equals, place = text.partition("=")
-    if not equals or "/" in name:  # an = of a URL's own
+    if not equals or "/" in name:  # the = is part of a URL
         name, place = "", text
     try:
         parts = urlsplit(place if "://" in place else f"http://{place}")
@@ -88,7 +88,8 @@ def _parse(text: str) -> Source:
         problem = f"{text!r} must be HOST:PORT, NAME=HOST:PORT or a URL"
         raise InvalidFieldError.of("metrics", problem)
     path = parts.path if parts.path.strip("/") else "/metrics"
-    return Source(name, host, port, parts.scheme, path + (f"?{parts.query}" if parts.query else ""))
+    query = f"?{parts.query}" if parts.query else ""
+    return Source(name, host, port, scheme=parts.scheme, path=path + query)
 
 
 async def pages_of(source: Source) -> list[Page]:
@@ -112,7 +113,7 @@ async def read_page(session: aiohttp.ClientSession, page: Page) -> Samples:
     """Read a page.
 
     Raises:
-        PageError: It cannot be read, or is none.
+        PageError: The page cannot be read, or has no metrics.
     """
     try:
         async with session.get(page.url) as response:

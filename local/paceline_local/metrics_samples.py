@@ -1,4 +1,4 @@
-"""What a server's metrics page says, and what was counted between two snapshots of it."""
+"""The values of a server's metrics page, and their growth between two snapshots."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Samples:
         return sum(value for it, value in self.values.get(name, {}).items() if wanted <= it)
 
     def since(self, before: Samples) -> Samples:
-        """Return what was counted since; a counter that went back began anew with its process."""
+        """Return the growth since then; a lower counter began again with its process."""
         gained = {}
         for name, values in self.values.items():
             old = before.values.get(name, {})
@@ -41,7 +41,7 @@ class Samples:
 
     @classmethod
     def sum(cls, parts: Iterable[Samples]) -> Samples:
-        """Add up what several servers say."""
+        """Add up the samples of several servers."""
         sums: dict[str, dict[_Labels, float]] = {}
         for part in parts:
             for name, values in part.values.items():
@@ -52,10 +52,10 @@ class Samples:
 
 
 def parse_page(text: str) -> Samples:
-    """Read a page of metrics; of histograms only sums and counts.
+    """Read a page of metrics; a histogram's sum and count only.
 
     Raises:
-        ValueError: It is no such page.
+        ValueError: The text is not a page of metrics.
     """
     lines = (line for line in text.splitlines(keepends=True) if "_bucket{" not in line)
     values: dict[str, dict[_Labels, float]] = {}
@@ -70,8 +70,8 @@ class Readings:
     """A snapshot of a server, or of several of them together.
 
     Attributes:
-        now: The samples that it shows.
-        gained: What its counters gained since the snapshot before; None in the first one.
+        now: The current samples.
+        gained: The growth of counters since the last snapshot; None in the first one.
         seconds: Time between the two snapshots.
     """
 
@@ -81,7 +81,7 @@ class Readings:
 
     @classmethod
     def sum(cls, parts: Iterable[Readings]) -> Readings:
-        """Put several servers together; one that is new counts from its second snapshot."""
+        """Add up several servers; a new server counts from its second snapshot on."""
         known = list(parts)
         gained = [it.gained for it in known if it.gained is not None]
         return cls(
@@ -97,12 +97,12 @@ class Readings:
         return sum(self.gained.total(it, **labels) for it in counters) / self.seconds
 
     def share(self, part: str, *, of: str) -> float | None:
-        """Divide what two counters gained; where nothing happened, all that they ever counted."""
+        """Divide the growth of two counters; without any growth, their whole counts."""
         for samples in (self.gained, self.now):
             if samples is not None and (whole := samples.total(of)):
                 return samples.total(part) / whole
         return None
 
     def mean(self, histogram: str) -> float | None:
-        """Return the mean of what a histogram saw; where it saw nothing, of all it ever saw."""
+        """Return the mean of a histogram's growth; without any growth, of all its values."""
         return self.share(f"{histogram}_sum", of=f"{histogram}_count")

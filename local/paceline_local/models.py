@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOTHING_KEPT = "--keep-seconds=0"
-"""For servers whose answers to the same texts are compared: none has been computed before."""
+"""Options for comparisons on the same texts: no server keeps a text of an earlier request."""
 
 
 class LocalModelSettings(Settings):
@@ -56,7 +56,7 @@ def flags(options: Iterable[str]) -> Iterator[str]:
     """Turn NAME=VALUE into flags.
 
     Raises:
-        InvalidFieldError: One is not of that form.
+        InvalidFieldError: A value is malformed.
     """
     for each in options:
         name, equals, _ = each.partition("=")

@@ -1,4 +1,4 @@
-"""What several commands can be told, and how a command reads its options."""
+"""The options of several commands, and the reading of a command's options."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _ends_in(*endings: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-# Where something goes, known to be a place for it before the work is done.
+# A path to write to, which is checked before the work is done.
 ResultFile: TypeAlias = Annotated[Path, AfterValidator(_check_place)]
 PictureFile: TypeAlias = Annotated[ResultFile, _ends_in(".svg", ".png")]
 SvgFile: TypeAlias = Annotated[ResultFile, _ends_in(".svg")]
@@ -75,12 +75,12 @@ class CallerSettings(ConnectionSettings):
 def read_options(
     settings_class: type[_SettingsT], arguments: Sequence[str], *, program: str, examples: str
 ) -> _SettingsT:
-    """Read a command's options; print help or one line and exit if that is the end of it.
+    """Read a command's options; for `--help` or an error print the text and exit.
 
     Raises:
         SystemExit: 0 after `--help`, 2 after a line that names the wrong option.
     """
-    # The command line has checked that each other variable means something to another command.
+    # `paceline` has checked that another command knows each of the other variables.
     own = variables_of(settings_class)
     environment = {name: value for name, value in os.environ.items() if name in own}
     return parse(

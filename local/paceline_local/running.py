@@ -1,4 +1,4 @@
-"""Runs a system on this machine, and shows how it starts."""
+"""Runs a system on this machine, and shows the progress of its start."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def running_system(
 
     Raises:
         ServerExitedError: A server could not start.
-        TimeoutError: One that is not ready said nothing for too long.
+        TimeoutError: A server that is not ready said nothing for too long.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -45,7 +45,7 @@ async def running_system(
         try:
             yield system
         except InternalError:
-            # Its log is about to be removed, and is the only one that knows.
+            # The server's log, which alone has the reason, is removed after this.
             words = system.orchestrator.last_log_lines()
             print(f"the orchestrator's last log lines:\n{words}", file=sys.stderr)
             raise

@@ -1,4 +1,4 @@
-"""What people see: colours and progress on a terminal, plain lines elsewhere."""
+"""Output for people: colours and progress on a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # A model's text must not move the cursor or rename the window.
 _UNSAFE = dict.fromkeys((*range(32), *range(0x7F, 0xA0)), "\N{REPLACEMENT CHARACTER}")
-# More than a table of names, addresses and states can take.
+# More columns than a table of names, addresses and states needs.
 _ANY_WIDTH = 10_000
 _SAFE = {code: text for code, text in _UNSAFE.items() if chr(code) not in "\n\t"}
 
@@ -28,31 +28,31 @@ def diagnostics() -> Console:
 
 
 def safe(text: str) -> str:
-    """Take control characters out of a text, for a terminal."""
+    """Remove control characters from a text, for a terminal."""
     return text.translate(_SAFE)
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Progress that is shown.
+    """Shows progress.
 
     Attributes:
-        note: Says what goes on, where that is no step.
+        note: Shows a message that is not a step.
     """
 
     done: Callable[[str], None]
     note: Callable[[str], None]
 
     def __call__(self, step: str) -> None:
-        """Say what was just done."""
+        """Note a finished step."""
         self.done(step)
 
 
 @contextmanager
 def progress(what: str, *, total: int) -> Iterator[Steps]:
-    """Show progress while something takes long; call the result with what was just done.
+    """Show progress during a long task; call the result after each step.
 
-    On a terminal it is a bar, elsewhere a line for each step.
+    On a terminal the progress is a bar, in a pipe a line for each step.
     """
     console = diagnostics()
 
@@ -73,7 +73,7 @@ def progress(what: str, *, total: int) -> Iterator[Steps]:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> Table:
-    """Lay out a table: the first column to the left, numbers to the right."""
+    """Make a table: the first column is aligned left, numbers are aligned right."""
     laid_out = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
     for index, heading in enumerate(headings):
         laid_out.add_column(heading, justify="right" if index else "left")
@@ -83,7 +83,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str 
 
 
 def print_whole(laid_out: Table, console: Console) -> None:
-    """Print a table with a line for each row, however wide: names of pods differ in their ends."""
+    """Print each row on one line, of any width: pods' names differ only at their ends."""
     console.width = max(natural_width(laid_out, console), console.width)
     console.print(laid_out)
 

@@ -1,4 +1,4 @@
-"""One server process on this machine: started, heard of, signalled, stopped."""
+"""One server process on this machine: starts it, follows it, signals it, stops it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 ANY_PORT = "127.0.0.1:0"
 _LOG_LINES = 8
-# What one that is alive takes to say so, on a busy machine.
+# Time in which a live server answers, on a busy machine.
 _ANSWER_SECONDS = 5.0
-# What a server may take to stop when it has drained.
+# Time for a server to stop after its drain.
 _STOP_SECONDS = 10.0
 
 
@@ -41,17 +41,17 @@ class LocalServer:
 
     Args:
         name: Its name in timelines, such as "target-0".
-        module: What `python -m` runs.
+        module: The module for `python -m`.
         arguments: Further flags.
-        directory: Where its log goes.
+        directory: The directory of its log.
         tasks: Owns the task that watches the process.
         on_exit: Called when the process has ended.
-        listen: The address to serve at.
+        listen: The address to listen on.
 
     Attributes:
         name: The name in timelines.
         pid: Process id of the current process.
-        addresses: The addresses that it bound, by their names in its announcement.
+        addresses: The bound addresses, by their names in the server's announcement.
         exit_code: Exit code of the last process; None while it runs.
         log_file: The file with its log.
     """
@@ -83,22 +83,22 @@ class LocalServer:
 
     @property
     def address(self) -> str:
-        """Where it serves gRPC."""
+        """The address of gRPC."""
         return self.addresses["address"]
 
     @property
     def metrics_address(self) -> str:
-        """Where it serves metrics."""
+        """The address of metrics."""
         return self.addresses["metrics_address"]
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The server's process."""
         assert self._process is not None
         return self._process.pid
 
     async def start(self) -> None:
-        """Start the process; `wait_for` says how far it has come."""
+        """Start the process; `wait_for` waits for its steps."""
         command = (
             *(sys.executable, "-m", self._module, "--listen", self._listen, "--exit-with-parent"),
             *("--metrics-listen", ANY_PORT, "--log-format", "text", *self._arguments),
@@ -107,7 +107,7 @@ class LocalServer:
         self._reached = {"listening": asyncio.Event(), "ready": asyncio.Event()}
         self._ended = asyncio.Event()
         with self.log_file.open("ab") as log:
-            # Its own session: Ctrl-C on the terminal is for this process, which then stops it.
+            # Its own session: Ctrl-C on the terminal reaches only this process, which stops it.
             self._process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.PIPE,
@@ -125,19 +125,19 @@ class LocalServer:
         await self.wait_for("ready")
 
     async def wait_for(self, event: str) -> None:
-        """Wait until it is `listening` or `ready`.
+        """Wait until the server is `listening` or `ready`.
 
         Raises:
-            ServerExitedError: It ended instead.
+            ServerExitedError: The server ended instead.
         """
         await self._reached[event].wait()
         if self.exit_code is not None:
             raise ServerExitedError(self.exit_report())
 
     async def is_heard(self) -> bool:
-        """Whether it says that it is alive: in its log since this was asked last, or by its ports.
+        """Whether the server is alive: it logged since the last call of this, or its ports answer.
 
-        One that loads a model, or downloads it, or waits for others is not ready for long.
+        A server that loads or downloads a model, or waits for others, can be unready for long.
         """
         byte_count = self.log_file.stat().st_size
         has_logged = byte_count != self._logged_bytes
@@ -145,7 +145,7 @@ class LocalServer:
         return has_logged or await self._answers()
 
     async def _answers(self) -> bool:
-        """Ask its health, which every server has but a gateway; that one shows metrics."""
+        """Ask for its health; a gateway has none, so its metrics are asked for."""
         if "health_address" in self.addresses:
             return await _is_alive(self.addresses["health_address"])
         if "metrics_address" not in self.addresses:
@@ -158,13 +158,13 @@ class LocalServer:
         return False
 
     def exit_report(self) -> str:
-        """Say how it ended, with its last log lines."""
+        """Describe the server's end, with its last log lines."""
         code = self.exit_code or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         return f"{self.name} {how}; its last log lines:\n{self.last_log_lines()}"
 
     def last_log_lines(self) -> str:
-        """Return what it logged last, indented."""
+        """Return the last log lines, indented."""
         lines = self.log_file.read_text(errors="replace").splitlines()[-_LOG_LINES:]
         return textwrap.indent("\n".join(lines) or "(nothing)", "    ")
 
@@ -174,17 +174,17 @@ class LocalServer:
             await self._ended.wait()
 
     def signal(self, number: int) -> None:
-        """Send a signal, such as SIGSTOP; nothing happens if it has ended."""
+        """Send a signal, such as SIGSTOP; does nothing after the process ended."""
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(number)
 
     async def kill(self) -> None:
-        """End it without warning."""
+        """Kill the process."""
         self.signal(signal.SIGKILL)
         await self.wait()
 
     async def stop(self) -> None:
-        """Let it end what it is doing, for as long as it was told to drain."""
+        """Let the server drain and stop."""
         self.signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(_drain_seconds(self._arguments) + _STOP_SECONDS):
@@ -202,7 +202,7 @@ class LocalServer:
         self._on_exit(self)
 
     def _read_announcement(self, line: bytes) -> None:
-        """Take in one of the JSON lines by which a server tells how far it is."""
+        """Read one of the JSON lines by which a server announces its steps."""
         try:
             words = json.loads(line)
         except ValueError:
@@ -235,7 +235,7 @@ def _drain_seconds(arguments: Sequence[str]) -> float:
 
 
 def _environment() -> dict[str, str]:
-    """Take out what was set for this process: the children are told all by flags."""
+    """Remove this process's own settings: child processes get all options as flags."""
     return {
         name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)
     }

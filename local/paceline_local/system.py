@@ -34,31 +34,31 @@ __all__ = [
     "reachable",
 ]
 
-# How often a server that is not ready is looked after.
+# Time between two checks of a server that is not ready.
 _LOOK_SECONDS = 15.0
-# The orchestrator has so long, once all servers are ready, to know that they are.
+# After all servers are ready, the orchestrator has so long to notice it.
 _KNOWN_SECONDS = 15.0
 _KNOWN_POLL_SECONDS = 0.02
-# Words of an orchestrator on servers that may be well soon, and on those that take work.
+# Standings of servers that may be used soon, and of servers that take work.
 _ON_THEIR_WAY = ("loading", "unreachable")
 _AT_WORK = ("used", "resting")
-# What `python -m` runs.
+# The modules for `python -m`.
 _DRAFTER, _TARGET, _ORCHESTRATOR = "paceline_drafter", "paceline_target", "paceline_orchestrator"
 _GATEWAY = "paceline_gateway"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSystemConfig:
-    """What to start. The arguments are flags of the servers; see `paceline serve ROLE --help`.
+    """The system to start. The arguments are flags of servers; see `paceline serve ROLE --help`.
 
     Attributes:
         targets: Target processes to start.
         drafters: Drafter processes to start.
-        more_targets: Addresses of targets that run already, and are used besides.
+        more_targets: Addresses of running targets, which are used, too.
         more_drafters: The same for drafters.
-        gateway_listen: Where a gateway listens; empty: there is none.
-        silence_seconds: For how long a server that is not ready yet may say nothing at all. One
-            that loads, or downloads its model, is alive and says so.
+        gateway_listen: The address of a gateway; empty: there is no gateway.
+        silence_seconds: How long a server that is not ready may give no sign of life. A server
+            that loads or downloads its model gives some.
     """
 
     targets: int = 2
@@ -80,17 +80,17 @@ class LocalSystem:
         async with LocalSystem(LocalSystemConfig(target_arguments=("--model", "..."))) as system:
             async with AsyncClient(system.orchestrator_address) as client: ...
 
-    Whatever happens, no process is left: even if this one is killed, the servers notice.
+    No process is left in any case: servers notice even when this process is killed.
 
     Args:
-        config: What to start.
-        on_ready: Called with each server as it becomes ready.
-        on_wait: Called now and then with one that is waited for, and for how many seconds it is.
-        log_directory: Where logs go. Default: a temporary one, removed at the end.
+        config: The system to start.
+        on_ready: Called with each server when it is ready.
+        on_wait: Called now and then with a server that is not ready, and its seconds so far.
+        log_directory: The directory for logs. Default: a temporary one, removed at the end.
 
     Attributes:
-        not_used: How many servers the orchestrator gives no work, by role and word; as it said when
-            all were ready.
+        not_used: Numbers of servers that the orchestrator did not use when all were ready, by role
+            and standing.
 
     Raises:
         ServerExitedError: From `async with`: a server could not start.
@@ -120,17 +120,17 @@ class LocalSystem:
 
     @property
     def orchestrator_address(self) -> str:
-        """Where clients connect."""
+        """The address for clients."""
         return self.orchestrator.address
 
     @property
     def servers(self) -> tuple[LocalServer, ...]:
-        """All processes, the orchestrator last, but for a gateway after it."""
+        """All processes; the orchestrator is the last one before a gateway."""
         front = () if self.gateway is None else (self.gateway,)
         return (*self.drafters, *self.targets, self.orchestrator, *front)
 
     async def wait_for_exit(self) -> LocalServer:
-        """Wait until one of the processes has ended, and return it; each end is told once."""
+        """Wait until a process has ended, and return it; each one is returned once."""
         return await self._ended.get()
 
     async def __aenter__(self) -> Self:
@@ -153,8 +153,8 @@ class LocalSystem:
     async def _close(self) -> None:
         """Stop all, and clean up.
 
-        Not with an exit stack: of a task group that is cancelled anew while it ends, it would make
-        an exception that is its own context, and look for the end of that for ever.
+        This does not use an exit stack. If a task group is cancelled again while it ends, an exit
+        stack makes an exception that is its own context, and then follows that circle for ever.
         """
         try:
             await self._stop()
@@ -203,7 +203,7 @@ class LocalSystem:
                 _GATEWAY,
                 arguments=(
                     f"--orchestrators={reachable(self.orchestrator_address)}",
-                    # Its servers drain no longer, and nobody at a terminal waits ten minutes.
+                    # Servers stop draining: a user at a terminal does not wait ten minutes.
                     f"--drain-seconds={ServerSettings.model_fields['drain_seconds'].default}",
                     *config.gateway_arguments,
                 ),
@@ -224,11 +224,11 @@ class LocalSystem:
         self._on_ready(server)
 
     async def _wait_for(self, server: LocalServer, event: str) -> None:
-        """Wait as long as the server is heard.
+        """Wait until the server is ready, while it gives signs of life.
 
         Raises:
-            ServerExitedError: It ended.
-            TimeoutError: It said nothing for too long.
+            ServerExitedError: The server ended.
+            TimeoutError: The server gave no sign of life for too long.
         """
         began = heard_at = time.monotonic()
         while True:
@@ -249,11 +249,11 @@ class LocalSystem:
     async def _wait_until_all_are_known(self) -> None:
         """Wait until the orchestrator uses every server, or says why not.
 
-        One target is enough for it to be ready. It hears of the others just after they have said
-        here that they are ready. It goes on after a while without a server that runs already and is
-        not well.
+        An orchestrator is ready with one target. It notices the others just after they have
+        announced here that they are ready. The wait ends after a while if a server that ran already
+        is not used.
 
-        Its page of metrics says so, whatever transport security clients need.
+        The orchestrator's metrics have this, and need no credentials.
         """
         (source,) = parse_sources([self.orchestrator.metrics_address])
         page = Page(source, source.host)
@@ -297,7 +297,7 @@ class LocalSystem:
             yield f"--drafters={','.join(drafters)}"
 
     async def _stop(self) -> None:
-        """Stop those in front first: their running requests need the others."""
+        """Stop the gateway and the orchestrator first: their running requests need the others."""
         door = (self.gateway,) if self.gateway is not None else ()
         front = (self.orchestrator,) if hasattr(self, "orchestrator") else ()
         models = (*self.drafters, *self.targets)
@@ -307,7 +307,7 @@ class LocalSystem:
                     for server in servers:
                         stops.create_task(server.stop(), name=f"stop {server.name}")
         finally:
-            for server in (*door, *front, *models):  # what a cancelled stop has not come to
+            for server in (*door, *front, *models):  # servers that a cancelled stop did not reach
                 server.signal(signal.SIGKILL)
 
 

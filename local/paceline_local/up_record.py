@@ -1,6 +1,6 @@
-"""Where `paceline up` records what it runs, for `paceline top` on the same machine.
+"""The record of `paceline up` about its servers, for `paceline top` on the same machine.
 
-One file for each address of an orchestrator, in a directory that is this user's alone.
+There is one file for each orchestrator's address, in a directory that belongs to the user.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _MOST_BYTES = 1 << 20
 
 @contextmanager
 def record_metrics_addresses(orchestrator: str, metrics: Mapping[str, str]) -> Iterator[None]:
-    """Let others find the metrics of a system while it runs; without a place for that, do not.
+    """Record a system's metrics addresses while it runs, if the directory can be used.
 
     Args:
-        orchestrator: The address where it listens.
+        orchestrator: The orchestrator's address.
         metrics: The metrics addresses of all servers, by server name.
     """
     file = _file(orchestrator)
@@ -45,26 +45,26 @@ def record_metrics_addresses(orchestrator: str, metrics: Mapping[str, str]) -> I
 def metrics_addresses(orchestrator: str) -> dict[str, str]:
     """Return where the servers behind an orchestrator of this machine show metrics, by name.
 
-    Empty if nobody of this user runs it with `paceline up`.
+    Empty if the user runs no such system with `paceline up`.
     """
     file = _file(orchestrator)
     try:
         _check_owner(file.parent)
         content = json.loads(read_plain_file(file, most_bytes=_MOST_BYTES))
-        os.kill(content["pid"], 0)  # raises if it was killed, and could not remove its file
+        os.kill(content["pid"], 0)  # raises if the process was killed, and left its file
     except (OSError, ValueError):
         return {}
     return {str(name): str(address) for name, address in content["metrics"].items()}
 
 
 def _check_owner(directory: Path) -> None:
-    """Refuse a directory that someone else made: to be believed, or to have files overwritten.
+    """Refuse another user's directory, which could have false records or links.
 
     Raises:
-        PermissionError: It is someone else's.
+        PermissionError: The directory belongs to another user.
     """
     if directory.stat().st_uid != os.getuid():
-        raise PermissionError(f"{directory} is someone else's")
+        raise PermissionError(f"{directory} belongs to another user")
 
 
 def _file(orchestrator: str) -> Path:

@@ -1,4 +1,4 @@
-"""Who may call, how many at once, and how much room their bodies have."""
+"""Admits requests: their keys, their number, and the size of their bodies."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from paceline_gateway.settings import GatewaySettings
     from paceline_serving.admission import Admission
 
-# JSON may write a letter with six bytes that has two in UTF-8, and an id of five with eight.
+# JSON may write a letter of two UTF-8 bytes with six bytes, and an id of five digits with eight.
 _JSON_BYTES = 3
 
 
 class Access:
-    """Lets requests in, or refuses them at once: it is orchestrators where requests wait.
+    """Admits requests or refuses them at once: requests wait at orchestrators, not here.
 
     Args:
-        settings: The operator's.
-        orchestrators: Tell how large a request may be.
-        requests: Counts those that are here.
+        settings: The operator's settings.
+        orchestrators: Know how large a request may be.
+        requests: Counts the running requests.
 
     Raises:
         ValueError: The file of keys is unusable.
@@ -50,13 +50,13 @@ class Access:
 
     @contextmanager
     def admitted(self, connection: Connection, headers: Mapping[str, str]) -> Iterator[BodyRules]:
-        """Count a request for as long as it is here, and yield what its body may take.
+        """Count a request while it runs, and yield the rules for its body.
 
-        The connection learns whom its tokens are charged to, and in which lane they wait.
+        The connection gets the holder of the key, who is charged for tokens, and the lane.
 
         Raises:
-            RequestError: Its key is missing, wrong or used up; or, where none is demanded, it is
-                another site's page; or there is no room for it, or it was cut.
+            RequestError: The key is missing, wrong or at its limit; or no key is required and the
+                request comes from another site's page; or there is no room; or it was cut.
         """
         try:
             with (
@@ -72,11 +72,11 @@ class Access:
 
     @contextmanager
     def _let_in(self, connection: Connection, headers: Mapping[str, str]) -> Iterator[None]:
-        """Let a client in whose key is good and not used up, and count what it costs.
+        """Check a client's key and its limits, and count the request for the key.
 
         Raises:
-            RequestError: It has no such key, or the key's limit is reached; or, where none is
-                demanded, it is another site's page.
+            RequestError: The key is missing, wrong or at its limit; or no key is required and the
+                request comes from another site's page.
         """
         connection.lane = lanes.lane_name(f"address:{lanes.network_of(connection.host)}")
         if self._keys is None:
@@ -101,15 +101,15 @@ class Access:
 
     @contextmanager
     def _place(self, lane: str) -> Iterator[None]:
-        """Hold one of the places, which lanes share.
+        """Hold one of the places for requests, which all lanes share.
 
         Raises:
-            OverloadedError: The lane can have none.
+            OverloadedError: There is no place for this lane.
         """
         if not self._places.allows(lane):
             raise OverloadedError(
-                f"{self._places.capacity - self._places.free} requests are here,"
-                f" {self._places.held_by(lane)} of them this client's",
+                f"{self._places.capacity - self._places.free} requests are in work,"
+                f" {self._places.held_by(lane)} of them from this client",
                 retry_after_seconds=1.0,
             )
         self._places.take(lane)
@@ -120,13 +120,13 @@ class Access:
 
     @contextmanager
     def _room(self, lane: str) -> Iterator[BodyRules]:
-        """Count the bytes of a request's body for as long as the request is here."""
+        """Count the bytes of a request's body while the request runs."""
         kept = 0
 
         def keep(byte_count: int) -> None:
             nonlocal kept
             if not self._body_bytes.allows(lane, byte_count):
-                raise OverloadedError("too many long texts are here", retry_after_seconds=1.0)
+                raise OverloadedError("too many long texts are in work", retry_after_seconds=1.0)
             self._body_bytes.take(lane, byte_count)
             kept += byte_count
 

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 class _Application(Starlette):
-    """Takes a path with a slash at its end for the path without it.
+    """Treats a path with a slash at its end like the path without it.
 
-    The framework would redirect it, by the scheme that it sees: behind a proxy that ends TLS that
-    is http, and clients send no body again.
+    The framework would redirect it, with the scheme that it sees: http behind a proxy that ends
+    TLS. And clients would not send their body again.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +61,7 @@ def application(
     metrics: GatewayMetrics,
     spans: tracing.Spans | None,
 ) -> Starlette:
-    """Put the routes together: each path, the function that answers it, and what that needs.
+    """Make the application: each path, its handler, and the objects that the handler needs.
 
     Raises:
         ValueError: The file of keys is unusable.
@@ -143,7 +143,7 @@ def application(
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
-    """Say 404 and 405 in OpenAI's form, too."""
+    """Answer 404 and 405 in OpenAI's form, too."""
     assert isinstance(error, HTTPException)
     words = f"{request.method} {request.url.path[:200]} is not served here"
     refusal = RequestError(words, status=error.status_code, code="unknown_url")

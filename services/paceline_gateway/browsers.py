@@ -1,8 +1,8 @@
-"""What browsers may do where no key is demanded: serve the gateway's own page, and no other.
+"""Refuses requests of other sites' pages to a gateway without keys.
 
-A browser lets every page send requests to any address, this machine's included. It withholds the
-answers of another origin, but the work is done. And a page whose name is made to lead to this
-machine (DNS rebinding) has the answers, too. Both give themselves away by their headers.
+A browser lets every page send requests to any address, also to this machine's. It withholds the
+answers of another origin, but the gateway would do the work. And a page whose name is made to lead
+to this machine (DNS rebinding) even gets the answers. The headers show both.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ _HOST = re.compile(r"(?P<name>[a-z0-9._-]+|\[[0-9a-f]*:[0-9a-f:.]*\])(?::(?P<por
 
 
 def refuse_other_pages(headers: Mapping[str, str], *, is_local: bool, scheme: str = "http") -> None:
-    """Refuse a request that another site's page has sent.
+    """Refuse a request of another site's page.
 
     Args:
-        headers: The request's, with names in small letters; none of these twice.
-        is_local: Only this machine can reach the gateway, so it goes by no other name.
-        scheme: How the gateway is reached: http or https.
+        headers: The request's headers, with names in lower case; each occurs once.
+        is_local: Whether only this machine can reach the gateway, so that it has no other name.
+        scheme: The gateway's scheme: http or https.
 
     Raises:
-        RequestError: It comes from another origin, or asks for another host.
+        RequestError: The request comes from another origin, or is for another host.
     """
     host, origin = headers.get("host", ""), headers.get("origin")
     if origin is not None and not _is_own(origin, host=host, scheme=scheme, is_local=is_local):
-        raise _refusal(f"Origin: {origin[:200]} is another site's page")
+        raise _refusal(f"Origin: {origin[:200]} is a page of another site")
     if is_local and not _is_this_machine(host):
-        raise _refusal(f"Host: {host[:200]!r} is no name of this machine, such as localhost")
+        raise _refusal(f"Host: {host[:200]!r} is not a name of this machine, such as localhost")
 
 
 def _is_own(origin: str, *, host: str, scheme: str, is_local: bool) -> bool:
-    """Whether scheme, name and port are those that were asked for.
+    """Whether an origin's scheme, name and port are the gateway's.
 
-    A gateway that other machines reach may stand behind a proxy that speaks TLS for it: then the
-    page's scheme is https, and the one here http.
+    A gateway that other machines reach may be behind a proxy that ends TLS: then the page's scheme
+    is https, and the gateway's is http.
     """
     its_scheme, _, its_host = origin.partition("://")
     if its_scheme not in _PORTS or (is_local and its_scheme != scheme):
@@ -53,7 +53,7 @@ def _is_own(origin: str, *, host: str, scheme: str, is_local: bool) -> bool:
 
 
 def _name_and_port(host: str, *, scheme: str) -> tuple[str, int] | None:
-    """Take a host apart; None for what is none."""
+    """Split a host into name and port; None if it is malformed."""
     found = _HOST.fullmatch(host.lower())
     if found is None:
         return None
@@ -61,7 +61,7 @@ def _name_and_port(host: str, *, scheme: str) -> tuple[str, int] | None:
 
 
 def _is_this_machine(host: str) -> bool:
-    """Whether it is localhost, 127.0.0.0/8 or [::1], with or without a port."""
+    """Whether a host is localhost, 127.0.0.0/8 or [::1], with or without a port."""
     found = _HOST.fullmatch(host.lower())
     if found is None:
         return False

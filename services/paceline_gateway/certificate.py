@@ -1,4 +1,4 @@
-"""A gateway's own certificate: a renewed one is shown from the next connection on."""
+"""A gateway's own certificate: the next connection uses a renewed one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Make what connections are accepted with; the files are looked at again at each handshake.
+    """Make the TLS context of connections; each handshake looks at the files again.
 
-    Files that do not go together, as in the middle of a renewal, leave it as it was.
+    While the files do not match, as in the middle of a renewal, the certificate before stays.
 
     Raises:
-        OSError: The files are unusable to begin with.
+        OSError: The files are unusable at the start.
     """
     files = FollowedFiles([certificate, key], partial(_loaded, certificate, key))
     context = _loaded(certificate, key)
@@ -28,7 +28,7 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     def show(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         connection.context = files.content()
 
-    context.sni_callback = show  # called also where the client names no server
+    context.sni_callback = show  # also called if the client names no server
     return context
 
 
@@ -40,7 +40,7 @@ def _loaded(certificate: Path, key: Path) -> ssl.SSLContext:
             read_plain_file(path, most_bytes=MOST_PEM_BYTES)
         # A password, so that an encrypted key does not ask the terminal for one.
         context.load_cert_chain(certificate, key, password="")
-    except OSError as error:  # of which ssl's are
+    except OSError as error:  # also ssl's errors
         raise OSError(
             f"{certificate} and {key} are no usable certificate and key: {error.strerror or error}"
         ) from error

@@ -1,4 +1,4 @@
-"""A conversation written as a prompt by the model's own template, in a process apart."""
+"""Renders a conversation as a prompt by the model's own template, in a separate process."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from paceline_gateway.schemas import Message
 
 WRITTEN: GenerateOptions = {"add_special_tokens": False, "parse_special_tokens": True}
-"""How a prompt is read that a template wrote: its special tokens are there. Parts say it, too."""
+"""How a template's prompt is tokenized: it has its special tokens. Parts have their own flag."""
 
 _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
 _NAME_DIGITS = 12
-_MOST_FORMS = 8  # models take turns in a rollout, two at a time
-_MOST_HERE = 64 * 1024  # letters: looked through in a millisecond
+_MOST_FORMS = 8  # in a rollout there are two models
+_MOST_HERE = 64 * 1024  # letters: searched in a millisecond
 _MOST_PROBE_BYTES = 1 << 20  # of a prompt with a few words
 
 
 class ChatTemplates:
-    """Renders conversations. `close` it in the end: there are processes to end."""
+    """Renders conversations. Call `close` at the end: it ends processes."""
 
     def __init__(self) -> None:
         self._processes = TemplateProcesses()
-        self._forms: dict[str, ContentForms] = {}  # of templates, by fingerprint
+        self._forms: dict[str, ContentForms] = {}  # by the template's fingerprint
         self._looking = asyncio.Lock()
 
     async def prepare(self) -> None:
-        """Make ready for the first conversation; without it, that one takes longer."""
+        """Start a process before the first conversation, which would take longer otherwise."""
         await self._processes.prepare()
 
     async def close(self) -> None:
@@ -54,10 +54,10 @@ class ChatTemplates:
         await self._processes.close()
 
     async def look_at(self, template: ChatTemplate) -> ContentForms:
-        """Find out, once, how a template takes what is said, and log what is wrong with it.
+        """Find out, once, in which form a template takes contents, and log its faults.
 
         Raises:
-            NoProcessError: No process renders now.
+            NoProcessError: No process is available now.
         """
         async with self._looking:
             if template.fingerprint not in self._forms:
@@ -74,27 +74,26 @@ class ChatTemplates:
         most_bytes: int,
         param: str = "messages",
     ) -> str | list[PromptPart]:
-        """Write a conversation as a prompt that the assistant's next turn continues.
+        """Render a conversation as a prompt that the assistant's next turn continues.
 
-        Where a message has the text of a special token in it, the prompt is in parts: parsed with
-        the rest, it would be one, and end its own turn.
+        If a message has the text of a special token in it, the prompt is in parts. Parsed with the
+        rest, the text would become a special token, and could end its turn.
 
         Args:
-            most_bytes: UTF-8 of the prompt at most: what orchestrators take.
-            param: Which parameter the messages are.
+            most_bytes: Most UTF-8 bytes of the prompt: the orchestrators' limit.
+            param: The name of the messages' parameter.
 
         Raises:
-            RequestError: The template refuses the conversation, leaves out what users say, has a
-                fault, or needs more time, memory or space than a template may have; or no process
-                renders now.
+            RequestError: The template refuses the conversation, leaves out users' messages, has a
+                fault, or needs more time, memory or space than allowed; or no process is available.
         """
         name = template.fingerprint[:_NAME_DIGITS]
         try:
             forms = await self.look_at(template)
             if "user" in forms.left_out:
                 raise RequestError(
-                    f"{param}: the model's chat template ({name}) leaves out what users say: the"
-                    " model would answer without it",
+                    f"{param}: the model's chat template ({name}) leaves out users' messages: the"
+                    " model would answer without them",
                     param=param,
                     code="chat_template_leaves_out",
                 )
@@ -104,13 +103,14 @@ class ChatTemplates:
             answer = await self._answer(template, special.messages, most_bytes=most_bytes)
         except BeyondLimitsError as error:
             raise RequestError(
-                f"{param}: the model's chat template ({name}) needs more for this than {error}",
+                f"{param}: the model's chat template ({name}) needs more than {error} for this"
+                " conversation",
                 param=param,
                 code="chat_template_limit",
             ) from None
         except NoProcessError as error:
             raise RequestError(
-                f"conversations cannot be written just now: {error}",
+                f"conversations cannot be rendered just now: {error}",
                 status=503,
                 kind="server_error",
                 code="overloaded",
@@ -124,7 +124,7 @@ class ChatTemplates:
             )
         if "refusal" in answer:
             raise RequestError(
-                f"{param}: the model's chat template refuses it: {answer['refusal']}",
+                f"{param}: the model's chat template refuses the conversation: {answer['refusal']}",
                 param=param,
                 code="chat_template_refusal",
             )
@@ -137,11 +137,11 @@ class ChatTemplates:
         *,
         most_bytes: int = _MOST_PROBE_BYTES,
     ) -> Mapping[str, Any]:
-        """Have a process write messages; `template_worker` says what it answers.
+        """Have a process render messages; `template_worker` describes its answers.
 
         Raises:
-            BeyondLimitsError: The template needs too much.
-            NoProcessError: No process can be had.
+            BeyondLimitsError: The template needs more than allowed.
+            NoProcessError: No process is available.
         """
         asked = {
             "source": template.source,
@@ -163,7 +163,7 @@ class ChatTemplates:
             _log.warning("the model's chat template (%s) fails: %s", name, forms.fault)
         for role in forms.left_out:
             _log.warning(
-                "the model's chat template (%s) leaves out what is said as %r%s",
+                "the model's chat template (%s) leaves out messages of the role %r%s",
                 name,
                 role,
                 ": conversations are refused" if role == "user" else "",
@@ -178,11 +178,11 @@ async def write_prompt(
     templates: ChatTemplates,
     param: str = "messages",
 ) -> str | list[PromptPart]:
-    """Write a conversation by the template that the model has now.
+    """Render a conversation by the model's current template.
 
     Raises:
         RequestError: See `ChatTemplates.render`.
-        PacelineError: The model has no template, or nobody could say.
+        PacelineError: The model has no template, or no orchestrator answered.
     """
     template = await orchestrators.chat_template()
     most_bytes = await orchestrators.most_request_bytes()
@@ -190,15 +190,15 @@ async def write_prompt(
 
 
 async def look_at_template(*, orchestrators: Orchestrators, templates: ChatTemplates) -> None:
-    """Say in the log, before the first conversation, what is wrong with its template."""
+    """Log the faults of the model's template before the first conversation."""
     try:
         await templates.look_at(await orchestrators.chat_template())
     except UnsupportedError:
-        pass  # the model continues text
+        pass  # the model has no template
     except (PacelineError, NoProcessError) as error:
         _log.info("the model's chat template was not looked at yet: %s", error)
 
 
 async def _done(work: Callable[[], _T], size: int) -> _T:
-    """Do work on so many letters: here if they are few, else beside the loop."""
+    """Do work on so many letters: at once if they are few, otherwise on a thread."""
     return work() if size <= _MOST_HERE else await asyncio.to_thread(work)

@@ -48,7 +48,7 @@ async def chat(
     templates: ChatTemplates,
     generations: Generations,
 ) -> None:
-    """Continue a conversation, as the model's template writes it."""
+    """Continue a conversation, rendered by the model's template."""
     body = parse(ChatBody, content)
     model = await orchestrators.check_model(body.model)
     prompt = await write_prompt(body.messages, orchestrators=orchestrators, templates=templates)

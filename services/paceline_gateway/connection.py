@@ -1,4 +1,4 @@
-"""One client's connection: a body that ends, a client that may leave, a reader that may stall."""
+"""One client's connection: reads the body, notices a client that leaves or does not read."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# JSON may have these as they are, but much that reads a stream by lines takes them for line breaks.
+# Valid in JSON, but many readers of a stream take these letters for line breaks.
 _ESCAPES = {ord(it): f"\\u{ord(it):04x}" for it in "\x85\u2028\u2029"}
 
 
 class Connection:
-    """What is read from a client and sent to it, in bounded time and space.
+    """Reads from a client and sends to it, in bounded time and space.
 
     Args:
-        request_id: Names the request, in every answer and in logs.
-        stall_seconds: How long it may read nothing.
-        has_cut: Set when the gateway ends, and waits for nobody.
+        request_id: The request's id in answers and logs.
+        stall_seconds: How long the client may read nothing.
+        has_cut: Set when the gateway ends, and no longer waits for clients.
 
     Attributes:
         request_id: The same.
-        status: The status that was sent; 0 before.
-        charge: Told how many tokens were computed for the client.
-        lane: Whose requests take turns with those of others.
-        error_event: Makes of an error's body the event that ends a stream, and its name.
+        status: The sent status; 0 before.
+        charge: Called with numbers of tokens that were computed for the client.
+        lane: The client's lane in the orchestrators' queues.
+        error_event: Turns an error's body into the last event of a stream, with its name.
     """
 
     def __init__(
@@ -65,17 +65,17 @@ class Connection:
 
     @property
     def path(self) -> str:
-        """The path that was asked for."""
+        """The request's path."""
         return str(self._scope["path"])
 
     @property
     def host(self) -> str:
-        """Where the client is; empty where that is not known."""
+        """The client's host; empty if it is not known."""
         return (self._scope.get("client") or ("", 0))[0]
 
     @property
     def has_body(self) -> bool:
-        """Whether the request is of a kind whose body is read as one."""
+        """Whether the request's method has a body."""
         return bool(self._scope["method"] == "POST")
 
     async def body(self, rules: BodyRules, *, headers: Mapping[str, str]) -> bytes:
@@ -85,10 +85,10 @@ class Connection:
         return content
 
     async def refuse(self, error: RequestError) -> None:
-        """Answer with an error; in a stream that began, as its last event.
+        """Answer with an error; in a stream that has begun, as its last event.
 
-        A client may still send its body, and read nothing before it has. Where the connection ends
-        with this answer, the end would overtake the answer: so the rest is read, and dropped.
+        A client may still be sending its body, and read nothing before the body's end. Closing the
+        connection at once could lose the answer, so the rest of the body is read and dropped.
         """
         if self.status:
             content, name = self.error_event(error.body)
@@ -102,7 +102,7 @@ class Connection:
             await self.end_events()
 
     async def _drop_body(self) -> None:
-        """Wait for the body's end: as long as a client may stall, and not once the gateway ends."""
+        """Wait for the body's end, as long as a client may stall, or until the gateway ends."""
         waits = [asyncio.ensure_future(it) for it in (self._read_off(), self._has_cut.wait())]
         try:
             await asyncio.wait(
@@ -119,10 +119,10 @@ class Connection:
                 return
 
     async def while_connected(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Do some work for the client, whose body was read.
+        """Do some work for the client, after its body was read.
 
         Cancellation:
-            When the client leaves, the work is cancelled, and with it what servers do for it.
+            When the client leaves, the work is cancelled, also at the servers.
 
         Raises:
             ClientCancelledError: The client left.
@@ -160,7 +160,7 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         ends: bool = True,
     ) -> None:
-        """Send a whole answer as JSON; where it does not end with that, `end_events` ends it."""
+        """Send an answer as JSON; with `ends=False`, `end_events` ends it."""
         body = _json(content).encode("utf-8", "replace")
         await self._start(
             status,
@@ -174,7 +174,7 @@ class Connection:
 
     async def begin_events(self) -> None:
         """Begin an answer of server-sent events."""
-        # nginx would keep them back until there are many.
+        # nginx would buffer events.
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         await self._start(200, {"content-type": "text/event-stream; charset=utf-8", **headers})
 
@@ -196,10 +196,10 @@ class Connection:
         await self._put({"type": "http.response.start", "status": status, "headers": encoded})
 
     async def _put(self, message: Message) -> None:
-        """Send on, and wait while the client's buffers are full.
+        """Send a message, and wait while the client's buffers are full.
 
         Raises:
-            ClientCancelledError: It read nothing for too long.
+            ClientCancelledError: The client read nothing for too long.
         """
         try:
             async with asyncio.timeout(self._stall_seconds):
@@ -209,9 +209,9 @@ class Connection:
 
 
 def _json(content: Any) -> str:
-    """Write what every parser reads, in one line for whoever reads by lines.
+    """Write JSON that every parser reads, in one line.
 
-    Python's own words for NaN and infinities are no JSON.
+    Python's own words for NaN and infinities are not JSON.
     """
     try:
         text = json.dumps(content, ensure_ascii=False, allow_nan=False)
@@ -221,7 +221,7 @@ def _json(content: Any) -> str:
 
 
 def _finite(content: Any) -> Any:
-    """Return it with null for each number that is none."""
+    """Return the content with null for NaN and infinities."""
     match content:
         case float():
             return content if math.isfinite(content) else None

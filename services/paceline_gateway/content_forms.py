@@ -1,10 +1,10 @@
-"""How a template takes what is said: as text, or in parts; and whether it takes it at all.
+"""Finds the form in which a template takes contents: as text, in parts, or not at all.
 
-A name that is not there is nothing to Jinja, without a word. So a template that walks through parts
-(`{% for part in message.content %}{{ part.text }}`) makes nothing of a text, one that writes a text
-makes Python of parts, and one that looks for `message.text` makes nothing of either: the model then
-answers whatever it likes. So each template is tried once with marked words, before the first
-conversation is written by it.
+Jinja renders an undefined name as nothing, without an error. So a template that walks through parts
+(`{% for part in message.content %}{{ part.text }}`) renders a text as nothing. A template that
+writes a text renders parts as Python's code. A template with `message.text` renders both as
+nothing, and the model would answer without the message. So each template is tried once with marked
+words before its first conversation.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
     from paceline_gateway.schemas import Message
 
-# No template has it, and filters that change letters' case leave it recognisable.
+# No template contains this text, and it is recognisable after a change of case.
 _MARK = "zqxvkjwp"
 _WORDS = "hello"
-# A part that was written as Python or JSON writes it, and not taken apart.
+# A part rendered as Python or JSON writes it, and not as its text.
 _AS_IT_STANDS = re.compile(r"""['"]type['"]\s*:\s*['"]text['"]""", re.IGNORECASE)
 
 
 Render: TypeAlias = "Callable[[Sequence[Mapping[str, Any]]], Awaitable[Mapping[str, Any]]]"
-"""Writes messages by a template: see `template_worker` for what it answers."""
+"""Renders messages by a template; `template_worker` describes the answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a template takes the contents of one role. Neither way: it leaves them out.
+    """The forms in which a template takes the contents of a role; with neither it omits them.
 
     Attributes:
         takes_text: Whether a content may be text.
@@ -43,7 +43,7 @@ class Form:
     takes_parts: bool = False
 
     def written(self, content: str | tuple[str, ...]) -> str | list[dict[str, str]]:
-        """Return a content as it is taken; as it came, if both forms are."""
+        """Return a content in a form that the template takes, unchanged if possible."""
         if isinstance(content, str):
             return content if self.takes_text or not self.takes_parts else _parts(content)
         return _parts(*content) if self.takes_parts else "".join(content)
@@ -51,12 +51,12 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class ContentForms:
-    """How a template takes what is said.
+    """The forms in which a template takes contents.
 
     Attributes:
         forms: By role.
-        developer_role: As whom a developer speaks: older templates know `system` alone.
-        fault: What is wrong with a template that writes no conversation at all; empty else.
+        developer_role: The role for a developer's messages: older templates know only `system`.
+        fault: The fault of a template that renders no conversation at all; otherwise empty.
     """
 
     forms: Mapping[str, Form] = field(default_factory=dict)
@@ -65,11 +65,11 @@ class ContentForms:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """The roles of which nothing appears in a prompt."""
+        """The roles whose contents do not appear in a prompt."""
         return tuple(it for it, form in self.forms.items() if form == _LEFT_OUT)
 
     def written(self, message: Message) -> dict[str, Any]:
-        """Return a message as the template takes it."""
+        """Return a message in the template's form."""
         role = self.developer_role if message.role == "developer" else message.role
         form = self.forms.get(role, Form())
         written: dict[str, Any] = {"role": role, "content": form.written(message.content)}
@@ -86,7 +86,7 @@ async def find_forms(render: Render) -> ContentForms:
     answers: list[Mapping[str, Any]] = []
 
     async def users(content: Any) -> Mapping[str, Any]:
-        """Say something first or, where a template refuses that, after a system message."""
+        """Try a user's message alone; if the template refuses it, after a system message."""
         said = {"role": "user", "content": content}
         words = _WORDS if isinstance(content, str) else _parts(_WORDS)
         for conversation in ([said], [{"role": "system", "content": words}, said]):
@@ -104,7 +104,7 @@ async def find_forms(render: Render) -> ContentForms:
         form = await _form(partial(_say, render, role, before=before, after=[hello]))
         if form is not None:
             forms[role] = form
-    # A developer who is refused, or left out, can speak as the system, if that is heard.
+    # If the role `developer` is refused or left out, `system` replaces it, if that one is taken.
     is_heard = {role: forms.get(role, _LEFT_OUT) != _LEFT_OUT for role in ("system", "developer")}
     if is_heard["developer"] or not is_heard["system"]:
         return ContentForms(forms)
@@ -124,7 +124,7 @@ async def _say(
 
 
 async def _form(say: Callable[[Any], Awaitable[Mapping[str, Any]]]) -> Form | None:
-    """Try both forms; None where neither is written: then the template says why, each time."""
+    """Try both forms; None if the template refuses both, so that its own error is reported."""
     answers = [await say(_MARK), await say(_parts(_MARK))]
     if not any("text" in it for it in answers):
         return None

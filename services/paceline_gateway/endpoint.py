@@ -1,4 +1,4 @@
-"""The way of one request: let in, its body read, handed to its route's handler, its errors said."""
+"""Serves one route: admits a request, reads its body, calls the handler, answers errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Handler: TypeAlias = "Callable[[Connection, bytes], Awaitable[None]]"
 
 _log = logging.getLogger(__name__)
 
-# A value takes a microsecond to read, in which the event loop does nothing else.
+# Reading a value takes a microsecond of the event loop's time.
 _LEAST_VALUES = 1 << 18
 _PROMPTS_OF_IDS = 4
 
@@ -39,15 +39,15 @@ class Endpoint:
     """An ASGI application for one route.
 
     Args:
-        route: Its path, for metrics and logs.
-        handler: Answers its requests.
-        prompt: What a prompt is called there.
-        access: Lets requests in.
-        orchestrators: Tell what a body can need; doubted where they refuse this gateway.
-        metrics: Where requests are counted.
-        spans: Where requests' spans come from; None where nobody collects them.
+        route: The route's path, for metrics and logs.
+        handler: Answers the route's requests.
+        prompt: The name of the prompt's parameter.
+        access: Admits requests.
+        orchestrators: Know how large a body may be; checked again if they refuse this gateway.
+        metrics: Count requests.
+        spans: Makes the requests' spans; None: requests are not traced.
         stall_seconds: How long a client may read nothing.
-        has_cut: Set when the gateway ends, and waits for nobody.
+        has_cut: Set when the gateway ends, and no longer waits for clients.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Endpoint:
         """Return how many JSON values a body may have: ids of several prompts, and as many others.
 
         Raises:
-            PacelineError: Nobody could say how long the model's context is.
+            PacelineError: No orchestrator answered how long the model's context is.
         """
         return _LEAST_VALUES + _PROMPTS_OF_IDS * (await self._orchestrators.info()).context_length
 

@@ -1,11 +1,11 @@
-"""Errors in OpenAI's form, with the statuses that its clients know what to do with.
+"""Errors in OpenAI's form, with the statuses that its clients handle.
 
     400  fix the request            404  another model, another path     413  a smaller body
     401  another key                408  send faster                     429  wait: the key's limit
     503  wait: overloaded, loading, shutting down                        504  ask for less
     502  tell the operator: orchestrators refuse the gateway itself      500  report it
 
-Its clients try again by themselves after 408, 429 and 5xx, when Retry-After says.
+Its clients retry by themselves after 408, 429 and 5xx, at the time in Retry-After.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MOST_TEXT = 1000
 
-# What the wire calls it: what OpenAI calls it. A prompt's text is named by who asks.
+# OpenAI's names of the wire's fields. The caller names the field of the prompt.
 _PARAMETERS = {
     "add_special_tokens": "prompt",
     "branches": "paceline.branches",
@@ -40,9 +40,9 @@ _PARAMETERS = {
     "verification_rule": "paceline.rule",
     "width": "paceline.width",
 }
-# What gRPC says for an orchestrator that does not even read so large a message.
+# gRPC's message when an orchestrator does not read so large a message.
 _UNREAD = re.compile(r"message larger than max \(\d+ vs\. (?P<limit>\d+)\)")
-# Where machines are, in the words of gRPC, of orchestrators and of proxies.
+# Addresses of machines, as gRPC, orchestrators and proxies write them.
 _ADDRESS = re.compile(
     r"(?:ipv4|ipv6|unix|unix-abstract|dns):[^\s;,)]+"
     r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"
@@ -53,7 +53,7 @@ _ADDRESS = re.compile(
 
 _PROMPT_FIELDS = frozenset({"prompt", "text", "token_ids", "token_ids.ids", "ids", "parts"})
 
-# The first class that an error is one of decides: status, type, code.
+# Status, type and code of an error, by the first class that fits.
 _KINDS: tuple[tuple[type[errors.PacelineError], int, str, str | None], ...] = (
     (errors.ContextLengthExceededError, 400, "invalid_request_error", "context_length_exceeded"),
     (errors.InvalidFieldError, 400, "invalid_request_error", None),
@@ -61,14 +61,14 @@ _KINDS: tuple[tuple[type[errors.PacelineError], int, str, str | None], ...] = (
     (errors.OverloadedError, 429, "requests", "overloaded"),
     (errors.CacheExhaustedError, 503, "server_error", "overloaded"),
     (errors.TryAgainError, 503, "server_error", "unavailable"),
-    # A new version of the model is rolled out; asked anew it answers as a whole.
+    # A new version of the model is being rolled out; a retry gets an answer of one version.
     (errors.ModelMismatchError, 503, "server_error", "unavailable"),
     (errors.DeadlineError, 504, "server_error", "timeout"),
 )
 
 
 class RequestError(Exception):
-    """How a request ends without what it asked for.
+    """An error answer.
 
     Attributes:
         status: The HTTP status.
@@ -122,10 +122,10 @@ def too_much(error: errors.OverloadedError) -> RequestError:
 
 
 def of_paceline(error: errors.PacelineError, *, prompt: str) -> RequestError:
-    """Say an orchestrator's error in OpenAI's words.
+    """Turn an orchestrator's error into OpenAI's form.
 
     Args:
-        prompt: What the prompt is called in this request, such as "messages".
+        prompt: The name of the prompt's parameter in this request, such as "messages".
     """
     if isinstance(error, errors.PermissionDeniedError):
         return _not_let_in()
@@ -152,7 +152,7 @@ def of_paceline(error: errors.PacelineError, *, prompt: str) -> RequestError:
                 retry_after_seconds=retry if may_pass else None,
             )
     return RequestError(
-        "the gateway could not get an answer; its log has why, under the request's id",
+        "the gateway got no answer; its log has the cause, under the request's id",
         status=500,
         kind="server_error",
         code="internal",
@@ -160,10 +160,10 @@ def of_paceline(error: errors.PacelineError, *, prompt: str) -> RequestError:
 
 
 def _not_let_in() -> RequestError:
-    """Say that it is the gateway that orchestrators refuse, and not who asked it."""
+    """Say that orchestrators refuse the gateway, not the gateway's client."""
     return RequestError(
-        "this gateway's own key or certificate is refused by its orchestrators; its operator has"
-        " to mend that, and its log has what they say",
+        "the orchestrators refuse this gateway's own key or certificate; the gateway's operator"
+        " has to correct that, and the gateway's log has the orchestrators' messages",
         status=502,
         kind="server_error",
         code="gateway_refused",
@@ -178,12 +178,12 @@ def _parameter(error: errors.PacelineError, prompt: str) -> str | None:
 
 
 def _message(error: errors.PacelineError, prompt: str) -> str:
-    """Take the server's words, about the field that the client knows, and without addresses.
+    """Return the server's message, with the client's name of the field, without addresses.
 
-    The transport's words are for those who run it; the log has them.
+    The transport's messages are for operators; the log has them.
     """
     if isinstance(error, errors.ConnectionLostError):
-        return "no orchestrator can be reached just now"
+        return "no orchestrator can be reached now"
     violation = _violation(error)
     if violation is None:
         return _ADDRESS.sub("(an address)", error.message)
@@ -191,7 +191,7 @@ def _message(error: errors.PacelineError, prompt: str) -> str:
 
 
 def _violation(error: errors.PacelineError) -> errors.FieldViolation | None:
-    """Find which field is wrong; where servers cannot do it, their words begin with its name."""
+    """Return the wrong field; the message of an UnsupportedError begins with the field's name."""
     if error.violations:
         return error.violations[0]
     field, _, description = error.message.partition(": ")

@@ -1,4 +1,4 @@
-"""The generations of a request, one or several: made, and read as one stream."""
+"""The generations of a request: makes one or several, and reads them as one stream."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ _MOST_NAME = 64  # characters of a request id on the wire
 
 
 class Choice:
-    """One generation of a request; the client goes on with it where an orchestrator ends.
+    """One generation of a request; if an orchestrator ends, the client resumes it at another.
 
     Args:
-        index: Its number in the request.
-        generation: What is read.
-        without_default: Asks anew without the `max_tokens` that nobody has sent, where the context
-            has no room for so many: the orchestrator then generates what there is room for.
-        prompt_index: Whose continuation it is.
-        resumed: Called each time it went on elsewhere.
-        charge: Called with numbers of tokens: the prompt's once, with the first chunk or where
-            none comes, and those of each chunk.
+        index: The number of the choice in the request.
+        generation: The generation that is read.
+        without_default: Makes the same generation without the gateway's default `max_tokens`, if
+            the context has less room: the orchestrator then uses the whole room.
+        prompt_index: The number of the prompt that it continues.
+        resumed: Called each time the generation resumed.
+        charge: Called with numbers of tokens: the prompt's once, at the first chunk or at the end,
+            and those of each chunk.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class Choice:
 
     @property
     def started(self) -> Started:
-        """What it is; known with its first event. Where it goes on elsewhere it is told anew."""
+        """The first message; known at the first event, and again after each resumption."""
         assert self._generation.started is not None
         return self._generation.started
 
     @property
     def finished(self) -> Finished:
-        """How it ended."""
+        """The last message."""
         assert self._generation.finished is not None
         return self._generation.finished
 
@@ -88,13 +88,13 @@ class Choice:
                     yield event
 
     async def events(self) -> AsyncGenerator[Event]:
-        """Yield the text as it becomes final and, with `stream_timeline`, what happens behind it.
+        """Yield the text as it becomes final and, with `stream_timeline`, the timeline's events.
 
         Cancellation:
-            Closing the generator cancels what the servers do for it.
+            Closing the generator cancels the servers' work for it.
 
         Raises:
-            PacelineError: It cannot go on.
+            PacelineError: The generation cannot continue.
         """
         try:
             async with aclosing(self._events()) as events:
@@ -105,11 +105,11 @@ class Choice:
                     self._count_resumptions()
                     yield event
         finally:
-            self._charge_prompt()  # it was computed, whoever has left before a token came
+            self._charge_prompt()  # computed even if the client left before the first token
             self._count_resumptions()
 
     async def _events(self) -> AsyncGenerator[Event]:
-        """Read the generation; without the default limit if there is no room for that."""
+        """Read the generation; without the default `max_tokens` if there is no room for it."""
         while True:
             try:
                 async with self._generation, aclosing(self._generation.events()) as events:
@@ -119,12 +119,12 @@ class Choice:
             except ContextLengthExceededError as error:
                 if self._without_default is None or not _is_about_max_tokens(error):
                     raise
-                # A smaller room than the default is smaller than the orchestrator's own default,
-                # too: so what it generates now is what there is room for.
+                # Room for fewer tokens than this default is also less than the orchestrator's own
+                # default, so the orchestrator uses the whole room.
                 self._generation, self._without_default = self._without_default(), None
 
     def _charge_prompt(self) -> None:
-        """Charge the prompt once, if a server has begun with it."""
+        """Charge the prompt once, if a server has begun to compute it."""
         if self._generation.started is not None and not self._is_prompt_charged:
             self._is_prompt_charged = True
             self._charge(self.started.prompt_token_count)
@@ -132,7 +132,7 @@ class Choice:
     def _count_resumptions(self) -> None:
         while self._resumption_count < self._generation.resumption_count:
             self._resumption_count += 1
-            _log.info("a generation went on elsewhere")
+            _log.info("a generation continued at another orchestrator")
             self._resumed()
 
 
@@ -145,9 +145,9 @@ class Generations:
 
     Args:
         client: The client of all orchestrators.
-        choice_limit: How many a request may have.
-        call_limit_seconds: How long each may take.
-        resumed: Called each time one went on at another orchestrator.
+        choice_limit: Most generations of a request.
+        call_limit_seconds: Most seconds of a generation.
+        resumed: Called each time a generation resumed.
     """
 
     def __init__(
@@ -172,16 +172,16 @@ class Generations:
         connection: Connection,
         default_max_tokens: int | None = None,
     ) -> list[Choice]:
-        """Make the generations of a request: each prompt so often, with one seed after the other.
+        """Make a request's generations: `count` of each prompt, with consecutive seeds.
 
-        Its client's take turns with those of others, at the orchestrators where they wait.
+        The requests of different clients take turns in the orchestrators' queues.
 
         Args:
-            default_max_tokens: What `max_tokens` is where the options have none, cut to what the
-                context leaves; None is the orchestrator's default.
+            default_max_tokens: The `max_tokens` of options without one, limited to the context's
+                room; None: the orchestrator's default.
 
         Raises:
-            RequestError: There are too many.
+            RequestError: There would be too many.
         """
         total = len(prompts) * count
         if total > self._choice_limit:
@@ -217,12 +217,12 @@ class Generations:
 
 
 async def deliver(choices: Sequence[Choice], take: Take) -> None:
-    """Run generations at the same time, and hand over their chunks, and None at the end.
+    """Run generations at the same time; hand over their chunks, and None at each one's end.
 
-    One at a time is handed over: who takes slowly holds all of them up.
+    Chunks are handed over one at a time, so a slow receiver delays all generations.
 
     Raises:
-        Exception: One of them cannot go on, or `take` cannot; then the others are cancelled.
+        Exception: A generation or `take` failed; the other generations are cancelled.
     """
     turn = asyncio.Lock()
 

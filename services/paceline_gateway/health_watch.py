@@ -1,4 +1,4 @@
-"""One orchestrator, watched: whether it serves, and whether it lets this gateway in."""
+"""Watches one orchestrator: whether it serves, and whether it accepts this gateway."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# How long to wait before an address is connected to again: each time longer, until one serves.
+# Pauses between connections to an address: each is longer, until an orchestrator serves.
 _FIRST_REST_SECONDS, _LONGEST_REST_SECONDS = 0.2, 1.0
-# A connection that takes longer than an attempt is made anew: with certificates that may have been
-# renewed meanwhile.
+# A connection that takes longer is given up and tried again, since certificates may have been
+# renewed.
 _APPROACH_SECONDS = 10.0
-# Nobody says that a key was mended: who is refused asks again.
+# A corrected key is not announced, so a refused gateway asks again.
 _KNOCK_AGAIN_SECONDS = 1.0
 
 
 class Watch:
-    """Tells the client which orchestrator to ask, and says once why one is not.
+    """Tells the client whether to use an orchestrator, and logs once why not.
 
-    Health needs no key. So who serves is asked besides whether it lets this gateway in: when it
-    begins to serve, when a request was refused, and then until it does.
+    Health needs no key. So an orchestrator is also asked a question that needs one: when it begins
+    to serve, when it refused a request, and then until it accepts this gateway.
 
     Args:
-        endpoint: Who is watched; its `serves` is set here.
-        connect: Opens a channel to it.
-        knock: Asks it what only those are told whom it lets in.
-        changed: Called when anything of this has changed.
+        endpoint: The watched orchestrator; its `serves` is set here.
+        connect: Opens a channel to the orchestrator.
+        knock: Asks the orchestrator a question that needs a key or a certificate.
+        changed: Called when `endpoint.serves` or `refusal` may have changed.
 
     Attributes:
-        is_healthy: Whether its health says that it serves.
-        refusal: What it says to this gateway's key or certificate, while it refuses.
+        is_healthy: Whether its health is SERVING.
+        refusal: The message by which it refuses this gateway's key or certificate, if it does.
     """
 
     def __init__(
@@ -61,18 +61,18 @@ class Watch:
         self._changed = changed
         self.is_healthy = False
         self._lets_in = False
-        self._began_count = 0  # how often one has begun to serve: each may be another process
+        self._began_count = 0  # orchestrators that began to serve: each may be another process
         self._doubted = asyncio.Event()
         self.refusal: str | None = None
 
     async def follow(self) -> None:
-        """Watch it, for ever."""
+        """Watch the orchestrator for ever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_health(), name=f"health of {self._endpoint.address}")
             tasks.create_task(self._follow_door(), name=f"door of {self._endpoint.address}")
 
     def doubt(self) -> None:
-        """Ask again whether it lets this gateway in: a request says that it does not."""
+        """Check again whether the orchestrator accepts this gateway: it refused a request."""
         self._doubted.set()
 
     async def _follow_health(self) -> None:
@@ -88,13 +88,13 @@ class Watch:
             rest_seconds = min(2 * rest_seconds, _LONGEST_REST_SECONDS)
 
     async def _listen(self, channel: grpc.aio.Channel) -> None:
-        """Take the word of the one that is reached, for as long as it serves.
+        """Follow the health of the reached orchestrator while it serves.
 
-        One that drains can go on for minutes, while a new connection to the same address leads to
-        another one: an address can be a Service's.
+        A draining orchestrator can run for minutes, while a new connection to the same address, if
+        it is a Service's, leads to another orchestrator.
 
         Raises:
-            TimeoutError: None is reached.
+            TimeoutError: No orchestrator is reached.
         """
         stream = HealthStub(channel).Watch(HealthCheckRequest(), wait_for_ready=True)
         async with asyncio.timeout(_APPROACH_SECONDS) as approach:
@@ -105,7 +105,7 @@ class Watch:
                 self._hear(True)
 
     def _hear(self, is_healthy: bool) -> None:
-        """Take its word; who begins to serve, perhaps after a restart, is asked about the door."""
+        """Note the health; an orchestrator that begins to serve is asked about this gateway."""
         if is_healthy and not self.is_healthy:
             self._began_count += 1
             self._doubted.set()
@@ -120,7 +120,7 @@ class Watch:
             asked_of = self._began_count
             refusal = await self._refusal_now()
             if asked_of != self._began_count:
-                continue  # the answer is that of the one before, and who serves now is asked next
+                continue  # the answer is of the process before; the current one is asked next
             if refusal is not None and refusal != self.refusal:
                 _log.error(
                     "an orchestrator refuses this gateway's own key or certificate"
@@ -141,7 +141,7 @@ class Watch:
         except PermissionDeniedError as error:
             return error.message
         except PacelineError:
-            return None  # no word about the key; whether it serves its health says
+            return None  # says nothing about the key; health decides
         return None
 
     def _tell(self) -> None:

@@ -1,4 +1,4 @@
-"""One connection of a gateway's HTTP server: how long it may be silent, and what it may say."""
+"""One connection of a gateway's HTTP server: its limits of time, and its strict parsing."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _TRANSFER_ENCODING = b"transfer-encoding"
 
 
 class HttpConnection(H11Protocol):
-    """A connection that no client can hold without asking for something.
+    """A connection that a client cannot hold without a request.
 
     Args:
-        place: Its place among the others; in a spare one only probes are answered: a gateway that
-            is full is no dead one.
-        head_seconds: How long a request's head may take from its first byte on, or the first one's
-            from the connection on; and the rest of a body that was answered before it was there.
-        options: What uvicorn makes connections with.
+        place: The connection's place at the listener. In a spare place only probes are answered,
+            so that a full gateway is not taken for a dead one.
+        head_seconds: Most seconds of a request's head, from its first byte or, for the first
+            request, from the connection on; also of the rest of a body that was answered early.
+        options: uvicorn's arguments of a connection.
     """
 
     def __init__(self, place: Place, *, head_seconds: float, **options: Any) -> None:
@@ -49,9 +49,9 @@ class HttpConnection(H11Protocol):
         self._follow_head()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came, which may begin a head or end it.
+        """Parse bytes, which may begin a head or end it.
 
-        Some clients send an empty line behind a body; it is no beginning of a head.
+        Some clients send an empty line after a body; it does not begin a head.
         """
         if data == _EMPTY_LINE and self.timeout_keep_alive_task is not None:
             return
@@ -59,20 +59,20 @@ class HttpConnection(H11Protocol):
         self._follow_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing more."""
+        """Stop the timers."""
         super().connection_lost(exc)
         self._stop_timer()
         self._place.leave()
 
     def on_response_complete(self) -> None:
-        """Wait for the next head, which may be there already."""
+        """Wait for the next head, which may have been received already."""
         super().on_response_complete()
         self._follow_head()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no request, and end the connection: what follows could be anything.
+        """Refuse bytes that are not a request, and end the connection, since its rest is unknown.
 
-        A request that is being answered sees its client go.
+        For a request that is being answered, the client has left.
         """
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
@@ -99,10 +99,10 @@ class HttpConnection(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Say nothing: whoever offers another protocol is answered in this one."""
+        """Log nothing: a client that offers another protocol is answered in HTTP."""
 
     def _follow_head(self) -> None:
-        """Let the timer run while nothing is served.
+        """Let the timer run while no request is served.
 
         Between two requests uvicorn has a timer of its own, until the first byte.
         """
@@ -129,23 +129,23 @@ class HttpConnection(H11Protocol):
 
 
 class _StrictConnection(h11.Connection):
-    """h11, which sees only heads that can be read in one way.
+    """h11, for heads that can be read in one way only.
 
-    An empty line before a head is passed over, as the standard asks servers to do: one, since a
-    client could send them without an end.
+    One empty line before a head is skipped, as the standard wants; only one, since a client could
+    send empty lines for ever.
 
     Attributes:
-        refusal: Why it refused one.
+        refusal: The reason for which a head was refused.
     """
 
     refusal: HeadError | None = None
     _has_passed_a_line = False
 
     def next_event(self) -> Any:
-        """Read on.
+        """Return the next event.
 
         Raises:
-            RemoteProtocolError: The other end speaks no HTTP, or no clear one.
+            RemoteProtocolError: The bytes are not HTTP, or can be read in two ways.
         """
         try:
             if self.their_state is h11.IDLE:
@@ -194,10 +194,10 @@ def _full() -> JSONResponse:
 
 
 def _ending_with(send: Any) -> Any:
-    """Make the answer the connection's last one.
+    """Make an answer the connection's last one.
 
-    Where a body in chunks ends is told by the body itself. A proxy that reads its end otherwise
-    than h11 could let another client's request begin there.
+    A chunked body contains its own end. If a proxy and h11 read that end differently, another
+    client's request could begin inside the body.
     """
 
     async def send_last(message: Any) -> None:

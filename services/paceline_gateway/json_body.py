@@ -1,9 +1,9 @@
-"""A body's JSON: what a large one is made of is counted, then it is parsed by its schema.
+"""Reads a body's JSON: counts its values, then parses it by its schema.
 
-A parser makes an object of each value: 14 MB of empty lists are 700 MB, and hold up the event loop
-for seconds, in which no text of anybody goes on. What a large body is for is one long text, or the
-ids of one. So its values and names are counted first, a part at a time, between which others have
-their turn.
+A parser makes an object of each value: 14 MB of empty lists become 700 MB, and block the event
+loop for seconds, in which no generation continues. A useful large body has one long text, or its
+token ids. So values and names are counted first, part by part, and other requests run between two
+parts.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pydantic_core import from_json
 from paceline_gateway.errors import RequestError
 
 MOST_NAMES = 65_536
-"""Names of objects' fields in one body: a conversation of 20,000 messages has 40,000."""
+"""Most names of fields in one body: a conversation of 20,000 messages has 40,000."""
 
 _STEPS_A_TURN = 4096
-# The rest of a string, its end included. Nothing of it is tried in a second way.
+# The rest of a string with its end. The pattern never backtracks.
 _STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 _UNSUPPORTED = frozenset({"unsupported", "extra_forbidden"})
@@ -31,14 +31,14 @@ _BodyT = TypeVar("_BodyT", bound=BaseModel)
 
 
 async def check_shape(content: bytes, *, most_values: int) -> None:
-    """Check that a text has no more values and names than a request can be made of.
+    """Check that a text has no more values and names than a request can have.
 
-    What is no JSON passes: the parser says what is wrong with it.
+    A text that is not JSON passes: the parser reports it.
 
     Cost: some microseconds for each string in it.
 
     Raises:
-        RequestError: It has more.
+        RequestError: The text has more.
     """
     values = names = start = strings = 0
     while start < len(content):
@@ -70,12 +70,12 @@ def parse(body_class: type[_BodyT], content: bytes) -> _BodyT:
     """Read a body.
 
     Raises:
-        RequestError: It is no JSON, or a parameter is wrong, unknown or not supported; names it.
+        RequestError: The body is not JSON, or a parameter is wrong, unknown or not supported.
     """
     content = content.removeprefix(codecs.BOM_UTF8)
     try:
         value = from_json(content, allow_inf_nan=False)
-        # It takes the last of two values, and others the first one.
+        # Of two values of one name this parser takes the last, others the first.
         json.loads(content, object_pairs_hook=_without_repeats)
     except ValueError as error:
         raise RequestError(f"the body is not JSON: {error}") from None
@@ -94,15 +94,15 @@ def parse(body_class: type[_BodyT], content: bytes) -> _BodyT:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> None:
-    """Look for two values of one name.
+    """Refuse two values of one name.
 
     Raises:
-        RequestError: There are two.
+        RequestError: There are two values.
     """
     names = set()
     for name, _ in pairs:
         if name in names:
-            raise RequestError(f"{name[:200]}: is there twice", param=name[:200])
+            raise RequestError(f"{name[:200]}: is given twice", param=name[:200])
         names.add(name)
 
 
@@ -112,7 +112,7 @@ def _reason(kind: str, message: str) -> str:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """Write where a value is as OpenAI does: messages[0].content."""
+    """Write a value's place as OpenAI does: messages[0].content."""
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part

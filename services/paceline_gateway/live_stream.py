@@ -1,4 +1,4 @@
-"""What the page is fed with: a generation with all that happens behind it, as it happens."""
+"""The page's data: a generation with its timeline's events, as they happen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from paceline_gateway.generations import Choice, Event, Generations
     from paceline_gateway.orchestrators import Orchestrators
 
-# What a page offers; it knows none by itself.
+# The strategies that the page offers.
 _STRATEGIES = [
     {"name": each.value, "abbreviation": each.abbreviation}
     for each in Strategy
@@ -27,7 +27,7 @@ _STRATEGIES = [
 async def describe(
     connection: Connection, _content: bytes, *, orchestrators: Orchestrators
 ) -> None:
-    """Tell what model and servers there are, and by which strategies it can be decoded."""
+    """Send the model, the servers and the possible strategies."""
     info = await orchestrators.info()
     drafts_for_itself = any(each.self_draft_kind for each in info.servers)
     await connection.answer(
@@ -55,7 +55,7 @@ async def watch(
     orchestrators: Orchestrators,
     generations: Generations,
 ) -> None:
-    """Continue a prompt, and tell of each draft, verification and cancel between the chunks."""
+    """Continue a prompt; send each draft, verification and cancel between the chunks."""
     body = parse(LiveBody, content)
     await orchestrators.check_model(body.model)
     (choice,) = generations.choices([body.prompt], body.options(), count=1, connection=connection)
@@ -63,7 +63,7 @@ async def watch(
 
 
 async def _tell(choice: Choice, connection: Connection) -> None:
-    """Send the stream's messages; `started` again where it goes on at another orchestrator."""
+    """Send the stream's messages; `started` again after each resumption."""
     started: Started | None = None
     async with aclosing(choice.events()) as events:
         async for event in events:
@@ -74,7 +74,7 @@ async def _tell(choice: Choice, connection: Connection) -> None:
                 await connection.event(asdict(started), name="started")
             await connection.event(_fields(event), name=_name(event))
     finished = asdict(choice.finished)
-    del finished["timeline"]  # told already
+    del finished["timeline"]  # was sent event by event
     await connection.event(finished, name="finished")
     await connection.end_events()
 
@@ -86,5 +86,5 @@ def _name(event: Event) -> str:
 def _fields(event: Event) -> dict[str, Any]:
     fields = asdict(event)
     if isinstance(event, Chunk):
-        del fields["logprobs"], fields["top_logprobs"]  # nobody could ask for them
+        del fields["logprobs"], fields["top_logprobs"]  # the page cannot request them
     return fields

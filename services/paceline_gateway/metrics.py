@@ -1,4 +1,4 @@
-"""What a gateway counts."""
+"""A gateway's metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-LEFT = 499  # the client went away; nobody hears it
+LEFT = 499  # the client left; the status is never sent
 
 
 class GatewayMetrics:
@@ -46,7 +46,7 @@ class GatewayMetrics:
 
     @contextmanager
     def request(self, route: str, status: Callable[[], int]) -> Iterator[None]:
-        """Count a request with the status that it has in the end; 0 is none."""
+        """Count a request with its final status; 0: no status was sent."""
         started = time.perf_counter()
         in_flight = self._in_flight.labels(route)
         in_flight.inc()
@@ -58,5 +58,5 @@ class GatewayMetrics:
             in_flight.dec()
 
     def resumed(self) -> None:
-        """Count a generation that goes on elsewhere."""
+        """Count a resumption."""
         self._resumed.inc()

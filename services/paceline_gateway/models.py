@@ -1,4 +1,4 @@
-"""/v1/models: the one model that is here."""
+"""/v1/models: the gateway's one model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 async def list_models(
     connection: Connection, _content: bytes, *, orchestrators: Orchestrators, began_at: int
 ) -> None:
-    """List it; it was made, as far as clients see, when this gateway began."""
+    """List the model; its creation time is the gateway's start."""
     info = await orchestrators.info()
     await connection.answer({"object": "list", "data": [_model(info, began_at)]})
 
@@ -21,7 +21,7 @@ async def list_models(
 async def describe_model(
     connection: Connection, _content: bytes, *, orchestrators: Orchestrators, began_at: int
 ) -> None:
-    """Describe it, if it is the one that is asked for."""
+    """Describe the model, if the request names it."""
     await orchestrators.check_model(connection.path.removeprefix("/v1/models/"))
     await connection.answer(_model(await orchestrators.info(), began_at))
 

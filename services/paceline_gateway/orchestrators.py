@@ -1,4 +1,4 @@
-"""The gateway's orchestrators: its client, who of them serves, and what they said of the model."""
+"""The gateway's orchestrators: the client, their health, and their answers about the model."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _ASK_SECONDS = 10.0
-# The same where none serves: whoever waits then had better be told to come again.
+# The same while none serves: then a client had better be told to retry.
 _ASK_IN_VAIN_SECONDS = 2.0
-# Who restarts may be back by then; an HTTP client waits for a second at least.
+# A restarted orchestrator may serve by then; an HTTP client would wait for a second at least.
 _ASK_AGAIN_SECONDS = 0.2
-# How old an answer about the model may be: a rollout takes longer than that.
+# The largest age of an answer about the model: a rollout takes longer.
 _FRESH_SECONDS = 2.0
 
 
 class Orchestrators:
-    """All of them. Use it as an asynchronous context manager.
+    """All orchestrators of a gateway. Use it as an asynchronous context manager.
 
-    The client chooses among them, and goes on elsewhere where one ends; what is watched here tells
-    it, and probes, who serves.
+    The client chooses an orchestrator, and resumes at another one if that one ends. The watches
+    here tell the client and probes which orchestrators serve.
 
     Args:
-        addresses: Where they are.
-        tls: How to trust them; None is plaintext.
+        addresses: Their addresses.
+        tls: Certificates; None: plaintext.
         insecure: Allow plaintext to other machines.
-        token: Tells the key that is shown to them; None where they ask for none.
-        patience_seconds: How long a generation that has begun waits for one that goes on with it.
+        token: Returns this gateway's key; None: no key is sent.
+        patience_seconds: How long a broken generation waits for an orchestrator that resumes it.
 
     Raises:
         InvalidFieldError: An address is malformed, or a TLS file unusable.
 
     Attributes:
-        client: The client of all of them.
+        client: The client of all orchestrators.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class Orchestrators:
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
         for each in self.client.endpoints:
-            each.serves = False  # until it says so
-            # What an orchestrator leaves unfinished goes on there, too, once it was restarted: an
-            # HTTP client could only begin anew.
+            each.serves = False  # until its health says otherwise
+            # An unfinished generation may also resume at the same orchestrator after a restart: an
+            # HTTP client could only begin again.
             each.leads_to_one = False
         for watch in self._watches:
             self._watching.append(self._tasks.create_task(watch.follow(), name="watch"))
@@ -108,38 +108,38 @@ class Orchestrators:
 
     @property
     def any_serves(self) -> bool:
-        """Whether there is one that takes work."""
+        """Whether an orchestrator takes work."""
         return self._serving.is_set()
 
     @property
     def any_refuses(self) -> bool:
-        """Whether there is one that refuses this gateway's own key or certificate."""
+        """Whether an orchestrator refuses this gateway's own key or certificate."""
         return any(watch.refusal is not None for watch in self._watches)
 
     def doubt(self) -> None:
-        """Ask them again whether they let this gateway in: one has refused a request."""
+        """Check again which orchestrators accept this gateway: one has refused a request."""
         for watch in self._watches:
             watch.doubt()
 
     async def until_one_serves(self) -> None:
-        """Wait for the first."""
+        """Wait until an orchestrator serves."""
         await self._serving.wait()
 
     async def info(self) -> SystemInfo:
-        """Ask what model there is; the answer may be 2 s old.
+        """Return the model and the servers; the answer may be 2 s old.
 
         Raises:
-            NoTargetError: No target has said yet.
-            PacelineError: What else an orchestrator or the transport said.
+            NoTargetError: No target has described its model yet.
+            PacelineError: Another error of the orchestrators or the transport.
         """
         return await self._info.get()
 
     async def check_model(self, asked: str) -> str:
-        """Return the model's name, if it is the one that was asked for.
+        """Return the model's name, if the request asked for this model.
 
         Raises:
-            RequestError: There is another one here.
-            PacelineError: Nobody could say.
+            RequestError: The gateway has another model.
+            PacelineError: No orchestrator answered.
         """
         name = (await self.info()).model_name
         if asked != name:
@@ -152,19 +152,19 @@ class Orchestrators:
         return name
 
     async def most_request_bytes(self) -> int:
-        """Ask how large a request may be; one that does not say takes what all of them take.
+        """Return the largest request; for an orchestrator that does not say, the general limit.
 
         Raises:
-            PacelineError: Nobody could say.
+            PacelineError: No orchestrator answered.
         """
         return (await self.info()).most_request_bytes or LEAST_MESSAGE_BYTES
 
     async def chat_template(self) -> ChatTemplate:
-        """Ask how the model wants conversations; the answer may be 2 s old.
+        """Return the model's chat template; the answer may be 2 s old.
 
         Raises:
             UnsupportedError: The model has no chat template.
-            PacelineError: What else an orchestrator or the transport said.
+            PacelineError: Another error of the orchestrators or the transport.
         """
         return await self._template.get()
 
@@ -186,10 +186,10 @@ class Orchestrators:
         return _ASK_SECONDS if self.any_serves else _ASK_IN_VAIN_SECONDS
 
     async def _knock(self, address: str) -> None:
-        """Ask one orchestrator what it tells only to whom it lets in.
+        """Ask an orchestrator a question that needs a key or a certificate.
 
         Raises:
-            PacelineError: It does not let this gateway in, or could not answer.
+            PacelineError: The orchestrator refuses this gateway, or did not answer.
         """
         async with self._open([address]) as client:
             await client.info(timeout=_ASK_SECONDS)
@@ -202,14 +202,14 @@ class Orchestrators:
 
 
 async def _asked_twice(ask: Callable[[], Awaitable[_T]], *, seconds: float) -> _T:
-    """Ask all orchestrators, and once more if none can answer just now.
+    """Ask all orchestrators, and once more if none can answer.
 
     Args:
-        seconds: How long they may take, for the error's words.
+        seconds: Their time limit, for the error's message.
 
     Raises:
-        LoadingError: They took too long. It is not the client's time that is over.
-        PacelineError: What else they said.
+        LoadingError: They took too long; the client's own deadline has not passed.
+        PacelineError: Another error of theirs.
     """
     try:
         try:

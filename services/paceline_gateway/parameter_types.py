@@ -1,4 +1,4 @@
-"""The types of requests' parameters: what each takes, and in what words it refuses the rest."""
+"""The types of requests' parameters, with their error messages."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pydantic_core import PydanticCustomError
 from paceline import FillIn, PromptPart
 
 MOST_UINT32 = (1 << 32) - 1
-"""What a number may be on the wire."""
+"""The range of a number on the wire."""
 
 Prompt: TypeAlias = str | list[int] | list[PromptPart] | FillIn
 
 
 def only(*allowed: object) -> PlainValidator:
-    """Take what changes nothing, and refuse the rest as not supported."""
+    """Accept the values that change nothing; refuse others as not supported."""
 
     def check(value: object) -> object:
         if not any(type(value) is type(each) and value == each for each in allowed):
@@ -28,7 +28,7 @@ def only(*allowed: object) -> PlainValidator:
 
 
 def one_of(*words: str) -> AfterValidator:
-    """Take one of these words."""
+    """Accept one of some words."""
 
     def check(value: str) -> str:
         if value not in words:
@@ -42,7 +42,7 @@ def one_of(*words: str) -> AfterValidator:
 
 def _unsupported(words: str) -> PydanticCustomError:
     return PydanticCustomError(
-        "unsupported", "is not supported; what changes nothing is {words}", {"words": words}
+        "unsupported", "is not supported; the accepted value is {words}", {"words": words}
     )
 
 
@@ -53,13 +53,13 @@ def _zero(value: float) -> float:
 
 
 def _prompts(value: object) -> list[str | list[int]]:
-    """Take OpenAI's four forms of a prompt as a list of prompts."""
+    """Turn OpenAI's four forms of a prompt into a list of prompts."""
     if _is_prompt(value):
         return [value]
     if isinstance(value, list) and value and all(map(_is_prompt, value)):
         return value
     raise PydanticCustomError(
-        "prompt", "must be text, a list of texts, a list of token ids, or a list of those"
+        "prompt", "must be text, a list of texts, a list of token ids, or a list of such lists"
     )
 
 
@@ -78,7 +78,7 @@ def _stop(value: object) -> list[str]:
 
 
 def _content(value: object) -> str | tuple[str, ...]:
-    """Take a message's content, or the texts of its parts; other parts than text are refused."""
+    """Return a message's text, or the texts of its parts; parts of other kinds are refused."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):

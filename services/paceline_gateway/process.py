@@ -1,4 +1,4 @@
-"""A gateway as a process: an HTTP server that is told apart from its application, and drains."""
+"""A gateway's process: its HTTP server, its health, and its drain."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from paceline_serving.listener import Place
 
 _log = logging.getLogger(__name__)
-# It tells of its own start and stop at a level of which we tell our own.
+# uvicorn logs its start and stop at "info", where our own records say the same.
 logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
-# For answers that are on their way when the drain ends.
+# Time for answers that are being sent when the drain ends.
 _STOP_GRACE_SECONDS = 2
 _BACKLOG = 2048
-# For probes, where all connections are busy.
+# For probes, while all connections are busy.
 _SPARE_CONNECTIONS = 16
 
 
@@ -54,10 +54,10 @@ class HttpProcess:
         ValueError: A file of keys is unusable.
 
     Attributes:
-        addresses: What is bound, by name.
-        orchestrators: Where requests go.
-        requests: Those that are here.
-        readiness: Whether balancers shall send more.
+        addresses: The bound addresses, by name.
+        orchestrators: Get the requests.
+        requests: Counts the running requests.
+        readiness: Whether balancers should send requests here.
     """
 
     def __init__(self, settings: GatewaySettings, *, registry: CollectorRegistry) -> None:
@@ -93,7 +93,7 @@ class HttpProcess:
     async def begin(self) -> None:
         """Bind the ports, and wait for the first orchestrator that serves.
 
-        Requests are answered from the first moment on: with 503 until then.
+        Until then requests are answered with 503.
 
         Raises:
             OSError: A port or a file cannot be used.
@@ -157,11 +157,11 @@ class HttpProcess:
             self._end.set_result(failure)
 
     async def stopping(self) -> str | None:
-        """Wait until someone asked for the end; return why, if it is a failure."""
+        """Wait until the end is asked for; return the failure, if it is one."""
         return await asyncio.shield(self._end)
 
     async def finish(self, *, drain: bool = True) -> None:
-        """Drain and stop, in bounded time: readiness says no first, while requests are served."""
+        """Drain and stop, in bounded time: first readiness ends, while requests are served."""
         self.readiness.is_leaving = True
         if drain:
             await asyncio.sleep(self._settings.drain_delay_seconds)
@@ -182,10 +182,10 @@ class HttpProcess:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals and accepting to us.
+    """uvicorn's server without its handling of signals and accepting.
 
     Args:
-        head_seconds: How long a TLS handshake may take, and how long a request's head.
+        head_seconds: Most seconds of a TLS handshake, and of a request's head.
     """
 
     def __init__(self, config: uvicorn.Config, *, head_seconds: float) -> None:
@@ -193,7 +193,7 @@ class _Server(uvicorn.Server):
         self._head_seconds = head_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve on one socket, that it is given."""
+        """Serve on the given socket."""
         assert sockets is not None
         (listening,) = sockets
         await self.lifespan.startup()
@@ -205,11 +205,11 @@ class _Server(uvicorn.Server):
             tls=self.config.ssl,
             handshake_seconds=self._head_seconds,
         )
-        self.servers = [cast("asyncio.Server", listener)]  # closed as one of asyncio's is
+        self.servers = [cast("asyncio.Server", listener)]  # closed like asyncio's servers
         self.started = True
 
     def _connection(self, place: Place) -> HttpConnection:
-        """Make a connection of h11's: no parser in C between strangers and this process."""
+        """Make a connection with h11, so that no parser in C reads strangers' bytes."""
         return HttpConnection(
             place,
             head_seconds=self._head_seconds,
@@ -220,15 +220,15 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Capture no signals."""
         yield
 
 
 def _bind(address: str, stall_seconds: float) -> socket.socket:
-    """Listen; a connection whose client takes nothing for so long is ended by the kernel.
+    """Listen; the kernel ends a connection whose client takes nothing for so long.
 
     Raises:
-        OSError: The address cannot be had.
+        OSError: The address cannot be bound.
     """
     listener = listen(address, backlog=_BACKLOG)
     if hasattr(socket, "TCP_USER_TIMEOUT"):

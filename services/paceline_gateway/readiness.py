@@ -1,4 +1,4 @@
-"""Whether balancers shall send work here."""
+"""Readiness: whether balancers should send requests here."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 class Readiness:
-    """Follows the orchestrators, and the process that leaves.
+    """Follows the orchestrators, and the end of this process.
 
     Attributes:
-        is_leaving: Whether balancers shall look elsewhere, though requests are still served.
+        is_leaving: Whether this process is ending, though it still serves requests.
     """
 
     def __init__(self, orchestrators: Orchestrators) -> None:
@@ -21,7 +21,7 @@ class Readiness:
 
     @property
     def why_not(self) -> str | None:
-        """Why balancers shall send no work here; None if they shall."""
+        """The reason why balancers should send no requests here; None if they should."""
         if self.is_leaving:
             return "this gateway is shutting down"
         if self._orchestrators.any_serves:

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from paceline_gateway.generations import Choice
     from paceline_gateway.schemas import Body
 
-# A token's text is not known here, only that of all tokens of a chunk: it is told by its number.
+# The text of a single token is not known here, only that of a chunk: its id stands for it.
 _BY_NUMBER = "token_id:{}"
-# What OpenAI says of a token whose log probability cannot be told.
+# OpenAI's value of a log probability that is not known.
 _NO_LOGPROB = -9999.0
 
 
 class Form(ABC):
-    """What OpenAI calls the parts of an answer of one kind.
+    """OpenAI's names for the parts of one kind of answer.
 
     Attributes:
-        prefix: What ids of answers begin with.
+        prefix: The prefix of the answers' ids.
         whole_object: The kind of a whole answer.
         streamed_object: The kind of an event.
     """
@@ -40,15 +40,15 @@ class Form(ABC):
 
     @abstractmethod
     def opening(self) -> dict[str, Any] | None:
-        """What a streamed choice begins with, if it does before its text."""
+        """The first event of a streamed choice, before its text, if there is one."""
 
     @abstractmethod
     def part(self, chunk: Chunk, *, offset: int, logprobs: bool) -> dict[str, Any]:
-        """A piece of a streamed choice; the text before it has `offset` characters."""
+        """A piece of a streamed choice; `offset` characters came before it."""
 
     @abstractmethod
     def ending(self) -> dict[str, Any]:
-        """What a streamed choice ends with, besides the reason."""
+        """The last event of a streamed choice, besides the reason."""
 
     @abstractmethod
     def whole(self, chunks: Sequence[Chunk], *, logprobs: bool) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class CompletionForm(Form):
         return
 
     def part(self, chunk: Chunk, *, offset: int, logprobs: bool) -> dict[str, Any]:
-        """Its text."""
+        """The piece's text."""
         told = _completion_logprobs([(offset, chunk)]) if logprobs else None
         return {"text": chunk.text, "logprobs": told}
 
@@ -74,7 +74,7 @@ class CompletionForm(Form):
         return {"text": "", "logprobs": None}
 
     def whole(self, chunks: Sequence[Chunk], *, logprobs: bool) -> dict[str, Any]:
-        """All text."""
+        """The whole text."""
         placed, offset = [], 0
         for chunk in chunks:
             placed.append((offset, chunk))
@@ -90,11 +90,11 @@ class ChatForm(Form):
     whole_object, streamed_object = "chat.completion", "chat.completion.chunk"
 
     def opening(self) -> dict[str, Any]:
-        """Who speaks."""
+        """The role."""
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
     def part(self, chunk: Chunk, *, offset: int, logprobs: bool) -> dict[str, Any]:
-        """Its text."""
+        """The piece's text."""
         del offset
         told = _chat_logprobs([chunk]) if logprobs else None
         return {"delta": {"content": chunk.text}, "logprobs": told}
@@ -104,7 +104,7 @@ class ChatForm(Form):
         return {"delta": {}, "logprobs": None}
 
     def whole(self, chunks: Sequence[Chunk], *, logprobs: bool) -> dict[str, Any]:
-        """All that was said."""
+        """The whole message."""
         text = "".join(chunk.text for chunk in chunks)
         return {
             "message": {"role": "assistant", "content": text, "refusal": None},
@@ -113,12 +113,12 @@ class ChatForm(Form):
 
 
 class _Answer:
-    """What whole and streamed answers have in common.
+    """The common part of whole and streamed answers.
 
     Args:
-        connection: Where it goes.
-        form: What kind it is.
-        body: What was asked.
+        connection: The client's connection.
+        form: The kind of answer.
+        body: The request's body.
         model: The model's name.
     """
 
@@ -134,14 +134,14 @@ class _Answer:
         self._logprobs = bool(body.options().get("logprobs"))
 
     def _details(self, choices: Iterable[Choice]) -> dict[str, Any]:
-        """Return the extension field, if it was asked for."""
+        """Return the extension field, if it was requested."""
         if self._body.paceline is None:
             return {}
         return {"paceline": {"choices": [details(choice) for choice in choices]}}
 
 
 class WholeAnswer(_Answer):
-    """Everything at once, at the end."""
+    """An answer that is sent at the end."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -154,7 +154,7 @@ class WholeAnswer(_Answer):
             kept.append(chunk)
 
     async def end(self, choices: Sequence[Choice]) -> None:
-        """Send it."""
+        """Send the answer."""
         await self._connection.answer(
             {
                 **self._frame,
@@ -175,7 +175,7 @@ class WholeAnswer(_Answer):
 
 
 class StreamedAnswer(_Answer):
-    """Each chunk as it comes; the status goes with the first one, so that it can be an error's."""
+    """An answer in events. The status is sent with the first chunk, so errors can have another."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -200,7 +200,7 @@ class StreamedAnswer(_Answer):
             await self._send(choice, part, finish=None)
 
     async def end(self, choices: Sequence[Choice]) -> None:
-        """Say how many tokens there were, if asked for, and that it is over."""
+        """Send the usage, if requested, and the stream's end."""
         if self._body.includes_usage:
             await self._event(choices[0], [], usage=usage(choices))
         await self._connection.event("[DONE]")
@@ -251,7 +251,7 @@ def usage(choices: Iterable[Choice]) -> dict[str, Any]:
 
 
 def details(choice: Choice) -> dict[str, Any]:
-    """Tell how a choice was decoded."""
+    """Describe how a choice was decoded."""
     started, finished = choice.started, choice.finished
     return {
         "index": choice.index,
@@ -286,7 +286,7 @@ def _completion_logprobs(chunks: Iterable[tuple[int, Chunk]]) -> dict[str, Any]:
 
 
 def _offsets(chunk: Chunk, start: int) -> list[int]:
-    """Say where in a choice's text each token of a chunk begins."""
+    """Return the offsets in a choice's text at which the tokens of a chunk begin."""
     lengths = chunk.text_lengths or (0,) * len(chunk.token_ids)
     return list(accumulate(lengths[:-1], initial=start))
 
@@ -308,5 +308,5 @@ def _chat_token(token_id: int, logprob: float) -> dict[str, Any]:
 
 
 def _number(logprob: float) -> float:
-    """Return a log probability that JSON can say: it knows neither NaN nor infinities."""
+    """Return a log probability that JSON can hold: JSON has neither NaN nor infinities."""
     return logprob if math.isfinite(logprob) else _NO_LOGPROB

@@ -1,7 +1,7 @@
-"""One request's body, read in bounded time and space.
+"""Reads a request's body in bounded time and space.
 
-How large a body may be follows from what orchestrators take, which follows from their model's
-context. A small body is read without asking; for a larger one the gateway has to know.
+The limit of a body follows from the orchestrators' limit, which follows from their model's context.
+A small body is read without asking the orchestrators; a larger one is not.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from starlette.types import Receive
 
 ENCODINGS = ("gzip", "deflate", "identity")
-"""How a body may be sent."""
+"""The allowed encodings of a body."""
 
 _JSON_KIND = "application/json"
 _PART_BYTES = 1 << 18
 
 TOO_SLOW = 408
-"""The status of a body that did not come in time."""
+"""The status for a body that did not arrive in time."""
 
 SMALL_BYTES = 1 << 20
-"""What is read whatever the model is; and what a client has its time for, once more for each."""
+"""The size that is read for every model; a client has `mebibyte_seconds` for each such size."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodyRules:
-    """What a body may take.
+    """The limits of a body.
 
     Attributes:
-        ceiling_bytes: What no body may exceed, whatever the model is.
-        most_bytes: Tells what the model's context needs.
-        keep: Called with numbers of bytes as they are kept; raises where there is no room.
-        mebibyte_seconds: How long each mebibyte may take, a begun one included.
+        ceiling_bytes: The largest body for any model.
+        most_bytes: Returns the largest body for the model's context.
+        keep: Called with the number of bytes before they are kept; raises if there is no room.
+        mebibyte_seconds: Most seconds for each mebibyte, also for an incomplete one.
     """
 
     ceiling_bytes: int
@@ -50,10 +50,10 @@ class BodyRules:
 
 
 def check_kind(headers: Mapping[str, str]) -> None:
-    """Check what a body is said to be; nothing said is as good as JSON.
+    """Check the headers of a body's type and encoding; without them it is plain JSON.
 
     Raises:
-        RequestError: It is said to be no JSON, or to be compressed in a way that is not taken.
+        RequestError: The type is not JSON, or the encoding is not supported.
     """
     kind, _, parameters = headers.get("content-type", _JSON_KIND).partition(";")
     if kind.strip().lower() != _JSON_KIND:
@@ -80,13 +80,13 @@ def check_kind(headers: Mapping[str, str]) -> None:
 
 
 async def read_body(receive: Receive, rules: BodyRules, *, headers: Mapping[str, str]) -> bytes:
-    """Read a whole body, and inflate it: what is limited is what comes, and what it is then.
+    """Read a whole body, and inflate it; both sizes are limited.
 
     Raises:
-        RequestError: It is too large, or came too slowly, or there is no room for it now; or it is
-            not compressed as it says.
+        RequestError: The body is too large or too slow, or there is no room for it now, or it is
+            not compressed as its header says.
         ClientCancelledError: The client left.
-        PacelineError: It is no small one, and nobody could say how large it may be.
+        PacelineError: The body is not small, and no orchestrator reported the limit.
     """
     return await _Reader(receive, rules).read(headers)
 
@@ -118,7 +118,7 @@ class _Reader:
                     piece: bytes = message.get("body", b"")
                     begun = received // SMALL_BYTES
                     received += len(piece)
-                    await self._allow(received)  # what inflates to nothing has no end otherwise
+                    await self._allow(received)  # a body that inflates to nothing must end, too
                     if more := received // SMALL_BYTES - begun:
                         limit.reschedule((limit.when() or 0.0) + more * seconds)
                     await self._take(piece)
@@ -126,10 +126,12 @@ class _Reader:
                         self._check_end()
                         return bytes(self._content)
         except TimeoutError:
-            raise RequestError("the body did not come", status=TOO_SLOW, code="timeout") from None
+            raise RequestError(
+                "the body did not arrive in time", status=TOO_SLOW, code="timeout"
+            ) from None
 
     async def _take(self, piece: bytes) -> None:
-        """Keep a piece, inflated a part at a time, between which others have their turn."""
+        """Keep a piece, inflated part by part; other requests run between two parts."""
         if self._inflater is None:
             await self._keep(piece)
             return
@@ -148,7 +150,7 @@ class _Reader:
         self._content += piece
 
     async def _allow(self, byte_count: int) -> None:
-        """Refuse a body of so many bytes if it is too large; ask once what that is."""
+        """Refuse a body of so many bytes if it is too large; ask for the limit once."""
         if byte_count > self._rules.ceiling_bytes:
             raise _too_large(self._rules.ceiling_bytes)
         if byte_count > self._limit_bytes and not self._is_told:
@@ -159,33 +161,33 @@ class _Reader:
 
 
 class _Inflater:
-    """Inflates a body as it comes, never more of it at a time than a part.
+    """Inflates a body as it arrives, at most one part at a time.
 
     Attributes:
-        encoding: gzip, or deflate: zlib's form as the standard has it, or without its frame, as
-            some clients do.
+        encoding: gzip, or deflate: zlib's form, as in the standard, or without its frame, as some
+            clients send it.
     """
 
     def __init__(self, encoding: str) -> None:
         self.encoding = encoding
         self._rest = b""
-        self._has_more = False  # a full part may be followed by what the library holds
+        self._has_more = False  # after a full part the library may hold more
         self._stream: zlib._Decompress | None = None
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has ended where it says that it ends."""
+        """Whether the compressed body is complete."""
         return self._stream is not None and self._stream.eof and not self._rest
 
     def feed(self, piece: bytes) -> None:
-        """Take in what has come."""
+        """Add received bytes."""
         self._rest += piece
 
     def next_part(self) -> bytes:
-        """Return the next part of what it is inflated; empty if more has to come first.
+        """Return the next inflated part; empty if more bytes have to come first.
 
         Raises:
-            RequestError: It is not what it says.
+            RequestError: The body is not compressed as its header says.
         """
         try:
             while self._rest or self._has_more:
@@ -208,7 +210,7 @@ class _Inflater:
 
 
 def _encoding_of(headers: Mapping[str, str]) -> str:
-    """Return how a body is sent, in one word; as it is, where nothing is said."""
+    """Return a body's encoding; `identity` without a header."""
     named = headers.get("content-encoding", "").strip().lower()
     return {"": "identity", "x-gzip": "gzip"}.get(named, named)
 

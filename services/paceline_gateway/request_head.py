@@ -1,9 +1,9 @@
-"""What a request's head may look like, before it is parsed.
+"""Checks a request's head before it is parsed.
 
-Two programs that read one head differently let a request hide in another one's body (request
-smuggling), or one key behind another. h11 repairs what a strict reader refuses: it takes bare line
-feeds and folded lines, drops a repeated Content-Length, and lets Transfer-Encoding win over it. So
-whatever could be read in two ways is refused here, and the connection ends.
+If two programs read one head differently, a request can hide in another one's body (request
+smuggling), or one key behind another. h11 is not strict: it accepts bare line feeds and folded
+lines, drops a repeated Content-Length, and prefers Transfer-Encoding to it. So a head that could be
+read in two ways is refused here, and the connection ends.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import re
 _MOST_FIELDS = 128
 _MOST_BYTES = 16 * 1024
 
-# What a client sends that takes this server for a proxy; servers have to understand it.
+# The form of a request to a proxy; the standard wants servers to understand it.
 _ABSOLUTE = re.compile(rb"https?://(?P<host>[^/?#@]+)(?P<path>[/?][^#]*)?", re.IGNORECASE)
 _REQUEST_LINE = re.compile(rb"[!-~]+ (?P<target>[!-~]+) HTTP/(?P<version>[0-9]\.[0-9])")
 _VERSIONS = frozenset({b"1.0", b"1.1"})
 _NUMBER = re.compile(rb"[0-9]{1,19}")
-# Also where the head is not there as a whole; its last byte may be the first of a pair.
+# Also for an incomplete head, whose last byte may be the first of a pair.
 _STRAY_END_OF_LINE = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)")
 _FOLD = re.compile(rb"\n[ \t]")
-# What this server decides by: the second one would be a matter of taste.
+# The fields that this server uses: each must occur once.
 _ONCE = frozenset(
     {
         b"authorization",
@@ -36,7 +36,7 @@ _ONCE = frozenset(
 
 
 class HeadError(Exception):
-    """A head that is refused, in the words of the exception.
+    """A refused head; the text says why.
 
     Attributes:
         status: The HTTP status.
@@ -48,13 +48,13 @@ class HeadError(Exception):
 
 
 def end_of_head(received: bytes) -> int:
-    """Return where the head ends in what came so far; its length so far if it has not ended."""
+    """Return the offset of the head's end in the received bytes; their length if it is missing."""
     found = received.find(b"\r\n\r\n")
     return len(received) if found < 0 else found + 4
 
 
 def path_of(target: bytes) -> bytes:
-    """Return a checked target's path and query, whichever of its two forms it has."""
+    """Return the path and the query of a checked target, which has one of two forms."""
     found = _ABSOLUTE.fullmatch(target)
     if found is None:
         return target
@@ -63,10 +63,10 @@ def path_of(target: bytes) -> bytes:
 
 
 def check_head(head: bytes) -> None:
-    """Check a head as far as it is there.
+    """Check the received part of a head.
 
     Raises:
-        HeadError: It could be read in two ways, or asks for what no gateway serves.
+        HeadError: The head could be read in two ways, or asks for something that no gateway serves.
     """
     if _STRAY_END_OF_LINE.search(head):
         raise HeadError("a line of the head does not end with CR LF")
@@ -87,9 +87,9 @@ def _check_request_line(line: bytes) -> tuple[bytes, bytes | None]:
     """Return the version, and the host that the target names, if it does."""
     found = _REQUEST_LINE.fullmatch(line)
     if found is None:
-        raise HeadError("the first line is no request")
+        raise HeadError("the first line is not a request line")
     if found["version"] not in _VERSIONS:
-        raise HeadError("only HTTP/1.0 and HTTP/1.1 are spoken here", status=505)
+        raise HeadError("only HTTP/1.0 and HTTP/1.1 are supported", status=505)
     if found["target"].startswith(b"/"):
         return found["version"], None
     if (absolute := _ABSOLUTE.fullmatch(found["target"])) is None:
@@ -104,13 +104,13 @@ def _check_fields(
     for name, _, value in fields:
         known = name.lower()
         if known in values and known in _ONCE:
-            raise HeadError(f"{known.decode('ascii')} is there twice")
+            raise HeadError(f"{known.decode('ascii')} is given twice")
         values[known] = value.strip(b" \t")
     if host is not None and values.get(b"host", host).lower() != host:
-        raise HeadError("the target is another host's: this is no proxy")
+        raise HeadError("the request is for another host, and this server is not a proxy")
     length = values.get(b"content-length")
     if length is not None and not _NUMBER.fullmatch(length):
-        raise HeadError("content-length is no number")
+        raise HeadError("content-length is not a number")
     if (coding := values.get(b"transfer-encoding")) is None:
         return
     if length is not None:

@@ -29,7 +29,7 @@ async def respond(
     templates: ChatTemplates,
     generations: Generations,
 ) -> None:
-    """Answer a conversation, as the model's template writes it; nothing is stored."""
+    """Answer a conversation, rendered by the model's template; nothing is stored."""
     body = parse(ResponseBody, content)
     model = await orchestrators.check_model(body.model)
     prompt = await write_prompt(
@@ -44,7 +44,7 @@ async def respond(
 
 
 class _Answer:
-    """One message, which grows."""
+    """An answer: one message that grows."""
 
     def __init__(self, connection: Connection, body: ResponseBody, *, model: str) -> None:
         self._connection = connection
@@ -60,7 +60,7 @@ class _Answer:
         self._sequence = 0
 
     async def take(self, _choice: Choice, chunk: Chunk | None) -> None:
-        """Keep a chunk; where it is streamed, send it."""
+        """Keep a chunk; send it if the answer is streamed."""
         if self._body.stream and not self._connection.status:
             await self._begin()
         if chunk is None or not chunk.text:
@@ -70,7 +70,7 @@ class _Answer:
             await self._part("response.output_text.delta", delta=chunk.text, logprobs=[])
 
     async def end(self, choice: Choice) -> None:
-        """Send the whole, and what is still missing of the stream."""
+        """Send the whole answer, or the last events of the stream."""
         status = "completed" if finish_reason(choice) == "stop" else "incomplete"
         whole = self._response(status, choice)
         if not self._body.stream:
@@ -104,7 +104,7 @@ class _Answer:
         await self._connection.event(content, name=name)
 
     def _error(self, body: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-        """Say an error as this interface does, and as all do, which OpenAI's packages raise."""
+        """Return an error in this interface's form and in the general one, which packages raise."""
         told = {name: body["error"][name] for name in ("code", "message", "param")}
         return {"type": "error", **told, "sequence_number": self._sequence, **body}, "error"
 
@@ -118,7 +118,7 @@ class _Answer:
         }
 
     def _response(self, status: str, choice: Choice | None) -> dict[str, Any]:
-        """Write down the whole, as far as it is; without a choice it has only begun."""
+        """Return the answer so far; without a choice, an answer that has just begun."""
         body = self._body
         parts = [_part("".join(self._texts))]
         extra: dict[str, Any] = {}

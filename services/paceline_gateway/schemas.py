@@ -1,4 +1,4 @@
-"""The schemas of requests' bodies: what is not supported is refused by its name.
+"""The schemas of requests' bodies: an unsupported parameter is refused by name.
 
 A parameter that would change the answer and is not supported may be there with the value that
 changes nothing. What only serves the caller's books (user, metadata) is ignored.
@@ -50,12 +50,12 @@ _RULES = tuple(it.value for it in VerificationRule if it is not VerificationRule
 
 
 def _items(value: object) -> object:
-    """Take text as what the user says."""
+    """Turn text into a user's message."""
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
 class _Fields(BaseModel):
-    """The base: strict types, no unknown names; null is as good as absent."""
+    """The base: strict types, no unknown names; null counts as absent."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -68,7 +68,7 @@ class _Fields(BaseModel):
 
 
 class Extension(_Fields):
-    """What Paceline has besides: how to decode, and limits that OpenAI has no name for."""
+    """Paceline's own parameters: the decoding, and limits that OpenAI does not have."""
 
     strategy: Annotated[str, one_of(*_STRATEGIES)] = "auto"
     lookahead: Annotated[int, Field(ge=1, le=MOST_LOOKAHEAD)] | None = None
@@ -89,7 +89,7 @@ class CompletionExtension(Extension):
 
 
 class _Request(_Fields):
-    """What all three kinds of request have."""
+    """The parameters of all three kinds of request."""
 
     model: str
     stream: bool = False
@@ -102,12 +102,12 @@ class _Request(_Fields):
     metadata: object = None
     safety_identifier: object = None
     prompt_cache_key: object = None
-    # Allowed as what changes nothing.
+    # Allowed with the value that changes nothing.
     service_tier: Annotated[object, only("auto", "default")] = None
     store: FalseOnly = None
 
     def options(self) -> GenerateOptions:
-        """Return what the client library is told, but for the prompt's own options."""
+        """Return the options for the client library, without the prompt's own."""
         options: GenerateOptions = {"temperature": self.temperature, "top_p": self.top_p}
         if self.seed is not None:
             options["seed"] = self.seed
@@ -117,14 +117,14 @@ class _Request(_Fields):
 
 
 class StreamOptions(_Fields):
-    """What a stream has besides text."""
+    """The options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: FalseOnly = None
 
 
 class Body(_Request):
-    """What completions and chat have in common."""
+    """The common parameters of completions and chat."""
 
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
@@ -145,16 +145,16 @@ class Body(_Request):
 
     @property
     def default_max_tokens(self) -> int | None:
-        """How many tokens are generated where nobody says; None leaves it to the orchestrator."""
+        """The default of `max_tokens`; None: the orchestrator's default."""
         return None
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream's last chunk tells how many tokens there were."""
+        """Whether a stream's last chunk has the numbers of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def options(self) -> GenerateOptions:
-        """Return what the client library is told."""
+        """Return the options for the client library."""
         options = super().options()
         options["stop"] = self.stop
         return options
@@ -173,9 +173,9 @@ class CompletionBody(Body):
     @field_validator("best_of")
     @classmethod
     def _chooses_nothing(cls, value: int | None, info: ValidationInfo) -> int | None:
-        count = info.data.get("n", value)  # as many as are wanted are all of them
+        count = info.data.get("n", value)  # best_of equal to n selects nothing
         if value not in {None, 1, count}:
-            raise PydanticCustomError("unsupported", "is not supported; what changes nothing is n")
+            raise PydanticCustomError("unsupported", "is not supported; the accepted value is n")
         return value
 
     @property
@@ -193,32 +193,32 @@ class CompletionBody(Body):
 
     @property
     def prompts(self) -> list[Prompt]:
-        """What is continued: each prompt, or the gap between it and the suffix."""
+        """The prompts, or the gap between the prompt and the suffix."""
         return [
             FillIn(it, self.suffix) if self.suffix and isinstance(it, str) else it
             for it in self.prompt
         ]
 
     def options(self) -> GenerateOptions:
-        """Return what the client library is told."""
+        """Return the options for the client library."""
         options = super().options()
         if self.max_tokens is not None:
             options["max_tokens"] = self.max_tokens
         options["logprobs"] = self.logprobs is not None
         options["top_logprobs"] = self.logprobs or 0
-        # Who writes a whole prompt writes its special tokens, too. A gap has the tokenizer's own,
-        # and what stands around it is somebody's file.
+        # The author of a whole prompt writes its special tokens, too. Around a gap the tokenizer
+        # adds its own, and the texts are a file's.
         options.setdefault("parse_special_tokens", not self.suffix)
         return options
 
 
 class Message(_Fields):
-    """What somebody said: a text, or the texts of parts."""
+    """A message of a conversation: a text, or the texts of parts."""
 
     role: Annotated[str, one_of("system", "developer", "user", "assistant")]
     content: Content
-    name: object = None  # of a participant, for templates that have a place for it
-    # Answers have these, and come back in the history of a conversation.
+    name: object = None  # a participant's name, for templates that use it
+    # Fields of answers, which return in the history of a conversation.
     annotations: NoList = None
     reasoning_content: NoText = None
     refusal: NoText = None
@@ -247,7 +247,7 @@ class ChatBody(Body):
         return value
 
     def options(self) -> GenerateOptions:
-        """Return what the client library is told."""
+        """Return the options for the client library."""
         options = super().options()
         options["logprobs"] = self.logprobs
         options["top_logprobs"] = self.top_logprobs or 0
@@ -258,7 +258,7 @@ class ChatBody(Body):
 
 
 class InputItem(Message):
-    """What somebody said, as the responses interface has it."""
+    """A message in the form of the responses interface."""
 
     type: Annotated[str, one_of("message")] = "message"
     id: object = None
@@ -288,7 +288,7 @@ class ResponseBody(_Request):
         return [*first, *self.input]
 
     def options(self) -> GenerateOptions:
-        """Return what the client library is told."""
+        """Return the options for the client library."""
         options = super().options()
         if self.max_output_tokens is not None:
             options["max_tokens"] = self.max_output_tokens
@@ -296,14 +296,14 @@ class ResponseBody(_Request):
 
 
 class LiveBody(_Request):
-    """POST /paceline/generate: one text, continued as a stream with all that happens behind it."""
+    """POST /paceline/generate: one text, continued as a stream with its timeline's events."""
 
     prompt: str
     max_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
     stream: Annotated[bool, only(True)] = True
 
     def options(self) -> GenerateOptions:
-        """Return what the client library is told."""
+        """Return the options for the client library."""
         options = super().options()
         options["stream_timeline"] = True
         if self.max_tokens is not None:

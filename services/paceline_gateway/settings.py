@@ -1,4 +1,4 @@
-"""What the operator of a gateway can set."""
+"""A gateway's settings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class OrchestratorAddressSettings(Settings):
 
     @property
     def orchestrator_tls(self) -> Tls | None:
-        """How to trust orchestrators; None is plaintext."""
+        """The certificates for orchestrators; None: plaintext."""
         if self.orchestrator_tls_authority is None:
             return None
         return Tls(
@@ -151,7 +151,7 @@ class RequestLimitSettings(Settings):
         " its body, and to read nothing of an answer",
     )
 
-    # What a drain cuts here is lost: over HTTP nobody can go on with it elsewhere.
+    # An answer that a drain cuts is lost: over HTTP no client can resume it.
     drain_seconds: float = Field(
         RunSettings.model_fields["call_limit_seconds"].default,
         ge=0,
@@ -163,7 +163,7 @@ class RequestLimitSettings(Settings):
 
     @model_validator(mode="after")
     def _has_room_for_a_body(self) -> Self:
-        # One client alone gets four fifths of the room for all.
+        # One client alone gets at most four fifths of the room.
         if 5 * self.body_limit_bytes > 4 * self.bodies_limit_bytes:
             raise ValueError(
                 f"body_limit_bytes ({self.body_limit_bytes}) must not be more than four fifths of"

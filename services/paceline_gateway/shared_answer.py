@@ -1,4 +1,4 @@
-"""An answer that many requests want at the same moment."""
+"""An answer that many requests need at the same time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _T = TypeVar("_T")
 
 
 class SharedAnswer(Generic[_T]):
-    """Asked for once for all who want it, and kept for a while.
+    """An answer that is asked for once for all waiting requests, and kept for a while.
 
     Cancellation:
-        Who waits no longer leaves the question to the others.
+        A cancelled request leaves the question to the other waiting requests.
 
     Args:
-        ask: Asks.
-        tasks: Where questions run.
-        fresh_seconds: How long an answer is kept.
+        ask: Asks for the answer.
+        tasks: Owns the tasks of questions.
+        fresh_seconds: Seconds for which an answer is kept.
         clock: A monotonic clock, in seconds.
     """
 
@@ -43,10 +43,10 @@ class SharedAnswer(Generic[_T]):
         self._kept: tuple[float, _T] | None = None
 
     async def get(self) -> _T:
-        """Return the answer that is kept, or the one to the question under way.
+        """Return the kept answer, or the answer to the running question.
 
         Raises:
-            PacelineError: There is none.
+            PacelineError: The question failed.
         """
         if self._kept is not None and self._clock() - self._kept[0] <= self._fresh_seconds:
             return self._kept[1]
@@ -63,7 +63,7 @@ class SharedAnswer(Generic[_T]):
             self._asking.cancel()
 
     async def _outcome(self) -> _T | PacelineError:
-        """Ask; an error is returned, since it is not the end of the tasks' owner."""
+        """Ask; return an error instead of raising it, which would end the tasks' owner."""
         try:
             answer = await self._ask()
         except PacelineError as error:

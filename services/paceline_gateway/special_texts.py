@@ -1,20 +1,20 @@
-"""What people wrote of special tokens, kept apart from what a template writes.
+"""Marks special tokens that people wrote, to tell them from those of the template.
 
-A message may say `<s>`, and so may the template around it. In the rendered prompt nobody could tell
-one from the other. So what people wrote is marked before it is rendered, with a letter that no text
-has, on both sides:
+A message may contain `<s>`, and so may the template around it. In the rendered prompt the two look
+the same. So a special token that people wrote is marked before the rendering, with a letter that no
+text contains, on both sides:
 
     said        Why is <s>price</s> struck through?
     marked      Why is #<s>#price%</s>% struck through?     # and % are letters for private use
     rendered    <s>[INST] Why is #<s>#price%</s>% struck through? [/INST]
     parts       "<s>[INST] Why is " "<s>" "price" "</s>" " struck through? [/INST]"
 
-The letters stay where they are when a template trims, splits or changes the case of a text, and a
-conversation without special tokens goes to the template as it is. A mark that has lost its fellow
-(a template wrote half of the text) is taken out; no special token is read across its place. A text
-that ends with the beginning of a special token has such a mark behind it, so that the next text
-cannot bring the rest. What a template can see of it: a text that begins with a special token begins
-with a mark, and is longer.
+The marks keep their places when a template trims, splits or changes the case of a text. A
+conversation without special tokens goes to the template unchanged. A single mark, whose partner is
+missing because the template wrote half of the text, is removed; no special token is read across its
+place. A text that ends with the beginning of a special token gets a single mark at its end, so that
+the next text cannot complete the token. A template can notice this much: a text that begins with a
+special token begins with a mark, and is longer.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from paceline_serving.name_pattern import name_pattern
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-# Planes 15 and 16, less their last two code points each, which are none.
+# Planes 15 and 16, without the last two code points of each, which are not characters.
 _PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _ANY_PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
-# One as JSON in ASCII and as Python write it, where a template writes values so.
+# A mark as JSON in ASCII and Python write it, for templates that write values so.
 _ESCAPED = re.compile(r"\\udb[89a-f][0-9a-f]\\ud[c-f][0-9a-f]{2}|\\U(00(?:0f|10)[0-9a-f]{4})")
-_LONGEST_NAME = 200  # letters of a name that are looked at where a text ends within one
+_LONGEST_NAME = 200  # letters of a name that are searched at a text's end
 
 
 class SpecialTexts:
-    """The special tokens that stand in what people said, and a mark for each.
+    """The special tokens in people's messages, and a mark for each.
 
-    Cost: linear in what was said, however many special tokens there are.
+    Cost: linear in the messages' length, for any number of special tokens.
 
     Args:
-        special_tokens: Their texts.
-        messages: What is said, as a template takes it.
+        special_tokens: The texts of all special tokens.
+        messages: The messages in the template's form.
 
     Attributes:
-        messages: The same with marks around the special tokens in it.
+        messages: The same with marks around the special tokens in them.
     """
 
     def __init__(self, special_tokens: Sequence[str], messages: Sequence[dict[str, Any]]) -> None:
@@ -63,11 +63,11 @@ class SpecialTexts:
         self.messages = [self._marked(it) for it in messages]
 
     def parts(self, rendered: str) -> str | list[PromptPart]:
-        """Return a rendered prompt without marks: in parts, if there were any."""
+        """Return a rendered prompt without marks: in parts, if there were marks."""
         if not self._used_as_marks:
             return rendered
         rendered = _ESCAPED.sub(self._unescaped, rendered)
-        pieces: list[tuple[str, bool]] = []  # and whether special tokens count in each
+        pieces: list[tuple[str, bool]] = []  # with whether special tokens are parsed in the piece
         start = 0
         mark_and_name = rf"({_ANY_PRIVATE.pattern})(?:({self._names.pattern})\1)?"
         marked = re.compile(mark_and_name, re.IGNORECASE)
@@ -76,7 +76,7 @@ class SpecialTexts:
             if mark not in self._used_as_marks:
                 continue
             pieces.append((rendered[start : found.start()], True))
-            # Between two marks of another name it is the template that wrote it.
+            # Between two marks of different names the text is the template's.
             pieces.append((name, self._marks.get(name.lower()) != mark))
             start = found.end()
         pieces.append((rendered[start:], True))
@@ -99,9 +99,9 @@ class SpecialTexts:
         return [{**part, "text": self._with_marks(part["text"])} for part in value]
 
     def _with_border(self, text: str) -> str:
-        """Put a border where a text ends with the beginning of a name, spaces behind it aside.
+        """Add a border to a text that ends with the beginning of a name, ignoring spaces.
 
-        What follows it in the prompt may be the rest of the name, from another text.
+        The next text in the prompt may begin with the rest of the name.
         """
         trimmed = text.rstrip()
         end = trimmed[-_LONGEST_NAME:].lower()
@@ -115,7 +115,7 @@ class SpecialTexts:
 
     @property
     def _border(self) -> str:
-        """The mark that is the fellow of none: no special token is read across it."""
+        """The mark without a partner: no special token is read across it."""
         if not self._own_border:
             self._own_border = self._new_mark()
         return self._own_border
@@ -127,7 +127,7 @@ class SpecialTexts:
         return f"{self._marks[name]}{found[0]}{self._marks[name]}"
 
     def _new_mark(self) -> str:
-        """Choose a letter that no text has, nor can be made to have: nobody can guess it."""
+        """Choose a random letter, which no text contains and which cannot be guessed."""
         while True:
             letter = chr(secrets.choice(secrets.choice(_PRIVATE)))
             if letter not in self._said and letter not in self._used_as_marks:
@@ -142,7 +142,7 @@ def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _parts(pieces: Iterable[tuple[str, bool]]) -> Iterator[PromptPart]:
-    """Make parts of pieces; plain ones beside each other are one, others have a border."""
+    """Make parts of pieces: adjacent plain pieces become one part."""
     for counts, group in groupby((it for it in pieces if it[0]), key=itemgetter(1)):
         texts = [text for text, _ in group]
         for text in texts if counts else ["".join(texts)]:
@@ -151,9 +151,9 @@ def _parts(pieces: Iterable[tuple[str, bool]]) -> Iterator[PromptPart]:
 
 @lru_cache(maxsize=8)
 def _pattern_of(names: tuple[str, ...]) -> tuple[re.Pattern[str], Mapping[str, Any]]:
-    """Return what finds the longest of many names at a place, in any case, in one walk.
+    """Return a pattern that finds the longest of many names at a position, in any case.
 
-    Beside it the tree of their letters.
+    The second value is the tree of the names' letters.
     """
     root: dict[str, Any] = {}
     for name in names:

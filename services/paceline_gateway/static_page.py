@@ -1,4 +1,4 @@
-"""The page at `/`: files that lie in this package, and may do nothing but what is written here."""
+"""The page at `/`: files of this package, with a policy that limits what they may do."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _KINDS = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-# Scripts and styles are its own files, and it speaks to this gateway alone: a text that a model
-# writes, or a link that somebody sends, can make it do nothing else.
+# Scripts and styles are the page's own files, and the page connects to this gateway only. So a
+# model's text or a link cannot make it do anything else.
 _POLICY = (
     "default-src 'none'; connect-src 'self'; img-src 'self'; script-src 'self'; style-src 'self';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -34,7 +34,7 @@ _HEADERS = {
 
 
 def page_routes() -> list[Route]:
-    """Serve the page, and its other files under /paceline/page/. They need no key."""
+    """Return the routes of the page and of its files under /paceline/page/. They need no key."""
     return [
         _file("/" if name == "index.html" else f"/paceline/page/{name}", name, content)
         for name, content in _contents().items()
@@ -42,7 +42,7 @@ def page_routes() -> list[Route]:
 
 
 def _contents() -> dict[str, bytes]:
-    """Read all files once: what is not there now is not served."""
+    """Read all files once; a file that is added later is not served."""
     found = files(_FOLDER).joinpath("page_files").iterdir()
     return {
         each.name: each.read_bytes()

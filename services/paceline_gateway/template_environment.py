@@ -1,9 +1,8 @@
-"""What a chat template finds around it: the same as in transformers, which templates are made for.
+"""The environment of a chat template: the same as in transformers, for which templates are made.
 
-Everything here is as in `transformers.utils.chat_template_utils`: the treatment of whitespace, the
-tags, filters and names, and their parameters. A template finds nothing more, since one that needs
-more would be written for nobody, and nothing less. What fails is told in words of the template:
-which line, and what is wrong there, without the names of Python's types.
+All of it is as in `transformers.utils.chat_template_utils`: the treatment of whitespace, the tags,
+filters and names, and their parameters, no more and no less. An error names the template's line and
+the fault there, without the names of Python's types.
 """
 
 from __future__ import annotations
@@ -34,28 +33,28 @@ if TYPE_CHECKING:
     from jinja2.parser import Parser
 
 _MOST_WORDS = 500  # characters of a fault
-# How Jinja calls the code of a template that has no file.
+# Jinja's file name for a template that has no file.
 _CODE_NAMES = frozenset({"<template>", "<unknown>"})
 _LACKING = re.compile(r"has no (attribute|element) (.+)$", re.DOTALL)
-# What is said of an error whose own words are about Python. The first class that fits decides.
+# Messages for errors whose own text is about Python; the first class that fits decides.
 _WORDS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...] = (
-    (SecurityError, "it reaches for what a template must not have"),
+    (SecurityError, "it uses something forbidden to templates"),
     (ZeroDivisionError, "it divides by zero"),
-    (OverflowError, "a number there is larger than it may be"),
-    (LookupError, "it looks up what is not there"),
-    ((TypeError, AttributeError), "it uses a value as what it is not"),
-    (FilterArgumentError, "it gives a filter what the filter does not take"),
-    (RecursionError, "it calls itself without an end"),
-    (ValueError, "a value there is none that can be used"),
+    (OverflowError, "a number in it is too large"),
+    (LookupError, "it looks up a missing key or attribute"),
+    ((TypeError, AttributeError), "it uses a value in an unsupported way"),
+    (FilterArgumentError, "it gives a filter a wrong argument"),
+    (RecursionError, "it calls itself endlessly"),
+    (ValueError, "a value in it cannot be used"),
 )
 
 
 class RefusalError(TemplateError):
-    """The template refuses a conversation, in its author's words (`raise_exception`)."""
+    """The template refuses a conversation; the text is its author's (`raise_exception`)."""
 
 
 def template_environment() -> ImmutableSandboxedEnvironment:
-    """Make what a template is compiled in. Nothing of a conversation stays in it."""
+    """Make the environment in which a template is compiled. It keeps nothing of a conversation."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -70,9 +69,9 @@ def template_environment() -> ImmutableSandboxedEnvironment:
 
 
 def fault_of(error: Exception) -> str:
-    """Say what is wrong with a template, and in which line."""
+    """Describe a template's fault, with its line."""
     if isinstance(error, TemplateSyntaxError):
-        return f"line {error.lineno}: {error.message or 'it is no template'}"[:_MOST_WORDS]
+        return f"line {error.lineno}: {error.message or 'it is not a template'}"[:_MOST_WORDS]
     line = _line_of(error)
     words = _words_of(error)
     return f"line {line}: {words}"[:_MOST_WORDS] if line else words[:_MOST_WORDS]
@@ -89,22 +88,22 @@ def _words_of(error: Exception) -> str:
 
 
 def _line_of(error: Exception) -> int | None:
-    """Return the last line of the template that was run; Jinja writes it into the traceback."""
+    """Return the template's line that ran last; Jinja writes it into the traceback."""
     frames = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in frames if frame.f_code.co_filename in _CODE_NAMES]
     return lines[-1] if lines else None
 
 
 class _GenerationMarks(Extension):
-    """What stands between `{% generation %}` and `{% endgeneration %}`, as it stands there.
+    """Renders the text between `{% generation %}` and `{% endgeneration %}` unchanged.
 
-    Trainers take these marks for what the assistant said; a prompt has only the text.
+    The tags mark the assistant's text for training; a prompt does not need them.
     """
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's name and type
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Read one block; what it assigns stays in it, as in the library."""
+        """Read one block; its assignments are local to it, as in the library."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
@@ -115,13 +114,13 @@ class _GenerationMarks(Extension):
 
 
 class _Dictionaries:
-    """What templates call as `dict`, without the attributes of Python's class."""
+    """The templates' `dict`, without the attributes of Python's class."""
 
     def __call__(self, *entries: Any, **more: Any) -> dict[Any, Any]:
         return dict(*entries, **more)
 
     def fromkeys(self, *arguments: Any, **more: Any) -> dict[Any, Any]:
-        """Make one of keys that all have the same value."""
+        """Make a dictionary of keys with the same value."""
         return dict.fromkeys(*arguments, **more)
 
 
@@ -158,7 +157,7 @@ def _to_json(
 
 
 def _now(format: str) -> str:  # noqa: A002 - the library's name
-    """Write what time it is here, without a zone, as the library does."""
+    """Write the local time, without a zone, as the library does."""
     return datetime.now().strftime(format)
 
 

@@ -1,8 +1,8 @@
-"""The processes that render templates: a few, started when they are needed, replaced when they die.
+"""The processes that render templates: a few, started when needed, replaced when they end.
 
-The gateway has threads of gRPC, so it never forks: a process is a program of its own
-(`template_worker`), and all that passes between them is JSON over two pipes. It is given no
-environment but where Python lies and what time it is there, and no file but those pipes.
+The gateway has threads of gRPC, so it never forks: each process is a program of its own
+(`template_worker`), which talks to the gateway in JSON over two pipes. Its environment has only
+Python's folder and the time zone, and its only files are the pipes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Each is 20 MB, and 64 MiB more with a bad template: together less than the chart's memory limit.
+# A process has 20 MB, with a bad template 64 MiB more: all fit in the chart's memory limit.
 _PROCESSES = 3
 _START_SECONDS = 30.0  # Python takes a tenth of a second, and more on a busy machine
-# The processor's time is what counts; this ends what is stopped or swapped out.
+# Processor time is limited in the process; this limit ends a stopped or swapped-out process.
 _ANSWER_SECONDS = 20.0
 _QUEUE_SECONDS = 10.0
 _ANSWER_BYTES_PER_BYTE = 8  # JSON writes one with six at most
@@ -35,18 +35,18 @@ _INHERITED = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "TZ", "LANG
 
 
 class BeyondLimitsError(Exception):
-    """A template needs more than it may have; the text says of what."""
+    """A template needs more than allowed; the text says of what."""
 
 
 class NoProcessError(Exception):
-    """There is no process to be had, or none is free; the text says why."""
+    """No process can be started, or none is free; the text says why."""
 
 
 class TemplateProcesses:
-    """Some processes that render. `close` it in the end.
+    """Some processes that render. Call `close` at the end.
 
     Cancellation:
-        Whoever leaves during a rendering takes its process with them.
+        A caller that is cancelled during a rendering ends its process.
     """
 
     def __init__(self) -> None:
@@ -56,29 +56,29 @@ class TemplateProcesses:
         self._is_closed = False
 
     async def prepare(self) -> None:
-        """Start one, so that the first conversation need not wait; log it where that fails."""
+        """Start a process before the first conversation; log a failure."""
         try:
             async with self._renderer():
                 pass
         except NoProcessError as error:
-            _log.warning("conversations cannot be written: %s", error)
+            _log.warning("conversations cannot be rendered: %s", error)
 
     async def render(self, asked: Mapping[str, Any], *, fingerprint: str) -> Mapping[str, Any]:
-        """Render a conversation in one of them: see `template_worker` for question and answer.
+        """Render a conversation in a process; `template_worker` describes questions and answers.
 
         Args:
             asked: The question, with the template's source.
-            fingerprint: The template's; a process keeps the last one compiled.
+            fingerprint: The template's fingerprint; a process keeps its last template compiled.
 
         Raises:
             BeyondLimitsError: The template needs too much.
-            NoProcessError: No process can be had, or all are at work for long.
+            NoProcessError: No process can be started, or all are busy for long.
         """
         async with self._renderer() as renderer:
             return await renderer.ask(asked, fingerprint=fingerprint)
 
     async def close(self) -> None:
-        """End them all, and wait until they are gone."""
+        """End all processes, and wait until they are gone."""
         self._is_closed = True
         for renderer in tuple(self._all):
             await renderer.end()
@@ -86,12 +86,12 @@ class TemplateProcesses:
 
     @asynccontextmanager
     async def _renderer(self) -> AsyncIterator[_Renderer]:
-        """Lend a process; it is ended where the work with it did not."""
+        """Lend a process; end it if the work with it does not end normally."""
         try:
             async with asyncio.timeout(_QUEUE_SECONDS):
                 await self._free.acquire()
         except TimeoutError:
-            raise NoProcessError("all processes that render templates are at work") from None
+            raise NoProcessError("all processes that render templates are busy") from None
         try:
             renderer = self._waiting() or await self._start()
             is_whole = False
@@ -108,7 +108,7 @@ class TemplateProcesses:
             self._free.release()
 
     def _waiting(self) -> _Renderer | None:
-        """Take one that waits for work, and forget those that something else has ended."""
+        """Take an idle process, and forget processes that have ended by themselves."""
         while self._idle:
             renderer = self._idle.pop()
             if renderer.is_alive:
@@ -139,14 +139,14 @@ class _Renderer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not ended, as far as is known."""
+        """Whether the process is not known to have ended."""
         return self._process.returncode is None
 
     async def until_ready(self) -> None:
-        """Wait for its first frame.
+        """Wait for the process's first frame.
 
         Raises:
-            NoProcessError: It ended before, or took long.
+            NoProcessError: The process ended before, or took too long.
         """
         try:
             async with asyncio.timeout(_START_SECONDS):
@@ -158,14 +158,14 @@ class _Renderer:
             raise NoProcessError(f"a process ended with code {code} at its start") from None
 
     async def ask(self, asked: Mapping[str, Any], *, fingerprint: str) -> Mapping[str, Any]:
-        """Have it render.
+        """Have the process render.
 
         Raises:
             BeyondLimitsError: The template needs too much. The process may be dead.
         """
         if fingerprint == self._fingerprint:
             asked = {name: value for name, value in asked.items() if name != "source"}
-        self._fingerprint = None  # until it has said that it got on with it
+        self._fingerprint = None  # until the process has answered
         content = json.dumps(asked).encode()
         assert self._process.stdin is not None
         try:
@@ -186,7 +186,7 @@ class _Renderer:
         return answer
 
     async def end(self) -> None:
-        """Kill it, and wait until it is gone."""
+        """Kill the process, and wait until it is gone."""
         with suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
@@ -200,30 +200,30 @@ class _Renderer:
 
 
 def _reason(code: int, *, frame_bytes: int) -> str:
-    """Say of what a template took too much by how its process ended."""
+    """Name the limit that a template exceeded, from the exit code of its process."""
     if code == -signal.SIGPROF:
         return f"{cpu_seconds(frame_bytes):g} s of processor time"
-    return f"its process could bear, which ended with code {code}"
+    return f"its process can use (the process ended with code {code})"
 
 
 async def _new_process() -> Process:
-    """Start one.
+    """Start a process.
 
     Raises:
-        NoProcessError: The system has none to give.
+        NoProcessError: The system cannot start a process.
     """
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     try:
         return await asyncio.create_subprocess_exec(
             sys.executable,
-            "-P",  # what lies in the working directory is not imported
+            "-P",  # nothing in the working directory is imported
             "-m",
             "paceline_gateway.template_worker",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             env=environment,
-            start_new_session=True,  # Ctrl-C is the gateway's to hear
+            start_new_session=True,  # Ctrl-C goes to the gateway only
         )
     except (OSError, ValueError) as error:
         raise NoProcessError(f"no process can be started: {error}") from error

@@ -1,11 +1,11 @@
-"""`python -m paceline_gateway.template_worker`: writes conversations as prompts, a process apart.
+"""`python -m paceline_gateway.template_worker`: renders conversations in a separate process.
 
-A chat template comes from a model's folder, and so from a stranger. Jinja's sandbox keeps it from
-Python's insides. It does not keep it from a power with a million digits, from loops in loops, or
-from gigabytes of spaces, and nothing can end a thread. So templates run here. For each conversation
-this process may take a second of processor time, and some memory beyond its own size; for one of
-many megabytes more of both, by its length. The kernel ends the process when the time is over, and
-refuses it more memory; then the gateway starts another one.
+A chat template comes from a model's folder, and so from a stranger. Jinja's sandbox hides Python's
+internals from it. But the sandbox does not prevent a power with a million digits, nested loops, or
+gigabytes of spaces, and a thread cannot be ended. So templates run here. For each conversation this
+process may use a second of processor time, and some memory beyond its own size; for a conversation
+of many megabytes more of both, by its length. The kernel ends the process when the time is over,
+and refuses more memory; then the gateway starts another process.
 
 Standard input and output carry frames: a length (four bytes, the highest first), then JSON.
 
@@ -36,26 +36,26 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 HEAD = struct.Struct(">I")
-"""What goes before each frame: its length in bytes."""
+"""The head of each frame: its length in bytes."""
 
-# Processor time of one conversation, whose templates take milliseconds, and of reading it.
+# Processor time of one conversation, which usually takes milliseconds, and of reading it.
 _CPU_SECONDS = 1.0
 _CPU_SECONDS_PER_BYTE = 1 / (4 << 20)
 
 MOST_MEMORY_BYTES = 64 << 20
-"""What this process may take beyond what it has at its start, and beyond what is read."""
+"""The memory of a conversation, beyond the process's own and beyond that of the read bytes."""
 
-# A conversation is here as JSON, as text, in parts, as a prompt, and as JSON once more.
+# A conversation is in memory as JSON, as text, in parts, as a prompt, and as JSON again.
 _COPIES = 16
 _MOST_REASON = 500  # characters
 
 
 class _BeyondError(Exception):
-    """A limit is reached; its text says which."""
+    """A limit is reached; the text says which."""
 
 
 def cpu_seconds(frame_bytes: int) -> float:
-    """Return what a question of so many bytes may take of the processor's time."""
+    """Return the allowed processor time of a question of so many bytes."""
     return round(_CPU_SECONDS + frame_bytes * _CPU_SECONDS_PER_BYTE, 1)
 
 
@@ -81,7 +81,7 @@ def main() -> None:
             answer = {"beyond": str(error) or f"{MOST_MEMORY_BYTES >> 20} MiB of memory"}
         except RefusalError as error:
             answer = {"refusal": str(error)[:_MOST_REASON]}
-        except Exception as error:  # noqa: BLE001 - a template is a stranger's, and may raise anything
+        except Exception as error:  # noqa: BLE001 - a stranger's template may raise anything
             answer = {"fault": fault_of(error)}
         content = json.dumps(answer).encode()
         frames_out.write(HEAD.pack(len(content)) + content)
@@ -90,18 +90,18 @@ def main() -> None:
 
 
 def _limit_this_process() -> int:
-    """Take away what a template must not have; return what this process has of memory."""
+    """Limit the resources of this process; return the size of its memory."""
     own_bytes = 0
     with suppress(OSError, ValueError), open("/proc/self/statm") as file:  # noqa: PTH123 - no pathlib
         own_bytes = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the kernel ends the process, whatever it does
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the kernel ends the process in any case
     return own_bytes
 
 
 def _limit_memory(own_bytes: int, frame_bytes: int) -> None:
-    """Limit it for one conversation; some systems know no such limit."""
+    """Limit the memory for one conversation; some systems have no such limit."""
     if own_bytes:
         most = own_bytes + MOST_MEMORY_BYTES + _COPIES * frame_bytes
         with suppress(OSError, ValueError):
@@ -110,14 +110,14 @@ def _limit_memory(own_bytes: int, frame_bytes: int) -> None:
 
 
 def _render(template: Template, asked: Mapping[str, Any]) -> str:
-    """Write a conversation as a prompt.
+    """Render a conversation as a prompt.
 
     Raises:
-        _BeyondError: It is too long.
+        _BeyondError: The prompt is too long.
     """
     parts, total_bytes = [], 0
     names = {
-        **asked["named_tokens"],  # a stranger's, too: none can take the place of what is said
+        **asked["named_tokens"],  # also a stranger's: they cannot replace the names below
         "messages": asked["messages"],
         "add_generation_prompt": asked["add_generation_prompt"],
         "tools": None,

@@ -1,1 +1,1 @@
-"""What every gRPC process of Paceline shares. No torch."""
+"""The parts that all of Paceline's processes share. No torch."""

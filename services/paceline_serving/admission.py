@@ -1,4 +1,4 @@
-"""The requests that are here: let in until the process ends, counted, and cut at its end."""
+"""Counts the running requests of a process, and ends them when the process ends."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class Admission:
-    """Counts requests; at the end it refuses new ones, waits for the others, and cuts what is left.
+    """Counts requests; at the end refuses new ones, waits for the others, and cuts the last ones.
 
     Args:
-        closed_message: What a request is told that is refused or cut.
+        closed_message: The message of the DrainingError that refuses or cuts a request.
 
     Attributes:
-        present_count: Requests that are here.
-        has_cut: Set once `cut` was called.
+        present_count: Number of running requests.
+        has_cut: Set after `cut` was called.
     """
 
     def __init__(self, closed_message: str) -> None:
@@ -33,25 +33,25 @@ class Admission:
         self.has_cut = asyncio.Event()
 
     def close(self) -> None:
-        """Let no more requests in."""
+        """Refuse all further requests."""
         self._is_closed = True
 
     async def idle(self) -> None:
-        """Return once no request is here."""
+        """Return when no request is running."""
         await self._idle.wait()
 
     def cut(self) -> None:
-        """Cancel what is awaited in `cuttable`; its requests hear DrainingError."""
+        """Cancel the awaits inside `cuttable`; their requests get a DrainingError."""
         self.has_cut.set()
         while self._cuttable:
             self._cuttable.pop().cancel()
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """Count a request for as long as it is here.
+        """Count a request while it runs.
 
         Raises:
-            DrainingError: No more are let in.
+            DrainingError: The process refuses further requests.
         """
         if self._is_closed:
             raise DrainingError(self._closed_message)
@@ -66,13 +66,13 @@ class Admission:
 
     @contextmanager
     def cuttable(self) -> Iterator[None]:
-        """Let `cut` end what this task awaits in here.
+        """Let `cut` end the awaits of this task inside the block.
 
         Cancellation:
-            A task that somebody else cancels, with `cut` or without, stays cancelled.
+            A task that is cancelled otherwise, also during a `cut`, stays cancelled.
 
         Raises:
-            DrainingError: It was cut.
+            DrainingError: The request was cut.
         """
         task = asyncio.current_task()
         assert task is not None

@@ -1,4 +1,4 @@
-"""The command line of a settings class: its flags, its help, and how it says what is wrong.
+"""The command line of a settings class: its flags, its help and its error messages.
 
 The classes that a settings class is made of are the sections of `--help`, titled by their
 docstrings.
@@ -43,13 +43,13 @@ def parse(
     environment: Mapping[str, str] | None = None,
     examples: str = "",
 ) -> SettingsT:
-    """Read settings for a program; print help or one line and exit if that is the end of it.
+    """Read a program's settings; for `--help` or an error print the text and exit.
 
     Args:
-        settings_class: What can be set.
+        settings_class: Declares the settings.
         arguments: The command line, without the program's name.
         program: The program's name, for messages and help.
-        environment: The environment; None is this process's.
+        environment: The environment; None: this process's.
         examples: Command lines for the help, one a line.
 
     Raises:
@@ -100,7 +100,9 @@ def _parse_flags(
     if unknown:
         word = unknown[0].partition("=")[0]
         if not word.startswith("-"):
-            raise SettingsError(f"unexpected argument {unknown[0]!r}; quote what has spaces")
+            raise SettingsError(
+                f"unexpected argument {unknown[0]!r}; quote an argument that has spaces"
+            )
         known = ["--config", *(flag_of(*each) for each in settings_class.model_fields.items())]
         raise SettingsError(f"unknown option {word}{nearest(word, known)}")
     return vars(namespace)
@@ -118,7 +120,7 @@ def _parser(settings_class: type[Settings], *, program: str, examples: str) -> _
         add_help=False,
         argument_default=argparse.SUPPRESS,
     )
-    left = dict(settings_class.model_fields)  # a section may declare another one's field anew
+    left = dict(settings_class.model_fields)  # two sections may declare one field
     for section in settings_class.__mro__:
         names = [name for name in vars(section).get("__annotations__", ()) if name in left]
         if names:
@@ -133,7 +135,7 @@ def _parser(settings_class: type[Settings], *, program: str, examples: str) -> _
 
 
 def _sources(settings_class: type[Settings]) -> str:
-    """Say where else options come from, by the example that shows it best: its own, two words."""
+    """Describe the other sources of options, with an option of the class as the example."""
     own = vars(settings_class).get("__annotations__", {})
     options = {
         name: flag_of(name, field)
@@ -152,7 +154,7 @@ def _usage(settings_class: type[Settings]) -> Iterator[str]:
 
 
 def _add_option(group: Any, name: str, *, field: FieldInfo) -> None:
-    """Add one option. Values stay text: the model parses and checks them, from every source."""
+    """Add one option. Its value stays text: pydantic parses and checks all sources alike."""
     kind, again = noted(field, "kind"), repetition(field)
     choices = _choices(field.annotation)
     metavar = "{" + ",".join(choices) + "}" if choices else name.rpartition("_")[2].upper()

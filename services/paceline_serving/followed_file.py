@@ -1,4 +1,4 @@
-"""A text file that is read again when it changes, as a mounted secret does."""
+"""A text file that is read again when it changes, such as a mounted secret."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _T = TypeVar("_T")
 
 
 class FollowedFile(FollowedFiles[_T], Generic[_T]):
-    """What a file says now; one that breaks later leaves it as it was, and the log says so.
+    """A file's content; if the file breaks later, the content stays, and the log says so.
 
     Args:
-        parse: Reads its text. What it raises a ValueError with is logged: nothing secret.
-        most_bytes: What it may hold.
+        parse: Reads the text. The text of its ValueErrors is logged: it must have no secrets.
+        most_bytes: The largest allowed size.
 
     Raises:
-        ValueError: It cannot be read; names the file.
+        ValueError: The file cannot be read; the text names it.
     """
 
     def __init__(self, path: Path, parse: Callable[[str], _T], *, most_bytes: int) -> None:
-        super().__init__([path], partial(_parsed, path, parse, most_bytes))
+        super().__init__([path], partial(_parsed, path, parse, most_bytes=most_bytes))
 
 
-def _parsed(path: Path, parse: Callable[[str], _T], most_bytes: int) -> _T:
+def _parsed(path: Path, parse: Callable[[str], _T], *, most_bytes: int) -> _T:
     try:
         text = read_plain_file(path, most_bytes=most_bytes).decode()
     except OSError as error:

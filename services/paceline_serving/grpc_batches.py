@@ -1,22 +1,22 @@
 """Makes grpc.aio free the memory of each batch of operations, however the batch ends.
 
-grpc.aio hands core an array of operations for each batch of a call: a message and its metadata, or
-room for what comes. It frees the array in the coroutine that waits for the batch, after the wait.
-If the wait ends with an exception the array is lost for the life of the process (grpc/grpc#43360).
-That is so if the waiting task is cancelled, and if core says that the batch failed: the call's
-client has left, or the call was cancelled before its headers came. One such batch is 100 bytes, and
-300 to 1,300 with what it was to send. An orchestrator cancels calls with every rejection, and the
-clients of its drafters leave in the middle of a stream.
+For each batch of a call's operations, grpc.aio hands an array to its core library: a message with
+metadata to send, or space for a message to receive. The coroutine that waits for the batch frees
+the array after its wait. If the wait ends with an exception, the array leaks until the process ends
+(grpc/grpc#43360). That happens if the waiting task is cancelled, and if the core reports a failed
+batch: the client left, or the call was cancelled before its headers came. One such batch leaks 100
+bytes, with a message to send 300 to 1,300. An orchestrator cancels calls at every rejection, and
+clients of drafters leave in the middle of a stream.
 
-Here the library's coroutine waits for a future of ours, which nobody can cancel, and which says
-that all went well. So the coroutine goes on to free the array, and it does so when core has ended
-the batch. Who called is told of failures and cancels as before, and as soon.
+Here the library's coroutine waits for a future of ours instead. The future cannot be cancelled and
+always reports success. So the coroutine frees the array, as soon as the core has ended the batch.
+The caller gets failures and cancels as before, and as early.
 
     caller ── await ──► Batch.waiter ◄── result, failure ── Batch ◄── core
                                                               └──── resumes ──► the coroutine
 
-That takes one private name of the library, as a module's global that its other functions look up at
-each call. In a version without it the memory is lost as described, and a line in the log says so.
+This replaces one private name of the library, a module's global that its other functions look up at
+each call. In a version without the name the leak stays, and a log line says so.
 """
 
 from __future__ import annotations
@@ -37,15 +37,14 @@ _NAME = "execute_batch"
 
 
 def free_all_batches() -> None:
-    """Make grpc.aio free what it loses, in this whole process. It can be called again.
+    """Make grpc.aio free the arrays of all batches in this process. A second call does nothing.
 
     Cost: some microseconds for each batch.
     """
     execute: Callable[..., Coroutine[Any, Any, None]] | None = getattr(cygrpc, _NAME, None)
     if execute is None:
         _log.warning(
-            "grpcio %s has no private name %s: calls that are cancelled leave up to 1.3 KiB of"
-            " memory behind, each for the life of this process",
+            "grpcio %s has no private name %s: each cancelled call leaks up to 1.3 KiB of memory",
             grpc.__version__,
             _NAME,
         )
@@ -54,10 +53,10 @@ def free_all_batches() -> None:
 
 
 class _Freeing:
-    """Stands for the library's coroutine function.
+    """Replaces the library's coroutine function.
 
     Args:
-        execute: What it stands for.
+        execute: The replaced function.
     """
 
     def __init__(self, execute: Callable[..., Coroutine[Any, Any, None]]) -> None:
@@ -69,7 +68,7 @@ class _Freeing:
         """Hand core a batch, and return the future of its end.
 
         Raises:
-            grpc.aio.InternalError: Core does not take it.
+            grpc.aio.InternalError: The core library refuses the batch.
         """
         batch = _Batch(loop)
         batch.begin(self._execute(call, operations, batch))
@@ -77,10 +76,10 @@ class _Freeing:
 
 
 class _Batch:
-    """A batch that core has; to the library's coroutine an event loop, and a future of that.
+    """A batch in the core library; the library's coroutine uses it as event loop and as future.
 
     Attributes:
-        waiter: Of who called. It can be cancelled, and the batch goes on.
+        waiter: The caller's future. It can be cancelled; the batch continues.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -96,11 +95,11 @@ class _Batch:
     # --- as an event loop ---------------------------------------------------------------------
 
     def create_future(self) -> _Batch:
-        """Return what the coroutine waits for."""
+        """Return the future that the coroutine waits for."""
         return self
 
     def call_soon_threadsafe(self, callback: Callable[..., None], *arguments: object) -> None:
-        """Call what tells of the batch's end: here and now, if this is its loop's thread."""
+        """Call the callback of the batch's end, at once if this is the loop's thread."""
         if asyncio.get_running_loop() is self._loop:
             callback(*arguments)
         else:
@@ -112,11 +111,11 @@ class _Batch:
         yield self
 
     def cancelled(self) -> bool:
-        """Return False: core has the batch until it has ended it."""
+        """Return False: the core library always ends a batch itself."""
         return False
 
     def set_result(self, _result: None) -> None:
-        """Take notice of its end."""
+        """Note the batch's end."""
         try:
             self._free()
         finally:
@@ -124,16 +123,16 @@ class _Batch:
                 self.waiter.set_result(None)
 
     def set_exception(self, failure: Exception) -> None:
-        """Take notice of its failure."""
+        """Note the batch's failure."""
         try:
             self._free()
         finally:
             if not self.waiter.done():
                 self.waiter.set_exception(failure)
-                self.waiter.exception()  # a task that is cancelled in this turn never asks for it
+                self.waiter.exception()  # a task cancelled in this turn does not ask
 
     def _free(self) -> None:
-        """Let the coroutine go on behind its wait, to its end."""
+        """Let the coroutine continue after its wait, to its end."""
         assert self._execution is not None, "core has the batch"
         execution, self._execution = self._execution, None
         try:

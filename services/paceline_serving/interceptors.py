@@ -1,10 +1,10 @@
-"""What every RPC needs at its edge: an interceptor for servers, a channel for clients.
+"""The edge of every RPC: an interceptor for servers, a channel for clients.
 
-The server's parses the request inside its guard, checks the peer's role and key, bounds the call's
-time, counts it, and turns every way a handler can end into a status: a `PacelineError` into its
-`google.rpc.Status`, anything else into INTERNAL without internals. Handlers only raise.
+The interceptor parses the request inside its guard, checks the peer's role and key, limits the
+call's time, and counts the call. It turns each exception of a handler into a status: a
+`PacelineError` into its `google.rpc.Status`, any other one into INTERNAL without internals.
 
-The channel refuses a call without a timeout and carries the trace on.
+The channel refuses a call without a timeout, and adds the trace's header.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# How long a peer that does not read may hold up the status that tells it so.
+# Time for the status that ends the call of a peer that does not read.
 _ABORT_SECONDS = 5.0
 # gRPC's timer may end a call a little before its deadline.
 _DEADLINE_SLACK_SECONDS = 0.01
-# gRPC's own: they need no key.
+# gRPC's own services: they need no key.
 _STANDARD = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
 # Services whose calls last as long as the client wants.
 _LASTING = _STANDARD | {"paceline.v1.CallService"}
@@ -57,20 +57,20 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """The guard around every handler of a server.
 
     Args:
-        access: Who may call what; None where there are no client certificates.
-        keys: Who may call anything but health and reflection; None where no key is asked for.
-        inspect: Called with a request's bytes and its peer's name before they are parsed; raises
-            what it refuses them with.
-        call_limit_seconds: The longest a call may take, whatever its deadline, if it has one.
+        access: The allowed callers of each service; None without client certificates.
+        keys: The keys of allowed callers, except of health and reflection; None: no key is needed.
+        inspect: Called with a request's bytes and its peer's name before the bytes are parsed;
+            raises an error to refuse them.
+        call_limit_seconds: The longest time of a call, whatever its deadline.
         write_stall_seconds: How long a client may leave a streamed message unread.
-        unbounded: Services without that limit, besides those whose calls always last; such calls
-            are not traced either.
-        spans: Where the calls' spans come from; None where nobody collects them.
+        unbounded: Services without the limit of time, besides those whose calls always last. Their
+            calls are not traced either.
+        spans: Makes the calls' spans; None: calls are not traced.
 
     Cancellation:
         A client's cancel or deadline, or the server's stop, reaches the handler as CancelledError
-        and passes through. A CancelledError that nobody sent to this task leaked out of the handler
-        (an inner task was cancelled); gRPC would then never send a status, so it becomes INTERNAL.
+        and passes through. A CancelledError of an inner task can leak out of the handler; gRPC
+        would then never send a status, so it becomes INTERNAL.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 if not inspect.isasyncgenfunction(behavior):
                     await behavior(request, context)
                     return
-                # Closed here and now: the handler's `finally` must not wait for a collector.
+                # Closed at once: the handler's `finally` must not wait for the garbage collector.
                 async with aclosing(behavior(request, context)) as responses:
                     async for response in responses:
                         await self._write(context, response)
@@ -179,7 +179,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             ) from None
 
     async def _run(self, method: str, context: Any, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Do the work, and make of its end what the client sees, the log says and metrics count."""
+        """Do the work; turn its end into the client's status, log records and metrics."""
         spans = None if method.split("/")[1] in self._unbounded else self._spans
         call = tracing.enter(method, context.invocation_metadata() or (), spans=spans)
         with self._metrics.rpc(method) as outcome, call.recorded(lambda: outcome.code):
@@ -194,7 +194,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                     outcome.code = _end_code(context)
                     raise
                 error = _masked(cancelled)
-            except Exception as unexpected:  # noqa: BLE001 - the edge: whatever it is stops here
+            except Exception as unexpected:  # noqa: BLE001 - the edge: all exceptions end here
                 error = _masked(unexpected)
             outcome.code, outcome.reason = error.code, counted_reason(error)
             error.metadata = {**error.metadata, "request_id": call.request_id}
@@ -220,7 +220,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 def _masked(error: BaseException) -> PacelineError:
-    """Log what is a bug, and return what the client may know of it."""
+    """Return the client's error for an exception, and log the exception if it is a bug."""
     if (
         isinstance(error, PacelineError)
         and error.reason
@@ -243,8 +243,8 @@ async def _abort(context: Any, error: PacelineError) -> None:
                 trailing_metadata=((status.DETAILS_KEY, encoded.SerializeToString()),),
             )
     except TimeoutError:
-        # The peer does not read even that. gRPC takes this for a call that is over, as it is, and
-        # anything else for a bug, with a traceback for each stream.
+        # The peer does not read the status either. gRPC takes this exception for the end of the
+        # call; it would log any other one as a bug, with a traceback for each stream.
         raise asyncio.CancelledError from None
 
 
@@ -268,16 +268,15 @@ def _name(code: grpc.StatusCode | int | None) -> str:
 
 
 class TracedChannel:
-    """A channel whose stubs refuse a call without a timeout, and carry the trace on.
+    """A channel whose stubs refuse a call without a timeout, and add the trace's header.
 
-    An answer that cannot be decoded comes as None.
+    An answer that cannot be decoded is None.
 
-    Generated stubs take it for a channel. It stands where
-    gRPC has client interceptors: those cost a task and several turns of the event loop for each
-    call, on the way to every token.
+    Generated stubs accept it as a channel. It replaces gRPC's client interceptors, which cost a
+    task and several loop turns for each call, and so for each token.
 
     Args:
-        channel: What makes the calls.
+        channel: Makes the calls.
     """
 
     def __init__(self, channel: grpc.aio.Channel | RenewedChannel) -> None:
@@ -310,7 +309,7 @@ def _quietly(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def reading_quietly(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Have bytes that are no message become None: grpc.aio, too, but with a traceback of each."""
+    """Make bytes that are not a message None, as grpc.aio does, but without a traceback."""
 
     def read(raw: bytes) -> Any:
         try:

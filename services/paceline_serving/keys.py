@@ -1,12 +1,12 @@
-"""Who may call: a file of hashed keys with names and limits, read again when it changes.
+"""The API keys of allowed callers: a file of hashes, names and limits, read when it changes.
 
     - name: alice
       sha256: 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b
       requests_at_once: 8
       tokens_per_minute: 60000
 
-HTTP and gRPC have the same lock: a header there, metadata here, `authorization: Bearer KEY`. A key
-is a long random word, so a plain hash keeps it secret. Neither keys nor hashes are logged.
+HTTP and gRPC use the same keys: `authorization: Bearer KEY`, as a header or as metadata. A key is a
+long random word, so a plain hash keeps it secret. Neither keys nor hashes are logged.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 HEADER = "authorization"
 
 _SCHEME = "Bearer"
-_MOST_KEY_BYTES = 64 * 1024  # of one key; HTTP servers take headers of less
+_MOST_KEY_BYTES = 64 * 1024  # of one key; HTTP servers limit headers to less
 _WORD = re.compile(r"[!-~]+")
-# What an error's metadata says where the limit is the key's own, and not the server's.
+# The error metadata of a limit that is the key's, not the server's.
 _OWN_LIMIT = {"limit": "key"}
 _caller: ContextVar[Caller | None] = ContextVar("paceline_caller", default=None)
 
 
 class Key(BaseModel):
-    """One entry of the file; what is left out is not limited."""
+    """One entry of the file; a limit that is left out does not apply."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -53,21 +53,21 @@ class Key(BaseModel):
 
 
 class Caller:
-    """Who has a key, and what of its limits is used.
+    """The holder of a key, with the used part of its limits.
 
     Args:
-        key: Its entry.
+        key: The key's entry.
         clock: A monotonic clock, in seconds.
 
     Attributes:
-        key: Its entry, as the file says now.
+        key: The key's entry in the file's current version.
     """
 
     def __init__(self, key: Key, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.key = key
         self._clock = clock
         self._running = 0
-        self._spent = 0.0  # tokens that the minute has not given back yet
+        self._spent = 0.0  # tokens that time has not given back yet
         self._seen = clock()
 
     @contextmanager
@@ -75,7 +75,7 @@ class Caller:
         """Count a request in.
 
         Raises:
-            OverloadedError: The key's limit is reached; says when to come back.
+            OverloadedError: The key's limit is reached; the error has the time of a retry.
         """
         most = self.key.requests_at_once
         if most is not None and self._running >= most:
@@ -88,7 +88,7 @@ class Caller:
         rate = self.key.tokens_per_minute
         if rate is not None and self._spent >= rate:
             raise OverloadedError(
-                f"this key's {rate} tokens per minute are spent",
+                f"this key's {rate} tokens per minute are used up",
                 metadata=dict(_OWN_LIMIT),
                 retry_after_seconds=(self._spent - rate + 1) * 60 / rate,
             )
@@ -99,13 +99,13 @@ class Caller:
             self._running -= 1
 
     def charge(self, token_count: int) -> None:
-        """Count tokens of a prompt or of a text; what runs goes on beyond the limit."""
+        """Count tokens of a prompt or of a text; running requests may exceed the limit."""
         self._give_back()
         if self.key.tokens_per_minute is not None:
             self._spent += token_count
 
     def _give_back(self) -> None:
-        """Take off what time has given back; without a limit nothing is spent."""
+        """Give back tokens for the time that passed; without a limit none are used."""
         now, rate = self._clock(), self.key.tokens_per_minute
         given_back = self._spent if rate is None else (now - self._seen) * rate / 60
         self._spent = max(0.0, self._spent - given_back)
@@ -116,7 +116,7 @@ class Keys:
     """All keys of a file.
 
     Raises:
-        ValueError: The file cannot be read, or is no list of keys.
+        ValueError: The file cannot be read, or is not a list of keys.
     """
 
     def __init__(self, path: Path) -> None:
@@ -126,10 +126,10 @@ class Keys:
         self._refresh()
 
     def find(self, authorization: str) -> Caller:
-        """Return whose key it is, in a time that does not tell how near a wrong one came.
+        """Return a key's holder, in a time that does not depend on the key's bytes.
 
         Raises:
-            UnauthenticatedError: It is nobody's.
+            UnauthenticatedError: The key is missing or wrong.
         """
         self._refresh()
         scheme, _, word = authorization.partition(" ")
@@ -144,15 +144,15 @@ class Keys:
         return found
 
     def enter(self, authorization: str) -> None:
-        """Make who has this key the current caller, for the rest of a call.
+        """Make the key's holder the current caller, for the rest of a call.
 
         Raises:
-            UnauthenticatedError: It is nobody's.
+            UnauthenticatedError: The key is missing or wrong.
         """
         _caller.set(self.find(authorization))
 
     def _refresh(self) -> None:
-        """Take what the file says now; who stays keeps what is used of its limits."""
+        """Take the file's current entries; keys that stay keep the used part of their limits."""
         entries = self._file.content()
         if entries is self._entries:
             return
@@ -164,20 +164,20 @@ class Keys:
 
 
 def current_caller() -> Caller | None:
-    """Return whose call is being served; None where no keys are asked for."""
+    """Return the caller of the call that is being served; None if no keys are needed."""
     return _caller.get()
 
 
 def counted_reason(error: PacelineError) -> str:
-    """Return what an error is counted as: a key at its own limit is no want of room."""
+    """Return the reason to count an error by; a key's own limit is not the server's overload."""
     return "KEY_LIMIT" if error.metadata.get("limit") == "key" else error.reason
 
 
 def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """Return what a call's metadata says of who calls; empty if it says nothing.
+    """Return the `authorization` of a call's metadata; empty if there is none.
 
     Raises:
-        UnauthenticatedError: It says it twice: a proxy before this process could have looked at the
+        UnauthenticatedError: There are two: a proxy before this process may have checked the
             other one.
     """
     found = [value for name, value in metadata or () if name == HEADER]
@@ -187,10 +187,10 @@ def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 
 def follow_key(path: Path) -> Callable[[], str]:
-    """Return what tells the key in a file: one line, with which this process calls others.
+    """Return a function that returns the key in a file, with which this process calls others.
 
     Raises:
-        ValueError: It cannot be read, or holds no key.
+        ValueError: The file cannot be read, or has no key.
     """
     return FollowedFile(path, _parse_key, most_bytes=_MOST_KEY_BYTES).content
 

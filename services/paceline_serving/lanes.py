@@ -1,7 +1,7 @@
-"""Where a client is, and what a proxy tells an orchestrator of its own clients.
+"""Lanes: the names by which a proxy tells its own clients apart for an orchestrator.
 
-They take turns in the orchestrator's queue. A lane divides its sender's share and is worth nothing
-beyond it, so nobody has to be trusted.
+Lanes of one sender take turns in the orchestrator's queue. They only divide the sender's share, so
+an orchestrator need not trust them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _IPV6_PREFIX = 64
 
 
 def lane_name(identity: str) -> str:
-    """Return what a client is called: a digest, and no name in clear."""
+    """Return the name of a client's lane: a digest, so that the client stays unknown."""
     return hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]
 
 
@@ -32,9 +32,9 @@ def lane_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 
 def network_of(host: str) -> str:
-    """Return an address as far as it tells one client from another: of IPv6 its network.
+    """Return the part of an address that identifies a client: of an IPv6 address its network.
 
-    What is no address is returned as it is: a proxy may write anything into its headers.
+    Other texts are returned unchanged: a proxy may write anything into its headers.
     """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

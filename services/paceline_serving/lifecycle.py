@@ -9,7 +9,7 @@
 Health also knows the name `liveness`: it is SERVING until SIGTERM, since a server that loads, or
 waits for others, is alive.
 
-The words on the right are announced to whoever started the process (`process.announce`).
+The words on the right are announced on standard output (`process.announce`).
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ _log = logging.getLogger(__name__)
 
 _LIVENESS = "liveness"
 
-# For answers that are on their way when the drain ends. Health watchers never end by themselves, so
-# every stop with a watcher takes this long.
+# Time for answers that are being sent when the drain ends. Health watchers never end by themselves,
+# so every stop with a watcher takes this long.
 _STOP_GRACE_SECONDS = 0.25
 
 
 class Application(Protocol):
-    """What one kind of server does, besides what every one does."""
+    """The part of a server that differs between kinds of servers."""
 
     # gRPC server options, from `transport`.
     options: Sequence[tuple[str, int]]
-    # Whether a piece of work is one call: then gRPC's own stop tells clients at once to connect
-    # elsewhere (GOAWAY), and lets what runs end.
+    # Whether a piece of work is one call: then gRPC's own stop tells clients at once to connect to
+    # another server (GOAWAY), and lets running calls end.
     work_is_one_call: bool
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
@@ -67,16 +67,16 @@ class Application(Protocol):
         """Load and warm up. Until it returns, servicers raise LoadingError."""
 
     def drain(self) -> None:
-        """Accept nothing new from now on."""
+        """Refuse new work from now on."""
 
     async def settled(self) -> None:
-        """Return once no work and no session is left."""
+        """Return when no work and no session is left."""
 
     def cut(self) -> None:
-        """End the work that is left, with DrainingError: the time to drain is over."""
+        """End the remaining work with DrainingError: the time to drain is over."""
 
     async def stop(self) -> None:
-        """Free everything, once what handlers still do in their `finally` is done.
+        """Free everything, after the handlers' `finally` blocks are done.
 
         gRPC's own stop returns before that.
         """
@@ -91,16 +91,16 @@ class ServerProcess:
     Usable without a process of its own: `begin`, then `finish`; `run` adds signals and exit codes.
 
     Args:
-        application: Makes what is served; it may call `stop_soon` and `set_serving` later.
-        name: What it is called in traces.
+        application: Makes the application, which may call `stop_soon` and `set_serving` later.
+        name: The server's name in traces.
 
     Raises:
         RuntimeError: Traces are wanted, and OpenTelemetry is not installed.
 
     Attributes:
-        addresses: What is bound, by name.
-        inspect: What looks at requests before they are parsed, if the application sets it.
-        keys: Who may call, if the application asks for keys.
+        addresses: The bound addresses, by name.
+        inspect: Looks at requests before they are parsed, if the application sets it.
+        keys: The keys of allowed callers, if the application needs keys.
         edge: The guard around each call, from when the application is registered on.
     """
 
@@ -127,7 +127,7 @@ class ServerProcess:
         telemetry.count_tasks(registry, asyncio.get_running_loop())
 
     async def begin(self) -> None:
-        """Bind the ports, load the application, and say that it serves.
+        """Bind the ports, load the application, and set its health to SERVING.
 
         Raises:
             OSError: a port or a file cannot be used.
@@ -139,7 +139,7 @@ class ServerProcess:
         announce("ready", self.addresses)
 
     async def set_serving(self, serving: bool) -> None:
-        """Let health say whether this server takes work now; after a drain it says no for good."""
+        """Set whether health is SERVING; after a drain it stays NOT_SERVING."""
         value = (
             health_pb2.HealthCheckResponse.SERVING
             if serving
@@ -149,21 +149,21 @@ class ServerProcess:
             await self._health.set(service, value)
 
     def stop_soon(self, failure: str | None = None) -> None:
-        """Ask for the end: of a healthy server, or of one that can serve no more (and why)."""
+        """Ask for the server's end; `failure` says why, if it cannot serve any more."""
         if not self._end.done():
             self._end.set_result(failure)
 
     async def stopping(self) -> str | None:
-        """Wait until someone asked for the end; return why, if it is a failure."""
+        """Wait until the end is asked for; return the failure, if it is one."""
         return await asyncio.shield(self._end)
 
     async def finish(self, *, drain: bool = True) -> None:
-        """Drain (unless that is in vain) and stop, in bounded time.
+        """Drain, unless that is useless, and stop, in bounded time.
 
-        NOT_SERVING comes first, so that balancers look elsewhere while this server still serves.
-        gRPC's own stop refuses new calls at once. Where work is many calls of one session, sessions
-        get their time before it; where it is one call, as its grace: clients whose connection ends
-        up here connect anew, instead of being refused for as long as the drain takes.
+        NOT_SERVING comes first, so that balancers choose other servers while this one still serves.
+        gRPC's own stop refuses new calls at once. If a piece of work is many calls of one session,
+        sessions get their time before that stop. If it is one call, the time is the stop's grace:
+        clients then connect to another server, instead of being refused during the whole drain.
         """
         await self._health.enter_graceful_shutdown()
         if drain:
@@ -199,8 +199,8 @@ class ServerProcess:
         roles = settings.role_of_peer
         if settings.tls_client_authority is not None and not roles:
             _log.warning(
-                "any certificate of the client authority may call anything here;"
-                " --peer-roles says who may call what"
+                "every certificate of the client authority may call every service here;"
+                " --peer-roles restricts that"
             )
         self.edge = EdgeInterceptor(
             telemetry.RpcMetrics(self._registry),
@@ -225,7 +225,7 @@ class ServerProcess:
         credentials = server_credentials(settings.server_tls)
         self.addresses["address"] = bind(main, settings.listen, credentials=credentials)
         if settings.health_listen:
-            # Plaintext, as probes want it, and harmless: it tells a status and nothing else.
+            # Plaintext, as probes need it: the port serves nothing but a status.
             probes = grpc.aio.server(
                 options=(*PROBE_SERVER_OPTIONS, *connections_at_most(side_connection_limit()))
             )
@@ -234,7 +234,7 @@ class ServerProcess:
             self.addresses["health_address"] = bind(
                 probes, settings.health_listen, credentials=None
             )
-        # Before anybody is let in: then it has the descriptors that it keeps in reserve.
+        # Before any client connects, so that it gets the descriptors of its reserve.
         if settings.metrics_listen:
             self._metrics = MetricsEndpoint(
                 settings.metrics_listen,
@@ -268,7 +268,7 @@ def bind(
     """Bind a port; return the address with the port that it got.
 
     Raises:
-        OSError: It cannot be had; says why.
+        OSError: The port cannot be bound; the text says why.
     """
     with claimed(address):
         try:

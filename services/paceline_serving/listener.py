@@ -1,13 +1,13 @@
-"""Accepting connections, where not gRPC does it: as many as there are descriptors for.
+"""Accepts connections without gRPC: as many as there are descriptors for.
 
-    below the limit              a connection is taken
-    at the limit                 it is taken, and the one that is silent for longest is closed
-    at the limit, none silent    it is one of a few in reserve, which only probes are answered on
-    the reserve is used up       the same: the silent one is closed, or, where none is, the new one
+    below the limit              the new connection is accepted
+    at the limit                 it is accepted, and the longest silent connection is closed
+    at the limit, none silent    it gets one of a few places in reserve, for probes only
+    the reserve is used up       the longest silent connection is closed; without one, the new one
 
-So connections that say nothing keep nobody out: whoever connects and asks at once is younger than
-all of them. asyncio's own accept loop knows no limit. When descriptors run out it logs a traceback
-for each place of its backlog, and then stands still for a second, in which nobody is let in.
+So silent connections keep no client out: a client that connects and asks at once is younger than
+all of them. asyncio's own accept loop has no limit. When descriptors run out, it logs a traceback
+for each place of its backlog, and then accepts nothing for a second.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Between two turns of the loop, so that a flood does not hold up what is served.
+# Accepted between two turns of the loop, so that a flood does not delay running requests.
 _ACCEPTS_A_TURN = 64
 _REPORT_SECONDS = 60.0
-# Where not even a spare descriptor is left, somebody else has to close one.
+# Without a spare descriptor, another part of the process has to close one.
 _PAUSE_SECONDS = 0.1
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _NO_CONNECTION = (BlockingIOError, InterruptedError, ConnectionAbortedError)
 
 
 class Place:
-    """One connection's place among those of a listener.
+    """One connection's place at a listener.
 
     Args:
-        listener: Whose it is.
-        is_spare: Whether there was no room for it, only for a probe.
+        listener: The listener.
+        is_spare: Whether it is a place in reserve, for a probe only.
 
     Attributes:
-        transport: The connection, once it is made.
-        task: What makes it: a TLS handshake takes as long as the client wants.
+        transport: The connection, after it is set up.
+        task: Sets the connection up: a TLS handshake takes as long as the client wants.
     """
 
     def __init__(self, listener: Listener, *, is_spare: bool) -> None:
@@ -55,19 +55,19 @@ class Place:
         self.task: asyncio.Task[None] | None = None
 
     def speaks(self) -> None:
-        """Note that it has asked for something, which is being answered."""
+        """Note that the connection has a request, which is being answered."""
         self._listener.silent.pop(self, None)
 
     def falls_silent(self) -> None:
-        """Note that nothing is asked for from now on; it is the youngest of those."""
+        """Note that the connection has no request; it is the youngest silent one."""
         self._listener.note_silent(self)
 
     def leave(self) -> None:
-        """Give the place to another one. Harmless if it is given already."""
+        """Free the place. A second call does nothing."""
         self._listener.forget(self)
 
     def abort(self) -> None:
-        """Close the connection without a word."""
+        """Close the connection at once, without an answer."""
         if isinstance(self.transport, asyncio.WriteTransport):
             self.transport.abort()
         elif self.task is not None:
@@ -79,17 +79,17 @@ class Listener:
 
     Args:
         listening: The socket, which listens already; closed with the listener.
-        new_protocol: Makes what serves a connection. It says when the connection speaks, falls
-            silent and leaves; one that says nothing is silent.
-        limit: How many connections are taken; fewer while descriptors run out all the same.
-        reserve: How many more, where none is silent; and how many descriptors are kept for those,
-            so that a process that has none left still answers.
-        tls: How connections are secured; None is plaintext.
-        handshake_seconds: How long that may take.
+        new_protocol: Makes the protocol of a connection. The protocol tells its place when the
+            connection speaks, falls silent and leaves; until then the connection is silent.
+        limit: Most connections; fewer while descriptors run out below the limit.
+        reserve: Most connections above the limit while none is silent. As many descriptors are
+            kept for them, so that a process without any other descriptor still answers.
+        tls: The TLS context; None: plaintext.
+        handshake_seconds: Most seconds of a TLS handshake.
 
     Attributes:
         places: Connections that are open.
-        silent: Those of them that ask for nothing; the one that has been so for longest first.
+        silent: The open connections without a request; the longest silent one comes first.
 
     Concurrency:
         Made and used on one event loop.
@@ -127,7 +127,7 @@ class Listener:
         return sum(place.is_spare for place in self.places)
 
     def close(self) -> None:
-        """Stop listening; connections that were made stay open."""
+        """Stop listening; open connections stay open."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -143,17 +143,19 @@ class Listener:
         self._tell()
 
     async def wait_closed(self) -> None:
-        """Return at once: what asyncio's servers have, and uvicorn waits for."""
+        """Return at once: uvicorn awaits this method of asyncio's servers."""
 
     def forget(self, place: Place) -> None:
-        """Count a connection out, and keep its descriptor if it was a spare one."""
+        """Remove a connection, and keep its descriptor if it was a spare one."""
         self.silent.pop(place, None)
         if place in self.places:
             self.places.discard(place)
-            self._loop.call_soon(self._spares.refill)  # its own is closed by then
+            self._loop.call_soon(
+                self._spares.refill
+            )  # the connection's descriptor is closed by then
 
     def note_silent(self, place: Place) -> None:
-        """Count a connection among the silent ones, of which there may be too many."""
+        """Add a connection to the silent ones, and close one if there are too many."""
         if place in self.places:
             self.silent.setdefault(place)
             while len(self.places) > self._limit and self._evicts_one(is_spare=False):
@@ -161,7 +163,7 @@ class Listener:
 
     @contextmanager
     def lent_descriptor(self) -> Iterator[None]:
-        """Give up a spare descriptor for what is opened and closed in here."""
+        """Release a spare descriptor for files that are opened and closed inside the block."""
         self._spares.spend()
         try:
             yield
@@ -177,7 +179,7 @@ class Listener:
         self._resume()
 
     def _accept(self) -> None:
-        """Take those who wait; called whenever there is one."""
+        """Accept the waiting connections; called whenever there is one."""
         for _ in range(_ACCEPTS_A_TURN):
             try:
                 connection, _peer = self._socket.accept()
@@ -207,7 +209,7 @@ class Listener:
                 self._take(connection, is_spare=is_spare)
 
     def _evicts_one(self, *, is_spare: bool) -> bool:
-        """Close the connection of this kind that is silent for longest, if one is."""
+        """Close the longest silent connection of this kind; return whether there was one."""
         oldest = next((place for place in self.silent if place.is_spare == is_spare), None)
         if oldest is None:
             return False
@@ -217,10 +219,10 @@ class Listener:
         return True
 
     def _accept_without_descriptor(self) -> socket.socket | None:
-        """Accept in place of a silent connection, which frees its own in the loop's next turn.
+        """Accept in place of a silent connection, whose descriptor is free in the next loop turn.
 
-        Or with a spare descriptor; without even one, nobody is let in for a moment. Somebody has
-        more descriptors than was thought, so there is room for fewer connections.
+        Otherwise use a spare descriptor; without one, accept nothing for a moment. Other parts of
+        the process have more descriptors than expected, so there is room for fewer connections.
         """
         if not self._waits_anyone():
             return None
@@ -240,7 +242,7 @@ class Listener:
         return None
 
     def _waits_anyone(self) -> bool:
-        """Whether somebody is there: Linux looks for a descriptor first, and fails without one."""
+        """Whether a connection waits: accept fails without a descriptor before it looks."""
         waiting = select.poll()
         waiting.register(self._socket, select.POLLIN)
         return bool(waiting.poll(0))
@@ -253,7 +255,7 @@ class Listener:
         place.task = task
 
         def close_if_unmade(_task: asyncio.Task[None]) -> None:
-            """Close what nobody does: a task that is cancelled at once never begins."""
+            """Close the socket of a task that was cancelled before it began."""
             if place.transport is None:
                 connection.close()
 
@@ -267,8 +269,8 @@ class Listener:
                 ssl=self._tls,
                 ssl_handshake_timeout=self._handshake_seconds if self._tls else None,
             )
-        except OSError as error:  # of which TLS's are, and its timeout
-            _log.debug("a connection was not made: %s", error)
+        except OSError as error:  # also TLS errors, and the handshake's timeout
+            _log.debug("a connection was not set up: %s", error)
             place.leave()
         except BaseException:
             place.leave()
@@ -277,14 +279,14 @@ class Listener:
             place.task = None
 
     def _refused(self) -> None:
-        """Count a connection that was closed for want of room; say so, and then once a minute."""
+        """Count a connection that was closed at the limit; log at once, then once a minute."""
         self._untold += 1
         if self._report is None:
             self._tell()
             self._report = self._loop.call_later(_REPORT_SECONDS, self._tell_again)
 
     def _tell_again(self) -> None:
-        """Say what was refused meanwhile; after a minute without that there may be room again."""
+        """Log the refusals since the last time; after a minute without any, raise the limit."""
         self._report = None
         if not self._untold:
             self._limit = self._most
@@ -295,7 +297,7 @@ class Listener:
     def _tell(self) -> None:
         if self._untold:
             _log.warning(
-                "connections are closed for want of room: %d, with %d open",
+                "the limit of connections is reached: %d were closed, %d are open",
                 self._untold,
                 len(self.places),
             )
@@ -303,7 +305,7 @@ class Listener:
 
 
 class _SpareDescriptors:
-    """Descriptors that are held so that there are some when there are none."""
+    """Descriptors in reserve, for the time when the process has no others."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -311,20 +313,20 @@ class _SpareDescriptors:
         self.refill()
 
     def spend(self) -> bool:
-        """Let go of one, if one is held."""
+        """Release a descriptor, if one is held."""
         if self._held:
             os.close(self._held.pop())
             return True
         return False
 
     def refill(self) -> None:
-        """Hold as many as there should be, or as there are."""
+        """Take descriptors until the reserve is full, or none is left."""
         with suppress(OSError):
             while len(self._held) < self._count:
                 self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def close(self) -> None:
-        """Hold none any more."""
+        """Release all descriptors."""
         self._count = 0
         while self.spend():
             pass

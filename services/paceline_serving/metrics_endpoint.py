@@ -1,10 +1,10 @@
 """The metrics port: `/metrics`, and JSON pages such as `/debug/calls`, over HTTP.
 
-A thread of its own with an event loop of its own: a page takes milliseconds, in which no token
-shall wait, and it is answered while the server's loop hangs. Not the standard library's server,
-which gives each connection a thread and all the time it wants; and not a web framework, which would
-be a dependency for one answer to one request. It understands as much HTTP as a scraper speaks: one
-GET for each connection.
+The endpoint has a thread and an event loop of its own. A page takes milliseconds, for which no
+token has to wait, and pages are answered while the server's loop hangs. The standard library's
+server would give each connection a thread without a limit of time; a web framework would be a
+dependency for one kind of answer. The endpoint understands the HTTP of scrapers: one GET for each
+connection.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# More than the scrapers of a cluster; the descriptors are needed elsewhere.
+# More than a cluster has scrapers, and few, since descriptors are scarce.
 _CONNECTION_LIMIT = 32
-# Held for the time when there are none: for a connection, and for the files that a page reads.
+# Descriptors in reserve: for a connection, and for the files that a page reads.
 _SPARE_DESCRIPTORS = 4
 # Prometheus gives up after 10 s, too.
 _CONNECTION_SECONDS = 10.0
@@ -46,19 +46,19 @@ _REQUEST_BYTES = 8192
 class MetricsEndpoint:
     """Serves pages until it is closed.
 
-    Each connection has 10 s in all. Of more than 32, the one that is open for longest is dropped:
-    so silent ones cannot keep a scraper out. Nor can want of descriptors: some are kept for it.
+    Each connection has 10 s in all. With more than 32, the longest open one is dropped, so silent
+    ones cannot keep a scraper out. Some descriptors are kept for it.
 
     Args:
         address: HOST:PORT; port 0 is any free one.
-        registry: What `/metrics` shows.
+        registry: The metrics of `/metrics`.
         pages: Path to a function whose result is sent as JSON; called on the endpoint's thread.
 
     Raises:
-        OSError: the port cannot be had, or there are no descriptors for a loop of its own.
+        OSError: The port cannot be bound, or there are no descriptors for the loop.
 
     Attributes:
-        address: What is bound.
+        address: The bound address.
     """
 
     def __init__(
@@ -83,19 +83,14 @@ class MetricsEndpoint:
             self._socket.close()
             raise
 
-    @property
-    def connection_count(self) -> int:
-        """Connections that are open now."""
-        return len(self._listener.places)
-
     def close(self) -> None:
-        """Stop listening, and drop what is open."""
+        """Stop listening, and drop open connections."""
         with suppress(RuntimeError):  # it is closed already
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
 
     def _run(self, started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
-        """Serve on a loop of its own, and tell who waits for the start if there is none."""
+        """Serve on the thread's loop; tell the starter if there cannot be one."""
         try:
             with asyncio.Runner() as runner:
                 runner.run(self._serve(started))
@@ -118,7 +113,7 @@ class MetricsEndpoint:
             place.abort()
 
     def _protocol(self, place: Place) -> asyncio.StreamReaderProtocol:
-        """Make what reads and answers a connection: silent to its end, so the oldest one goes."""
+        """Make a connection's protocol. The connection counts as silent, so the oldest one goes."""
         return asyncio.StreamReaderProtocol(
             asyncio.StreamReader(limit=_REQUEST_BYTES), partial(self._connected, place)
         )
@@ -150,7 +145,7 @@ class MetricsEndpoint:
             if path in self._pages:
                 content = json.dumps(self._pages[path]()).encode()
                 return _response(HTTPStatus.OK, "application/json", content)
-        except Exception:  # noqa: BLE001 - a page of somebody else's code; the port goes on
+        except Exception:  # noqa: BLE001 - a page is the application's code; the port goes on
             _log.exception("the page %s failed", path)
             return _response(HTTPStatus.INTERNAL_SERVER_ERROR)
         return _response(HTTPStatus.NOT_FOUND)

@@ -1,4 +1,4 @@
-"""Finding any of many names in a text in one walk, as fast for a thousand names as for one."""
+"""Finds any of many names in a text in one walk, as fast for a thousand names as for one."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Letters of a name after which its rest is no part of the tree: the library's parser recurses.
+# The depth of the tree; the rest of a longer name is plain text, since Python's parser recurses.
 _DEEPEST = 200
 
 
 def name_pattern(names: Iterable[str], *, flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
-    """Return what finds the longest of the names that begin at a place.
+    """Return a pattern that finds the longest of the names at a position.
 
-    The names are written as a tree of letters: an alternation of all of them would try one after
-    the other at each place where the first letter of any stands, and hold up all other threads.
+    The pattern is a tree of letters. An alternation of all names would try one after another at
+    each position with the first letter of any name, and block all other threads meanwhile.
 
     Args:
-        names: Any texts; an empty one is found nowhere.
-        flags: Of the pattern.
+        names: Any texts; an empty one is never found.
+        flags: The pattern's flags.
     """
     return re.compile(_tree({it for it in names if it}) or r"(?!)", flags)
 
 
 def _tree(names: set[str], *, depth: int = 0) -> str:
-    """Write names, of which all have the letters up to a depth in common, from there on."""
+    """Write the rest of names that have their letters up to a depth in common."""
     if depth == _DEEPEST:
         rests = sorted((it[depth:] for it in names), key=len, reverse=True)
         return f"(?:{'|'.join(map(re.escape, rests))})"

@@ -1,8 +1,8 @@
-"""Spans for OpenTelemetry, written at the edges of calls. Imported where they are wanted only.
+"""Spans for OpenTelemetry, written at the edges of calls. Imported only for tracing.
 
-A server's span is begun and ended by who serves the call, so that no library stands between a call
-and its cancel: OpenTelemetry's own interceptors for grpc.aio lose the cancel of unary calls
-(open-telemetry/opentelemetry-python-contrib#3271), and every rejection cancels some.
+Our own interceptor begins and ends a server's span. OpenTelemetry's interceptors for grpc.aio lose
+the cancel of unary calls (open-telemetry/opentelemetry-python-contrib#3271), and every rejection
+cancels some.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-# A call that is withdrawn is the normal end of what a rejection made worthless.
+# These codes are no errors: a rejection cancels the calls that it made useless.
 _FINE = frozenset({"OK", "CANCELLED"})
 
 
 class OpenTelemetrySpans:
-    """Begins spans, and hands those that ended to a provider.
+    """Begins spans, and hands ended spans to a provider.
 
-    Concurrency: a thread of the provider's sends them; what it is too late for is dropped.
+    Concurrency: a thread of the provider sends them, and drops those that it cannot send in time.
 
     Args:
-        provider: Where they go.
+        provider: Receives the ended spans.
     """
 
     def __init__(self, provider: TracerProvider) -> None:
@@ -46,7 +46,7 @@ class OpenTelemetrySpans:
 
         Args:
             endpoint: Its URL; https is TLS with the system's authorities.
-            service: What this process is called there.
+            service: The name of this process there.
         """
         resource = Resource.create({"service.name": service})
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -64,12 +64,12 @@ class OpenTelemetrySpans:
         return OpenTelemetrySpan(span)
 
     async def close(self, *, within_seconds: float = 2.0) -> None:
-        """Send what is left; a collector that hangs holds nobody up."""
+        """Send the remaining spans, within the time: a collector may hang."""
         loop, is_sent = asyncio.get_running_loop(), asyncio.Event()
 
         def send() -> None:
             self._provider.shutdown()
-            with suppress(RuntimeError):  # the loop did not wait, and is closed
+            with suppress(RuntimeError):  # the loop was closed before
                 loop.call_soon_threadsafe(is_sent.set)
 
         threading.Thread(target=send, name="paceline-spans", daemon=True).start()
@@ -86,12 +86,12 @@ class OpenTelemetrySpan:
 
     @property
     def traceparent(self) -> str:
-        """Its place in the trace."""
+        """The span's place in the trace."""
         at = self._span.get_span_context()
         return f"00-{at.trace_id:032x}-{at.span_id:016x}-{at.trace_flags:02x}"
 
     def end(self, code: str) -> None:
-        """End it with what the call ended with: a gRPC code's name, or an HTTP status."""
+        """End the span with the call's gRPC code or HTTP status."""
         self._span.set_attribute("paceline.status", code)
         if code.startswith("5") if code.isdecimal() else code not in _FINE:
             self._span.set_status(Status(StatusCode.ERROR, code))

@@ -1,4 +1,4 @@
-"""YAML from an operator's files: read by the fast parser, and refused where it is nested deeply."""
+"""Reads YAML of an operator's files by the fast parser, and refuses deep nesting."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 MOST_YAML_BYTES = 4 << 20
-"""What a file of settings or keys may hold: 25,000 keys."""
+"""The largest file of settings or keys: 25,000 keys."""
 
 # The deepest file that is read, a list of keys, has two. Each level takes stack of the parser.
 _MOST_DEPTH = 32
@@ -19,7 +19,7 @@ def parse_yaml(text: str) -> Any:
     """Parse the first document of a text.
 
     Raises:
-        ValueError: It is no YAML, or nested too deeply; tells nothing of what it holds.
+        ValueError: The text is not YAML, or nested too deeply; the error shows none of the text.
     """
     try:
         _refuse_depth(text)

@@ -1,8 +1,7 @@
-"""A process that serves: how it begins, which signals it hears, and how it ends.
+"""The process of a server: its start, its signals and its end.
 
-A second signal, or the parent's death if asked for, ends it at once. Each step is printed on
-standard output as a JSON line with the bound addresses, for whoever started it; logs go to standard
-error.
+A second signal ends it at once, and so does the parent's death, if that is set. Each step is
+printed on standard output as a JSON line with the bound addresses; logs go to standard error.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ _MOST_SIDE_CONNECTIONS = 128
 
 
 class Process(Protocol):
-    """A server that can begin and end, whatever it speaks."""
+    """A server that can begin and end, for gRPC or HTTP."""
 
     async def begin(self) -> None:
-        """Bind the ports, load, and say that it serves."""
+        """Bind the ports, load, and set health to SERVING."""
 
     def stop_soon(self, failure: str | None = None) -> None:
-        """Ask for the end: of a healthy server, or of one that can serve no more (and why)."""
+        """Ask for the server's end; `failure` says why, if it cannot serve any more."""
 
     async def stopping(self) -> str | None:
-        """Wait until someone asked for the end; return why, if it is a failure."""
+        """Wait until the end is asked for; return the failure, if it is one."""
 
     async def finish(self, *, drain: bool = True) -> None:
-        """Drain (unless that is in vain) and stop, in bounded time."""
+        """Drain, unless that is useless, and stop, in bounded time."""
 
 
 def announce(event: str, addresses: Mapping[str, str]) -> None:
-    """Tell whoever started this process how far it is."""
+    """Print a step of this process for its parent."""
     print(json.dumps({"event": event, "pid": os.getpid(), **addresses}), flush=True)
     _log.info(event, extra=dict(addresses))
 
@@ -79,30 +78,30 @@ async def _serve(new_process: Callable[[], Process], settings: RunSettings) -> i
     try:
         process = new_process()
         await process.begin()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the end, in one line
+    except Exception as error:  # noqa: BLE001 - every exception ends the process, in one line
         _log.debug("failed to start", exc_info=error)
         reason = " ".join(str(error).split()) or type(error).__name__
         print(f"failed to start: {reason}", file=sys.stderr)
-        # Loading may go on in a thread that cannot be stopped.
+        # Loading may continue in a thread that cannot be stopped.
         _exit_at_once(1)
     leave_to_no_collector()
     _on_signals(loop, process.stop_soon)
     failure = await process.stopping()
     _on_signals(loop, lambda: _exit_at_once(1))
     if failure is not None:
-        _log.error("this server cannot go on: %s", failure)
+        _log.error("this server has to stop: %s", failure)
     await process.finish(drain=failure is None)
     if failure is not None:
-        # A thread may hang in its device, and libraries wait for that when the interpreter ends.
+        # A thread may hang in its device, and libraries wait for it when the interpreter ends.
         _exit_at_once(1)
     return 0
 
 
 def leave_to_no_collector() -> None:
-    """Keep what is there for good: no collection looks at it, which takes longer than a token.
+    """Exclude all present objects from garbage collection, which would take longer than a token.
 
-    And let collections come in time for what requests leave: a full one waits until a quarter of
-    what the last one found is new, so the last one has to find nothing.
+    Python delays a full collection until the new objects are a quarter of those that the last one
+    found. So the last one has to find nothing, or the garbage of requests would stay too long.
     """
     gc.collect()
     gc.freeze()
@@ -110,7 +109,7 @@ def leave_to_no_collector() -> None:
 
 
 def connection_limit() -> int:
-    """Return how many clients' connections to take: as many as half of the descriptors.
+    """Return the limit of clients' connections: half of the descriptors.
 
     The others are for probes, scrapers, model servers and files.
     """
@@ -118,7 +117,7 @@ def connection_limit() -> int:
 
 
 def side_connection_limit() -> int:
-    """Return how many connections to take at a port beside the main one, such as the probes'.
+    """Return the limit of connections at a port beside the main one, such as the probes'.
 
     A sixteenth of the descriptors, 128 at most: all of these ports together leave a quarter.
     """
@@ -131,9 +130,9 @@ def _descriptor_count() -> int:
 
 
 def _allow_many_connections() -> None:
-    """Raise the soft limit of open descriptors, often 1024, to the hard one: each takes one."""
+    """Raise the soft limit of descriptors, often 1024, to the hard one: a connection takes one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # macOS calls it unlimited, and does not mean it
+    with suppress(ValueError, OSError):  # macOS reports "unlimited", but refuses it
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
@@ -143,16 +142,16 @@ def _on_signals(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> 
 
 
 def _exit_at_once(code: int) -> NoReturn:
-    """End the process without waiting for threads; nothing it holds outlives it."""
+    """End the process without waiting for threads."""
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)
 
 
 def _exit_with_parent() -> None:
-    """End this process when the other end of standard input closes: its parent died.
+    """End this process when the other end of standard input closes: the parent process ended.
 
-    The kernel closes it, however the parent died, and a thread sees it even while the loop hangs.
+    The kernel closes it at every kind of end, and a thread sees it even while the loop hangs.
     A death signal (prctl) would follow the parent's *thread*, and exists on Linux only.
     """
 
@@ -165,5 +164,5 @@ def _exit_with_parent() -> None:
 
 
 def _log_unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what nobody awaited, without the text that asyncio would add."""
+    """Log an exception that no task awaited, without the text that asyncio would add."""
     _log.error(context["message"], exc_info=context.get("exception"))

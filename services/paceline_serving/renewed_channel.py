@@ -1,4 +1,4 @@
-"""A channel whose next connection uses the certificates of now."""
+"""A channel whose next connection uses the current certificates."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ if TYPE_CHECKING:
 
     from paceline.credentials import Credentials
 
-# What still runs on a connection that its server is ending has so long.
+# Time for the running calls of a connection that its server is ending.
 _COURTESY_SECONDS = 60.0
-# A channel that works, and one that was closed: that says so to whoever calls.
+# A channel that works, and one that was closed: calls on it get an error that says so.
 _KEPT = frozenset({grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.SHUTDOWN})
 
 
 class RenewedChannel:
-    """Stands for a gRPC channel, and opens another one where certificates were renewed.
+    """Acts as a gRPC channel, and opens another one after certificates were renewed.
 
-    gRPC binds a channel to its credentials for life. A connection that works is kept: TLS asks for
-    certificates only at its beginning, and a server may get its own renewed one later than we do.
+    gRPC binds a channel to its credentials for ever. A working connection is kept: TLS uses
+    certificates only at the beginning, and a server may get its renewed one later than this
+    process.
 
-    Generated stubs take it for a channel.
+    Generated stubs accept it as a channel.
 
     Args:
         open_channel: Opens a channel with credentials.
-        credentials: Those of now; the channel is replaced if they are others than its own.
+        credentials: The current credentials; the channel is replaced if its own differ.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class RenewedChannel:
         return self._stub("stream_stream", method, *codecs, **options)
 
     async def close(self, grace: float | None = None) -> None:
-        """Close it; its calls end after the grace."""
+        """Close the channel; its calls end after the grace."""
         for task, channel in tuple(self._leaving.items()):
             task.cancel()
             await channel.close(None)

@@ -1,4 +1,4 @@
-"""Who may talk to whom: TLS on both ends, roles by certificate, no plaintext off this machine."""
+"""Transport security: TLS on both ends, roles by certificate, plaintext on this machine only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ROLES = frozenset({"client", "operator", "orchestrator"})
 
-# Who may call which service. What is not here, nobody may call.
+# The roles that may call each service. A service that is not listed cannot be called.
 _ROLES_OF_SERVICE: Mapping[str, frozenset[str]] = {
     "grpc.health.v1.Health": ROLES,
     "grpc.reflection.v1alpha.ServerReflection": frozenset({"operator"}),
@@ -48,10 +48,10 @@ class TlsFiles:
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials | None:
-    """Load a server's credentials; None if there is no certificate, which is plaintext.
+    """Load a server's credentials; None, which is plaintext, if there is no certificate.
 
-    Certificates are short-lived: the files are looked at again at every handshake, and a renewed
-    one is used without a restart.
+    Certificates are short-lived: each handshake looks at the files again, so a renewed certificate
+    is used without a restart.
 
     Raises:
         OSError: a file cannot be read.
@@ -80,7 +80,7 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials | None:
 
 
 def channel_credentials(files: TlsFiles | None) -> Credentials | None:
-    """Load a client's credentials, which follow the files; None for None, which is plaintext.
+    """Load a client's credentials, which follow the files; None, which is plaintext, for None.
 
     Raises:
         ValueError: a file is unusable.
@@ -98,7 +98,7 @@ def refuse_plaintext(address: str, *, flag: str) -> None:
     """Refuse an address that other machines can reach, for a connection without TLS.
 
     Args:
-        address: Where to listen, or what to dial.
+        address: The address to listen on, or to connect to.
         flag: The option that would allow it, for the message.
 
     Raises:
@@ -139,10 +139,10 @@ class AccessPolicy:
         self._roles_of_service = roles_of_service
 
     def check(self, service: str, auth_context: Mapping[str, Iterable[bytes]]) -> None:
-        """Let a peer call a service, or not.
+        """Check that a peer may call a service.
 
         Raises:
-            PermissionDeniedError: its certificate gives it no role that may.
+            PermissionDeniedError: The peer's certificate gives it no role that may.
         """
         allowed = self._roles_of_service.get(service, frozenset())
         for identity in auth_context.get("peer_spiffe_id", ()):
@@ -152,7 +152,7 @@ class AccessPolicy:
 
     @staticmethod
     def require_known(services: Iterable[str]) -> None:
-        """Refuse to serve what no row of the table speaks of.
+        """Refuse to serve a service that the table does not list.
 
         Raises:
             ValueError: a service has no row, so every call would be denied.

@@ -1,4 +1,4 @@
-"""What every server process can be told: where to listen, TLS, logs, start and stop."""
+"""The settings of every server process: addresses, TLS, logs, start and stop."""
 
 from __future__ import annotations
 
@@ -129,11 +129,11 @@ class ProcessSettings(Settings):
 
 
 class RunSettings(LogSettings, TraceSettings, ProcessSettings):
-    """What every process can be told, whatever it speaks."""
+    """The settings of every process, for gRPC and HTTP alike."""
 
 
 class ServerSettings(ListenSettings, ServerTlsSettings, RunSettings):
-    """What every server process can be told."""
+    """The settings of every gRPC server process."""
 
     @model_validator(mode="after")
     def _is_not_exposed(self) -> Self:

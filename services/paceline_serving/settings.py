@@ -1,12 +1,11 @@
-"""What an operator can set, and where it comes from: flags > environment > YAML file > defaults.
+"""Settings and their sources: flags before environment before YAML file before defaults.
 
 A settings class is a frozen pydantic model. One field is one option, under three names:
 `drain_seconds` in YAML, `PACELINE_DRAIN_SECONDS` in the environment, `--drain-seconds` as a flag.
-Every field has a description, with its unit: it is the help text. `option` declares what is more
-than that on a command line: an argument without a flag, a flag of another name. What holds several
-values, a tuple or a mapping, takes them with commas, and its flag can be given again; `OneOrMore`,
-whose values may have commas of their own, knows the second way alone. The help says so of each
-by `repetition`, so descriptions need not.
+Every field has a description with its unit; it is the help text. `option` declares the exceptions
+of a command line: an argument without a flag, a flag of another name. A tuple or a mapping takes
+several values separated by commas, and its flag can be given again. The values of `OneOrMore` may
+contain commas, so only its flag can be given again. `repetition` adds this to the help.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 CONFIG_VARIABLE = "PACELINE_CONFIG"
-"""Names the YAML file, where no flag does."""
+"""Names the YAML file, if no flag does."""
 
 VARIABLE_PREFIX = "PACELINE_"
-"""Each environment variable that is a setting begins with it."""
-# Kubernetes puts PACELINE_TARGET_SERVICE_HOST and the like into every pod beside a service of that
-# name. Nobody set those, so they are no mistakes.
+"""The prefix of each environment variable that is a setting."""
+# Kubernetes puts PACELINE_TARGET_SERVICE_HOST and the like into every pod in the namespace of a
+# Service of that name. They are not settings, and no mistakes of the operator.
 _SERVICE_LINK = re.compile(
     r".*_(SERVICE_(HOST|PORT(_.+)?)|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)"
 )
 
 
 class SettingsError(Exception):
-    """A setting that does not parse: its text is one line that says what to change."""
+    """A setting that does not parse; the text is one line that says what to change."""
 
 
 class Settings(BaseModel):
@@ -67,7 +66,7 @@ def _check_address(address: str) -> str:
 
 
 def separated(value: Any) -> Any:
-    """Take a list from text: a variable, or each flag that is given, separates by commas."""
+    """Split text at commas: that of a variable, or of each flag."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
@@ -76,7 +75,7 @@ def separated(value: Any) -> Any:
 
 
 def _wrap(value: object) -> object:
-    """Take a list of one from one string: a variable holds what a flag is given once."""
+    """Put a single string into a list: a variable is like a flag that is given once."""
     return (value,) if isinstance(value, str) else value
 
 
@@ -99,11 +98,11 @@ OptionKind = Literal["option", "argument", "arguments"]
 def option(
     default: Any, *, description: str, flag: str = "", kind: OptionKind = "option", **limits: Any
 ) -> Any:
-    """Declare a field with a place of its own on the command line.
+    """Declare a field whose command-line form is not derived from its name.
 
     Args:
-        flag: The flag, where it is not the field's name.
-        kind: "argument" is given without a flag, "arguments" as often as one likes.
+        flag: The flag, if it differs from the field's name.
+        kind: "argument": one value without a flag; "arguments": any number of them.
         limits: Pydantic's, such as `gt`.
     """
     extra: dict[str, Any] = {"flag": flag, "kind": kind}
@@ -120,7 +119,7 @@ def load(
     environment: Mapping[str, str],
     file: Path | None,
 ) -> SettingsT:
-    """Put settings together from their sources.
+    """Read settings from their sources.
 
     Raises:
         SettingsError: a key is unknown, or a value is not allowed; names key and source.
@@ -196,18 +195,18 @@ def variables_of(settings_class: type[Settings]) -> set[str]:
 
 
 def is_service_link(variable: str) -> bool:
-    """Whether a variable is one that Kubernetes sets for each Service, and no setting."""
+    """Whether Kubernetes sets the variable for a Service, so that it is not a setting."""
     return _SERVICE_LINK.fullmatch(variable) is not None
 
 
 def noted(field: FieldInfo, key: str) -> str:
-    """Return what `option` noted on a field."""
+    """Return a note of `option` on a field."""
     extra = field.json_schema_extra
     return str(extra[key]) if isinstance(extra, dict) else ""
 
 
 def repetition(field: FieldInfo) -> str:
-    """Say how several values of an option are given; empty if it takes one."""
+    """Say how several values of an option are given; empty if it takes a single value."""
     if typing.get_origin(field.annotation) not in {tuple, dict}:
         return ""
     return "can be given again" if _WHOLE in field.metadata else "can be A,B, or given again"
@@ -220,13 +219,13 @@ def flag_of(name: str, field: FieldInfo | None = None) -> str:
 
 
 def _option_name(name: str, field: FieldInfo) -> str:
-    """Return what an option is called on a command line."""
+    """Return an option's name on a command line."""
     is_argument = noted(field, "kind") in {"argument", "arguments"}
     return name.upper() if is_argument else flag_of(name, field)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggest the known name that an unknown one may have meant, as the end of a message."""
+    """Suggest the known name nearest to an unknown one, as the end of a message."""
     names = list(known)
     close = [each for each in names if each.startswith(name)]
     close += difflib.get_close_matches(name, names, n=1, cutoff=0.5)

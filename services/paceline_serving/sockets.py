@@ -1,4 +1,4 @@
-"""Listening on HOST:PORT where not gRPC does it, and what gRPC does not say where it does."""
+"""Listens on HOST:PORT without gRPC, and finds the causes that gRPC's listening does not report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def listen(address: str, *, backlog: int | None = None) -> socket.socket:
     """Listen on HOST:PORT or [IPV6]:PORT; port 0 is any free one.
 
     Raises:
-        OSError: The address cannot be had; says which, and why.
+        OSError: The process cannot listen on the address; the text says which, and why.
     """
     family, place = _place(address)
     try:
@@ -33,13 +33,13 @@ def listen(address: str, *, backlog: int | None = None) -> socket.socket:
 
 
 def bound_address(listener: socket.socket) -> str:
-    """Return where a socket listens, as `listen` takes it."""
+    """Return a socket's address, in the form that `listen` takes."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def why_not(address: str) -> str:
-    """Say why an address cannot be listened on, of which gRPC says nothing; empty if it can be."""
+    """Say why the process cannot listen on an address, since gRPC does not; empty if it can."""
     if address.startswith(_UNIX):
         return _why_no_socket(_path(address))
     family, place = _place(address)
@@ -52,13 +52,13 @@ def why_not(address: str) -> str:
 
 @contextmanager
 def claimed(address: str) -> Iterator[None]:
-    """Make sure that nobody listens on a socket of a path, while this process begins to.
+    """Make sure that no process listens on a socket file while this process begins to.
 
-    gRPC removes the file that is there, whoever listens on it, and makes its own. What a process
-    has left that ended without removing it may be replaced so.
+    gRPC removes an existing file and makes its own, even if another process listens on it. A file
+    that an ended process has left may be replaced.
 
     Raises:
-        OSError: Somebody listens there, or there is something else than a socket.
+        OSError: Another process listens there, or the file is not a socket.
     """
     if not address.startswith(_UNIX):
         yield
@@ -72,11 +72,11 @@ def claimed(address: str) -> Iterator[None]:
 
 @contextmanager
 def _alone_in(directory: Path) -> Iterator[None]:
-    """Begin one server at a time in a directory: two that look at once would both see nobody."""
+    """Begin one server at a time in a directory: two at once would not see each other."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        yield  # what is wrong with the directory is said by whoever listens in it
+        yield  # an unusable directory is reported by the listening itself
         return
     try:
         until = time.monotonic() + _CLAIM_SECONDS
@@ -97,7 +97,7 @@ def _locks(descriptor: int) -> bool:
 def _is_listened_on(path: Path) -> bool:
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
-            raise OSError(f"cannot listen on {_UNIX}{path}: there is a file that is no socket")
+            raise OSError(f"cannot listen on {_UNIX}{path}: a file there is not a socket")
     except FileNotFoundError:
         return False
     with socket.socket(socket.AF_UNIX) as knocking:
@@ -105,14 +105,14 @@ def _is_listened_on(path: Path) -> bool:
         try:
             knocking.connect(str(path))
         except BlockingIOError:
-            return True  # it is there, and has no room for one more
+            return True  # a listener is there, and its backlog is full
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         return True
 
 
 def _why_no_socket(path: Path) -> str:
-    """Try it beside the place: the place itself may be somebody's."""
+    """Find out by a socket beside the path: the path itself may be in use."""
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         with socket.socket(socket.AF_UNIX) as tried:
@@ -138,7 +138,7 @@ def _place(address: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
 
 
 def _cause(error: OSError) -> str:
-    """Say it in the system's words, without those that Python puts around them."""
+    """Return the system's words, without Python's words around them."""
     if isinstance(error, socket.gaierror) or not error.errno:
         return error.strerror or str(error)
     return os.strerror(error.errno)

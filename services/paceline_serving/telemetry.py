@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import TextIO
 
-# Seconds. A forward of a small model takes 1 ms, a cold prefill of a large one 10 s, and a call 600
-# where nobody allows more.
+# Seconds. A forward of a small model takes 1 ms, a cold prefill of a large one 10 s, and a call at
+# most 600 by default.
 LATENCY_BUCKETS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0),
@@ -61,7 +61,7 @@ class _Outcome:
 
 
 class RpcMetrics:
-    """What a server counts of its calls."""
+    """A server's metrics of its calls."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._calls = Counter(
@@ -86,7 +86,7 @@ class RpcMetrics:
 
     @contextmanager
     def rpc(self, method: str) -> Iterator[_Outcome]:
-        """Count a call; whoever ends it writes how into the outcome."""
+        """Count a call; its code and reason are written into the outcome."""
         name = method.lstrip("/")
         outcome = _Outcome()
         started = time.perf_counter()
@@ -100,11 +100,11 @@ class RpcMetrics:
             cancel_reason = _CANCEL_REASONS.get(outcome.reason) or _CANCEL_REASONS.get(outcome.code)
             if cancel_reason:
                 self._cancelled.labels(cancel_reason).inc()
-            in_flight.dec()  # last: who sees none in flight sees all of them counted
+            in_flight.dec()  # last: when no call is in flight, all have been counted
 
 
 def new_registry() -> CollectorRegistry:
-    """Return a registry with what this process is made of."""
+    """Return a registry with the facts of this process."""
     registry = CollectorRegistry()
     Info("paceline_build", "Versions in this process", registry=registry).info(
         {
@@ -113,13 +113,13 @@ def new_registry() -> CollectorRegistry:
             "grpc": grpc.__version__,
         }
     )
-    # Memory, processor time, and open descriptors, of which connections are most.
+    # Memory, processor time, and open descriptors, most of which are connections.
     ProcessCollector(registry=registry)
     return registry
 
 
 def count_tasks(registry: CollectorRegistry, loop: asyncio.AbstractEventLoop) -> None:
-    """Show how many asyncio tasks there are: without work there are always as many."""
+    """Show the number of asyncio tasks, which is constant without work."""
     Gauge("paceline_tasks", "asyncio tasks", registry=registry).set_function(
         lambda: len(asyncio.all_tasks(loop))
     )
@@ -133,7 +133,7 @@ def configure_logging(*, level: str, log_format: str, stream: TextIO = sys.stder
 
 
 class _SafeFormatter(logging.Formatter):
-    """Shows where an exception came from and its type, never its text: that may hold a prompt."""
+    """Shows an exception's origin and type, never its text, which may have a prompt in it."""
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
         return _without_text(ei[1])
@@ -196,7 +196,7 @@ def _without_text(error: BaseException) -> str:
 
 
 def _members(error: BaseException) -> str:
-    """Show what a group is made of, which is what has happened; the group says only where."""
+    """Show the exceptions in a group: they say what happened, the group only where."""
     if not isinstance(error, BaseExceptionGroup):
         return ""
     shown = map(_without_text, error.exceptions[:_MOST_MEMBERS])

@@ -1,4 +1,4 @@
-"""Which call is being served: its name in logs, and its place in a W3C trace.
+"""The call that is being served: its id in logs, and its place in a W3C trace.
 
 `current()` follows the task, and with it every log record and every outgoing call.
 """
@@ -25,26 +25,26 @@ _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0
 
 
 class Span(Protocol):
-    """A call's entry in a trace that somebody collects."""
+    """A call's entry in a collected trace."""
 
     @property
     def traceparent(self) -> str:
-        """Its own place in the trace."""
+        """The span's own place in the trace."""
 
     def end(self, code: str) -> None:
-        """The call is over, with a gRPC code's name or an HTTP status."""
+        """End the span with the call's gRPC code or HTTP status."""
 
 
 class Spans(Protocol):
-    """Where the spans of calls come from."""
+    """Makes the spans of calls."""
 
     def begin(self, method: str, *, parent: str, request_id: str) -> Span:
-        """Begin one, below the caller's `traceparent` if there is one."""
+        """Begin a span, below the caller's `traceparent` if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """One call: a request id and a trace id are safe to log, whatever a peer sent."""
+    """One call. Its request id and trace id are safe to log: they were checked."""
 
     method: str
     request_id: str
@@ -60,7 +60,7 @@ class CallContext:
 
     @contextmanager
     def recorded(self, code: Callable[[], str]) -> Iterator[None]:
-        """End its span, if it has one, with what the call ends with."""
+        """End the call's span, if there is one, with the call's code."""
         try:
             yield
         finally:
@@ -79,12 +79,12 @@ def current() -> CallContext | None:
 def enter(
     method: str, metadata: Iterable[tuple[str, str | bytes]], *, spans: Spans | None = None
 ) -> CallContext:
-    """Begin serving a call in this task: go on with the peer's trace, or begin one.
+    """Begin serving a call in this task: continue the peer's trace, or begin one.
 
     Args:
-        method: What is called.
-        metadata: What came with it.
-        spans: Where its span comes from; without it there is none, and its place is drawn here.
+        method: The called method.
+        metadata: The call's metadata.
+        spans: Makes the call's span; without it there is none, and its ids are drawn here.
     """
     values = dict(metadata)
     named = str(values.get(_REQUEST_ID_KEY, ""))
@@ -95,19 +95,26 @@ def enter(
         span = spans.begin(method, parent=peer[0] if peer else "", request_id=request_id)
     own = span.traceparent if span is not None else _drawn(peer)
     _, trace_id, span_id, trace_flags = own.split("-")
-    call = CallContext(method, request_id, trace_id, span_id, trace_flags, span)
+    call = CallContext(
+        method,
+        request_id=request_id,
+        trace_id=trace_id,
+        span_id=span_id,
+        trace_flags=trace_flags,
+        span=span,
+    )
     _CURRENT.set(call)
     return call
 
 
 def _drawn(peer: re.Match[str] | None) -> str:
-    """Draw a place in the peer's trace, or in a new one."""
+    """Draw the ids of a place in the peer's trace, or in a new one."""
     trace_id, flags = (peer[1], peer[2]) if peer else (secrets.token_hex(16), "01")
     return f"00-{trace_id}-{secrets.token_hex(8)}-{flags}"
 
 
 def outgoing_metadata() -> tuple[tuple[str, str], ...]:
-    """Return what an outgoing call carries, so that the called server continues the trace."""
+    """Return the metadata of an outgoing call, by which the called server continues the trace."""
     call = _CURRENT.get()
     if call is None:
         return ()
@@ -115,11 +122,11 @@ def outgoing_metadata() -> tuple[tuple[str, str], ...]:
 
 
 def spans_to(endpoint: str, *, service: str) -> OpenTelemetrySpans | None:
-    """Have spans sent to a collector; none without an endpoint.
+    """Make spans that are sent to a collector; None without an endpoint.
 
     Args:
         endpoint: Its URL, or empty.
-        service: What this process is called there.
+        service: The name of this process there.
 
     Raises:
         RuntimeError: OpenTelemetry is not installed.

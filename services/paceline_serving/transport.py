@@ -92,25 +92,26 @@ CLIENT_SERVER_OPTIONS: _Options = (
     ("grpc.http2.ping_timeout_ms", 5000),
     *_PING_POLICY,
     (_STREAMS, 128),
-    # Whoever comes back connects anew; whoever never calls does not keep a descriptor. Longer than
-    # the 60 s of proxies, which would send a call just then.
+    # An idle client does not keep a descriptor, and can connect again. Longer than the 60 s of
+    # proxies, which would send a call in the same moment.
     ("grpc.max_connection_idle_ms", 75_000),
-    # An age, so that clients meet new replicas within minutes: they connect anew, and what runs on
-    # the old connection finishes. The grace is the longest call; see `client_server_options`.
+    # Connections have a largest age, so that clients meet new replicas within minutes: they connect
+    # again, and calls on the old connection finish. The grace is the longest call's time; see
+    # `client_server_options`.
     ("grpc.max_connection_age_ms", 300_000),
     (_AGE_GRACE, 600_000),
     ("grpc.server_handshake_timeout_ms", 5000),
     ("grpc.so_reuseport", 0),
-    # An orchestrator's operator says what requests may have; an answer's statistics and timeline
-    # are larger than most.
+    # An orchestrator's operator limits requests; an answer's statistics and timeline are larger
+    # than most requests.
     (_RECEIVED, _MEBIBYTE),
     ("grpc.max_send_message_length", 16 * _MEBIBYTE),
     *_METADATA_LIMITS,
 )
 
 PROBE_SERVER_OPTIONS: _Options = (
-    # A probe connects, asks and leaves. What says nothing for a second holds one of few places, and
-    # what watches connects anew.
+    # A probe connects, asks and leaves. A silent connection holds one of few places, so it ends
+    # after a second; a watching client connects again.
     *_PING_POLICY,
     ("grpc.server_handshake_timeout_ms", 1000),
     ("grpc.max_connection_idle_ms", 1000),
@@ -124,22 +125,22 @@ PROBE_SERVER_OPTIONS: _Options = (
 
 
 def connections_at_most(connections: int) -> _Options:
-    """Limit a server's connections: beyond it gRPC refuses one at once, and the others go on."""
+    """Limit a server's connections: gRPC refuses a further one at once."""
     return (("grpc.max_allowed_incoming_connections", connections),)
 
 
 def client_server_options(
     *, request_limit: int, message_bytes: int, call_seconds: float
 ) -> _Options:
-    """Return the options of a server that takes so many requests before it refuses one.
+    """Return the options of a server for clients, by its limits of requests, bytes and time.
 
-    And requests of so many bytes: what is larger is refused by gRPC itself, unread. A connection
-    that has grown old lasts for as long as a call may take, so that it cuts none.
+    gRPC itself refuses larger requests, unread. A connection that reached its largest age lasts for
+    as long as a call may take, so that no call is cut.
 
-    gRPC's core refuses streams beyond its limit without a word (RST_STREAM, REFUSED_STREAM), and
-    its own clients begin more than the server lets them: of 200 at once, 70 beyond 128. So a
-    connection may carry as many again as the server takes: a request that is one too many hears
-    when to come back. A stream costs some kB, and what waits is bounded by its bytes besides.
+    gRPC's core refuses streams beyond its limit without a reason (RST_STREAM, REFUSED_STREAM), and
+    its own clients begin more than the server allows: of 200 at once, 70 beyond 128. So the limit
+    of a connection is twice the server's limit of requests: a request too many gets an answer that
+    says when to retry. A stream costs some kB, and waiting requests are limited in bytes as well.
     """
     return (
         *(it for it in CLIENT_SERVER_OPTIONS if it[0] not in {_STREAMS, _RECEIVED, _AGE_GRACE}),
@@ -153,17 +154,17 @@ def pod_channel(
     address: str,
     *,
     credentials: Credentials | None,
-    tls_name: str = "",
+    tls_name: str | None = None,
     may_exchange: bool = True,
 ) -> grpc.aio.Channel:
     """Open the one long-lived channel to a model server: an `ExchangingChannel`.
 
-    Once its connection is lost, the next one is made with the certificates of then.
+    After a lost connection the next one uses the certificates of that time.
 
     Args:
         address: `host:port` or `unix:PATH`.
-        credentials: What `security.channel_credentials` gave; None is plaintext.
-        tls_name: The name that the server's certificate is for; empty: the address's host.
+        credentials: From `security.channel_credentials`; None: plaintext.
+        tls_name: The name in the server's certificate; None: the address's host.
         may_exchange: Whether calls may travel as messages of one stream.
     """
     options: list[tuple[str, int | str]] = [*POD_CHANNEL_OPTIONS]

@@ -1,8 +1,8 @@
-"""Which version of Paceline this is."""
+"""The installed version of Paceline."""
 
 from __future__ import annotations
 
 from importlib import metadata
 
 VERSION = metadata.version("paceline")
-"""As installed. It is read once: each look opens files."""
+"""Read once, since reading it opens files."""

@@ -13,7 +13,7 @@ from support.promtool import Promtool, counter, gauge, histogram
 GENERATE = "paceline.v1.OrchestratorService/Generate"
 VALUES = values_of("keda.yaml")
 MOST = VALUES["autoscaling"]["maxReplicas"]
-# What a server is that is well and gets no work, and what takes work, passes or has other alerts.
+# Standings of a server that is healthy and gets no work; all others take work, pass or have alerts.
 IDLE_WORDS = (
     *("other_model", "other_tokenizer", "other_dtype", "other_invariance"),
     *("other_role", "listed_twice", "bad_answer", "too_old", "refuses", "unwatched"),
@@ -93,7 +93,7 @@ def standing(word, *counts, role="target"):
 
 def not_used(word, role="target"):
     labels = {"role": role, "standing": word}
-    says = f"A {role} is well and gets no work: {word}"
+    says = f"A {role} is healthy and gets no work: {word}"
     return Case("PacelineServerNotUsed", standing(word, 0, 1, role=role), says, labels)
 
 
@@ -106,21 +106,21 @@ def sessions(count, *, running, at_models=0):
 
 
 NO_TARGET = "No target is ready, so nothing can be decoded"
-NO_DRAFTER = "No drafter is ready, so decoding is no faster than the text itself lets it be"
+NO_DRAFTER = "No drafter is ready, so drafts come from the text itself only"
 HANGS = "t-0 has a forward that does not end"
 ERRORS = "More than one request in a hundred fails"
 HTTP_ERRORS = "More than one HTTP request in a hundred fails at the gateways"
 DEADLINES = "More than one request in twenty runs out of time"
 UNKNOWN = "o-0 refuses more than one call in ten seconds for its key or certificate"
-REFUSED = "Requests are refused for want of room"
+REFUSED = "Requests are refused because there is no room"
 FIRST_TOKEN = "One request in twenty waits more than 5 s for its first token"
 QUEUE = "One call in twenty waits more than 1 s for a target"
 FULL = "A model server has reserved three quarters of its token budget"
 ACCEPTANCE = "Fewer than 20 % of the draft tokens are accepted"
 REPAIRS = "Orchestrators repair more than one session_lost in ten seconds"
-LEFT = "Sessions stay open though no request runs"
-STALE = "o-0 has heard nothing of the model servers for ten minutes"
-NOT_SCRAPED = "t-0 gives Prometheus no metrics"
+LEFT = "Sessions stay open although no request runs"
+STALE = "o-0 has had no news of the model servers for ten minutes"
+NOT_SCRAPED = "t-0 is not scraped by Prometheus"
 NOT_ASKED = "KEDA has not asked for the number of targets in five minutes"
 MORE = f"More targets are wanted than the {MOST} that autoscaling.maxReplicas allows"
 
@@ -145,7 +145,7 @@ CASES = [
     Case(
         "PacelineServerNotUsed",
         standing("other_dtype", 1),
-        "A target is well and gets no work: other_dtype",
+        "A target is healthy and gets no work: other_dtype",
         {"role": "target", "standing": "other_dtype"},
         at=11,
     ),

@@ -151,8 +151,8 @@ SHOWN = {
         "short",
         {"{{position}}": {'{position="0"}': 3, '{position="1"}': 0.5}},
     ),
-    "Targets' work in vain": ("short", {"{{reason}}": {'{reason="rejected"}': 2}}),
-    "Calls given up": ("short", {"{{reason}}": {'{reason="deadline"}': 3}}),
+    "Targets' useless work": ("short", {"{{reason}}": {'{reason="rejected"}': 2}}),
+    "Cancelled calls": ("short", {"{{reason}}": {'{reason="deadline"}': 3}}),
     "Token trees": (
         "short",
         {
@@ -161,7 +161,7 @@ SHOWN = {
             "corrections found ahead": {"{}": 1},
         },
     ),
-    "Targets: wanted and there, by pool": (
+    "Targets: wanted and present, by pool": (
         "short",
         {
             "wanted": {"{}": 8},
@@ -193,7 +193,7 @@ SHOWN = {
     "Sessions": ("short", {"{{role}}": {TARGET: 10, DRAFTER: 7}}),
     "Reserved memory": ("percentunit", {"{{pod}}": {ALL_OF_T_0: 0.5}}),
     "Refused by model servers": ("short", {"{{role}}": {TARGET: 2}}),
-    "How servers stand": (
+    "Servers by standing": (
         "short",
         {
             "{{role}} {{standing}}": {
@@ -212,7 +212,7 @@ SHOWN = {
             }
         },
     ),
-    "Sessions that nobody closed": ("short", {"{{role}}": {TARGET: 2}}),
+    "Sessions ended by their lease": ("short", {"{{role}}": {TARGET: 2}}),
     "HTTP answers by status": ("reqps", {"{{status}}": {'{status="200"}': 3, '{status="503"}': 1}}),
 }
 

@@ -233,12 +233,12 @@ def test_a_rollout_that_needs_a_spare_gpu_is_warned_about():
 )
 def test_a_rollout_that_leaves_no_target_is_warned_about(target, warned):
     notes = install({"target": target}).notes
-    assert ("a rollout leaves no target" in notes) == warned
+    assert ("during a rollout there is no target" in notes) == warned
 
 
 def test_a_scaled_pool_is_warned_about_by_its_smallest_number():
-    assert "a rollout leaves no target" in scaled("keda").notes
-    assert "a rollout leaves no target" not in scaled("keda", minReplicas=2).notes
+    assert "during a rollout there is no target" in scaled("keda").notes
+    assert "during a rollout there is no target" not in scaled("keda", minReplicas=2).notes
 
 
 @pytest.mark.parametrize("limit", [0, 2, "25%"])

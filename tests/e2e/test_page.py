@@ -156,12 +156,12 @@ async def test_errors_are_told_where_they_belong_and_the_others_run_on(tab, monk
     told = await tab.js("[...document.querySelectorAll('.facts')].map(it => it.innerText)")
     assert len(told) == 4  # as many as the gateway has, and not three
     assert told[0].startswith("96 tokens")
-    assert told[1].startswith("the gateway could not get an answer")
+    assert told[1].startswith("the gateway got no answer")
     assert told[2].startswith("96 tokens")
     assert "paceline.strategy" in told[3]
-    assert "Not all came to their end. SI: the gateway" in await tab.js(STATUS)
+    assert "Not all strategies finished. SI: the gateway" in await tab.js(STATUS)
     verdict = await tab.js("document.getElementById('verdict').innerText")
-    assert verdict == "The 2 texts that came to their end are equal, token by token: 96 tokens."
+    assert verdict == "The 2 finished texts are equal, token by token: 96 tokens."
     # A browser notes each answer of 400 and more by itself.
     assert all("status of 400" in each for each in tab.problems)
 

@@ -58,22 +58,22 @@ class CascadeSettings(Settings):
 
     Table 2 of the paper on Cascade Speculative Drafting, on the bundled models: on code and on
     prose that no model has seen, each drafter at its best parameters, found on other prompts by
-    halving. SWI is what forwards alone make of it. Everybody decodes the same texts in turn,
+    halving. SWI counts forwards alone. All drafters decode the same texts in turn,
     greedily, each model with one thread: plainly, and with SI and DSI for each drafter. Then
     Max-Gram alone decodes beside the prompt lookup of transformers. The exit code is 0 if every
-    text was plain decoding's, else 1.
+    text equals plain decoding's, otherwise 1.
     """
 
     prompts: int = Field(12, ge=1, le=60, description="held-out prompts of each kind to decode")
     search_prompts: int = Field(
         6, ge=1, le=60, description="further prompts of each kind, for the parameter search"
     )
-    repeats: int = Field(1, ge=1, le=100, description="how often each variant decodes each prompt")
+    repeats: int = Field(1, ge=1, le=100, description="how often each method decodes each prompt")
     max_tokens: int = Field(96, ge=2, le=400, description="tokens of each text")
     targets: int = Field(2, ge=1, le=MOST_TARGETS, description="targets that DSI verifies on")
     per_gpu: bool = Field(False, description="also tokens/s over the GPUs that would be in use")
     models: Path | None = Field(
-        None, description="folder of the bundled models, if not the usual one"
+        None, description="folder of the bundled models; without it the installed one"
     )
     json_file: ResultFile | None = option(None, description="file for the results", flag="json")
     chart: PictureFile | None = Field(None, description="file for the picture, .svg or .png")

@@ -1,4 +1,4 @@
-"""`paceline bench gateway`: what HTTP takes beyond gRPC."""
+"""`paceline bench gateway`: the cost of HTTP, compared with gRPC."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class GatewayBenchSettings(Settings):
 
     Plain decoding on one simulated target, so that each token is a message of its own. Times are
     heard by this process; CPU is what the servers use for a token that goes through the gateway.
-    The exit code is 0 if both transports gave the same texts, else 1.
+    The exit code is 0 if HTTP and gRPC gave the same texts, otherwise 1.
     """
 
     streams: Annotated[tuple[int, ...], numbers_to(1024)] = Field(

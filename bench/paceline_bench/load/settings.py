@@ -97,10 +97,10 @@ class RealSettings(Settings):
     """Real models."""
 
     prompt_tokens: int = Field(64, ge=1, le=4096, description="tokens of each prompt")
-    rounds: int = Field(3, ge=1, le=100, description="how often each variant takes its turn")
+    rounds: int = Field(3, ge=1, le=100, description="rounds over all methods")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of each model")
     models: Path | None = Field(
-        None, description="folder of the bundled models, if not the usual one"
+        None, description="folder of the bundled models; without it the installed one"
     )
 
 
@@ -116,11 +116,11 @@ class LoadSettings(RealSettings, _Simulated):
     need even on two cores. All of it takes about twelve minutes, scaling alone one. The output says
     where this machine was short of CPU.
 
-    With real models (--backend transformers) what is compared is who decodes as many texts at once,
+    With real models (--backend transformers) four programs decode the same number of texts at once,
     in turn on the same cores: the services, our engine in this process, and transformers' generate
     and its continuous batching; greedily, with the bundled models. It takes some ten minutes.
 
-    The exit code is 0 if every output of ours was plain decoding's, else 1.
+    The exit code is 0 if every output of ours equals plain decoding's, otherwise 1.
     """
 
     backend: Literal["simulated", "transformers"] = Field(

@@ -84,7 +84,7 @@ class _Models(Settings):
         None, description="directory or hub id of the small model; without it the bundled one"
     )
     models: Path | None = Field(
-        None, description="folder of the bundled models, if not the usual one"
+        None, description="folder of the bundled models; without it the installed one"
     )
     random_target: _Shape = Field(
         None,
@@ -109,12 +109,13 @@ class _Models(Settings):
 
 
 class PairSettings(_Models):
-    """Measure a pair: latencies, acceptance, and every variant of decoding, in turn in one run.
+    """Measure a pair: latencies, acceptance, and all decoding methods in turn, in one run.
 
-    Compared are transformers' own loops, our engine in this process, and real services on this
-    machine, with the same models, prompts and threads; greedily. The exit code is 0 if every text
-    was plain decoding's, else 1. Each of the three loads the models anew, each process as well.
-    The machine should be idle: on a busy one the services, several processes, get the larger share.
+    The command compares transformers' own loops, our engine in this process, and real services on
+    this machine, with the same models, prompts and threads, greedily. Each of the three loads its
+    own models, and so does each process. The machine should be idle: on a busy one the services,
+    several processes, get the larger share. The exit code is 0 if every text equals plain
+    decoding's, otherwise 1.
     """
 
     parts: Annotated[StringList, names_of(_PARTS, kind="part")] = Field(
@@ -124,13 +125,13 @@ class PairSettings(_Models):
         None,
         description="file with a prompt on each line, as text or JSON; without it held-out code",
     )
-    latency_prompts: int = Field(50, ge=1, description="texts to take latencies from")
+    latency_prompts: int = Field(50, ge=1, description="texts on which to measure latencies")
     latency_tokens: int = Field(20, ge=2, description="tokens of each")
-    acceptance_prompts: int = Field(50, ge=1, description="texts to take acceptance from")
+    acceptance_prompts: int = Field(50, ge=1, description="texts on which to measure acceptance")
     acceptance_tokens: int = Field(256, ge=1, description="tokens of each")
-    contest_prompts: int = Field(12, ge=1, description="texts that every variant decodes")
+    contest_prompts: int = Field(12, ge=1, description="texts that every method decodes")
     contest_tokens: int = Field(64, ge=2, description="tokens of each")
-    repeats: int = Field(3, ge=1, description="how often every variant decodes each text")
+    repeats: int = Field(3, ge=1, description="how often every method decodes each text")
     lookaheads: _Lookaheads = Field(
         "2,4,8", validate_default=True, description="lookaheads to compare with"
     )

@@ -78,14 +78,17 @@ async def _measure(settings: RoundsSettings) -> int:
                             stream_count=settings.streams,
                         )
                     )
-    print(rounds_table(rounds), end="")
+    rows = [{**asdict(it.case), **asdict(it)} for it in rounds]
+    stream_rows = [asdict(it) for it in streams]
+    print(rounds_table(rows), end="")
     if streams:
-        print("\n" + streams_table(streams), end="")
+        print("
+" + streams_table(stream_rows), end="")
     if settings.json_file is not None:
         write_json(
             settings.json_file,
-            rows=[asdict(it) for it in rounds],
-            streams=[asdict(it) for it in streams],
+            rows=rows,
+            streams=stream_rows,
             busy=settings.busy,
             load_at_start=load_at_start,
         )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import statistics
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -172,11 +171,6 @@ def ways_between(records: Sequence[Mapping[str, Any]]) -> tuple[list[float], lis
         if before["method"] != after["method"]:
             found[after["method"]].append((after["start_ns"] - before["end_ns"]) / 1e6)
     return found["Verify"], found["Draft"]
-
-
-def median(values: Sequence[float]) -> float | None:
-    """Return the median; None of nothing."""
-    return statistics.median(values) if values else None
 
 
 async def _timed(client: AsyncClient, prompt: Sequence[int], **options: Any) -> tuple[int, Any]:

@@ -1,50 +1,52 @@
-"""The tables of `paceline bench rounds`."""
+"""The tables of `paceline bench rounds`, from the rows that it keeps."""
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING
 
-from paceline_bench.report import table
-from paceline_bench.rounds.measurement import median
+from paceline_bench.table import Column, markdown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from paceline_bench.rounds.measurement import Rounds, Streams
+    from paceline_bench.report import Row
 
 
-def rounds_table(rounds: Sequence[Rounds]) -> str:
+def rounds_table(rows: Sequence[Row]) -> str:
     """Lay out the medians of single requests."""
-    return table(
-        rounds,
-        {
-            "target and drafter": lambda it: str(it.case),
-            "calls are": lambda it: it.way,
-            "plain token, ms beyond": lambda it: _number(it.plain_token_ms),
-            "round in blocks, ms beyond": lambda it: _number(it.round_ms),
-            "draft's end to Verify, ms": lambda it: _number(it.to_verify_ms),
-            "verdict to Draft, ms": lambda it: _number(it.to_draft_ms),
-            "SI over plain": lambda it: _number(it.gain),
-        },
-    )
+    return markdown(rows, _ROUNDS)
 
 
-def streams_table(streams: Sequence[Streams]) -> str:
+def streams_table(rows: Sequence[Row]) -> str:
     """Lay out the CPU time of a token with many streams."""
-    return table(
-        streams,
-        {
-            "strategy": lambda it: it.strategy,
-            "calls are": lambda it: it.way,
-            "streams": lambda it: str(it.stream_count),
-            "orchestrator, CPU ms a token": lambda it: f"{it.cpu_ms['orchestrator']:.3f}",
-            "targets": lambda it: f"{it.cpu_ms['targets']:.3f}",
-            "drafter": lambda it: f"{it.cpu_ms['drafters']:.3f}",
-            "tokens/s": lambda it: f"{it.tokens_per_second:.0f}",
-        },
-    )
+    return markdown(rows, _STREAMS)
 
 
-def _number(values: Sequence[float]) -> str:
-    found = median(values)
-    return "-" if found is None else f"{found:.2f}"
+def _median(name: str) -> Callable[[Row], float | None]:
+    return lambda row: statistics.median(row[name]) if row[name] else None
+
+
+def _cpu(process: str) -> Callable[[Row], float]:
+    return lambda row: row["cpu_ms"][process]
+
+
+_ROUNDS = (
+    Column("target and drafter, ms", lambda row: "{target_ms:g} and {drafter_ms:g}".format(**row)),
+    Column("calls are", "way"),
+    Column("plain token, ms beyond", _median("plain_token_ms"), "{:.2f}"),
+    Column("round in blocks, ms beyond", _median("round_ms"), "{:.2f}"),
+    Column("draft's end to Verify, ms", _median("to_verify_ms"), "{:.2f}"),
+    Column("verdict to Draft, ms", _median("to_draft_ms"), "{:.2f}"),
+    Column("SI over plain", _median("gain"), "{:.2f}"),
+    Column("output", lambda row: "identical" if row["is_identical"] else "DIFFERENT"),
+)
+_STREAMS = (
+    Column("decoding", "strategy"),
+    Column("calls are", "way"),
+    Column("streams", "stream_count"),
+    Column("orchestrator, CPU ms a token", _cpu("orchestrator"), "{:.3f}"),
+    Column("targets", _cpu("targets"), "{:.3f}"),
+    Column("drafter", _cpu("drafters"), "{:.3f}"),
+    Column("tokens/s", "tokens_per_second", "{:.0f}"),
+)

@@ -42,14 +42,14 @@ _OF_SWEEPS = ("widths", "sizes", "prune_below")
 class SelfSettings(Settings):
     """Decode held-out prompts with a target alone, with a drafter (SI), and by itself.
 
-    The bundled target, and for each adapter one more process of it that drafts for itself with
-    that; everybody decodes the same texts in turn, greedily, on one target with one thread. Tokens
-    and rows of a forward do not depend on the machine, but speeds do, so look at ratios.
-    The exit code is 0 if every text was plain decoding's, else 1.
+    One process has the bundled target, and one more for each adapter drafts for itself. All decode
+    the same texts in turn, greedily, on one target with one thread. Tokens and rows of a forward do
+    not depend on the machine; speeds do, so look at ratios.
+    The exit code is 0 if every text equals plain decoding's, otherwise 1.
 
     With --sweep trees of many sizes and shapes are tried instead, in one process without services:
     all combinations of the best guesses for each reach and width (gamma and k), and the likeliest
-    guesses, each with and without pruning where the adapter can. Adapters with streams in different
+    guesses, each with and without pruning if the adapter can. Adapters with streams in different
     numbers of layers are also drawn over these.
     """
 
@@ -61,7 +61,7 @@ class SelfSettings(Settings):
         description="tokens to guess after each verdict; 0: the numbers on the adapters' cards",
     )
     prompts: int = Field(12, ge=1, le=120, description="held-out prompts to decode")
-    repeats: int = Field(1, ge=1, le=100, description="how often each variant decodes each prompt")
+    repeats: int = Field(1, ge=1, le=100, description="how often each method decodes each prompt")
     max_tokens: int = Field(96, ge=2, le=400, description="tokens of each text")
     lookahead: int = Field(
         4, ge=1, le=MOST_LOOKAHEAD, description="draft tokens in a verification of SI"
@@ -83,7 +83,7 @@ class SelfSettings(Settings):
     )
     per_gpu: bool = Field(False, description="also tokens/s over the GPUs that would be in use")
     models: Path | None = Field(
-        None, description="folder of the bundled models, if not the usual one"
+        None, description="folder of the bundled models; without it the installed one"
     )
     json_file: ResultFile | None = option(None, description="file for the results", flag="json")
     chart: PictureFile | None = Field(None, description="file for the picture, .svg or .png")

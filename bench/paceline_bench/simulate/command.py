@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 _EXAMPLES = """
 paceline simulate                                 everything, on a coarse grid: seconds
 paceline simulate table1                          an exact check of the protocol
-paceline simulate ewif                            what cascades are worth, by the formulas
+paceline simulate ewif                            the gain of cascades, by the formulas
 paceline simulate figure2 --grid full             the paper's grid: a minute or two on two cores
 paceline simulate --grid full --json all.json     both figures, and the findings as JSON
 paceline simulate figure2 --dispatch work_conserving --targets 3
 paceline simulate figure7 --repeats 50 --image svg
-paceline simulate trees --widths 2,4              what trees are worth: some minutes
-paceline simulate trees --sp 7 --target-row 0.02  where each row more takes 2 % of a forward
+paceline simulate trees --widths 2,4              the gain of trees: some minutes
+paceline simulate trees --sp 7 --target-row 0.02  each further row takes 2 % of a forward
 paceline simulate table2 --rank-decay 0.3         trees on the rows of the paper's Table 2
 paceline simulate table2 --self-rates 0.6,0.4     and a target that drafts for itself
 """

@@ -1,4 +1,4 @@
-"""`paceline bench soak`: very many requests, and what the processes keep of them."""
+"""`paceline bench soak`: very many requests, and the memory that processes keep."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXAMPLES = """
 paceline bench soak
 paceline bench soak --requests 2000 --warm-up 500 --seed 7
 paceline bench soak --json soak.json --log bench/LOG.md
-paceline bench soak --strategies dsi --leaving 0.3             what calls that are withdrawn cost
+paceline bench soak --strategies dsi --leaving 0.3             the cost of withdrawn calls
 """
 # So many looks tell a slope from what an allocator does now and then.
 _ROUNDS = 50
@@ -40,13 +40,13 @@ _StrategyNames = Annotated[StringList, names_of(STRATEGIES, kind="strategy", nee
 
 
 class SoakSettings(Settings):
-    """Send very many requests through real processes, and look at what these keep of them.
+    """Send very many requests through real processes, and measure the memory that these keep.
 
-    Simulated models with next to no latency, every strategy, greedy and sampled, and clients that
-    leave in the middle; every output is compared with plain decoding's. After each of 50 rounds
-    nothing is under way, and the memory of each process is read; a line is fitted through that. The
-    exit code is 0 if no server grew by more than the limit and every output was right, else 1. That
-    is a promise about memory, and none about speed.
+    The models are simulated, with almost no latency. Requests use every strategy, greedy and
+    sampled, and some clients leave in the middle; every output is compared with plain decoding's.
+    After each of 50 rounds no request runs, and the memory of each process is read; a line is
+    fitted through the values. The exit code is 0 if no server grew by more than the limit and every
+    output was right, otherwise 1. This is a promise about memory, not about speed.
     """
 
     requests: int = Field(50_000, ge=10, description="requests after the warm-up")

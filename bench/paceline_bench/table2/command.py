@@ -75,12 +75,12 @@ _Lookaheads = Annotated[tuple[int, ...], numbers_to(MOST_LOOKAHEAD)]
 
 
 class Table2Settings(Settings):
-    """Measure Table 2 of the DSI paper with real processes, beside what theory allows.
+    """Measure Table 2 of the DSI paper with real processes, beside the theory's limits.
 
     Each row is a drafter and targets whose forwards take as long as the paper measured; they wait
     instead of computing. The machine should be idle. All of it takes somewhat more than an hour,
     a grid of 5 half an hour; both in proportion to the repeats. The exit code is 0 if every output
-    was plain decoding's, else 1.
+    equals plain decoding's, otherwise 1.
     """
 
     rows: Annotated[

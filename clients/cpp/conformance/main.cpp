@@ -46,7 +46,7 @@ class Alarm {
   std::thread thread_;  // last: it uses the others
 };
 
-// What is read of one stream.
+// The received data of one stream.
 struct Reading {
   Json chunks = Json::array();
   Json events = Json::array();

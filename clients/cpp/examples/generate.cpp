@@ -24,21 +24,22 @@ constexpr int kInterrupted = 130;  // 128 + SIGINT, as shells have it
 constexpr const char* kUsage =
     R"(usage: paceline-generate [options] PROMPT
 
-Streams the continuation to standard output; the last line, on standard error, says what it took.
+Streams the continuation to standard output; the last line, on standard error, has
+the numbers of tokens and seconds.
 
-  --address HOST:PORT      the orchestrator (127.0.0.1:50050), or several between commas
-  --max-tokens N           tokens to generate at most (the server's default: 256)
+  --address HOST:PORT      the orchestrator (127.0.0.1:50050), or several, with commas
+  --max-tokens N           most tokens to generate (the server's default: 256)
   --temperature T          0 is greedy (the server's default)
-  --seed S                 the same seed gives the same text; else chosen
+  --seed S                 the same seed gives the same text; without it one is chosen
   --strategy NAME          auto, autoregressive, speculative, distributed or
                            self_speculative (auto)
   --stop TEXT              end before this text; can be given again
   --ca FILE                connect with TLS and trust this authority
   --certificate FILE --key FILE      the client's own certificate
-  --api-key-file FILE      the API key, where the orchestrator asks for one
+  --api-key-file FILE      the API key, if the orchestrator requires one
   --insecure               allow plaintext to another machine
   --timeout SECONDS        give up after this time (120)
-  --resume-attempts N      how often to go on by itself after a broken connection (2)
+  --resume-attempts N      how often a broken generation resumes by itself (2)
 )";
 
 struct Arguments {
@@ -82,7 +83,7 @@ paceline::Strategy strategy(const std::string& text) {
   return value;
 }
 
-// The one key that a file holds. What else is in it is not shown.
+// The one key in a file. Other contents are not shown.
 std::string key_in(const std::string& name) {
   std::ifstream file(name);
   if (!file) throw UsageError{"--api-key-file: " + name + ": cannot be read"};

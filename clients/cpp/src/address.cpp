@@ -36,7 +36,7 @@ bool is_ip(const std::string& host) {
          inet_pton(AF_INET6, host.c_str(), &either) == 1;
 }
 
-// A name other than localhost is not: where it leads to is not ours to know.
+// A name other than localhost is not: its addresses are not known here.
 bool is_loopback_host(const std::string& host) {
   in_addr ipv4;
   in6_addr ipv6;

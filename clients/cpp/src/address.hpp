@@ -1,4 +1,4 @@
-// Where connections go, and whether they may be plaintext.
+// The addresses of connections, and whether they may be plaintext.
 
 #ifndef PACELINE_SRC_ADDRESS_HPP_
 #define PACELINE_SRC_ADDRESS_HPP_

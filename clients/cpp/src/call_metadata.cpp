@@ -24,7 +24,7 @@ bool is_binary(const std::string& lower_name) {
   return lower_name.size() >= 4 && lower_name.compare(lower_name.size() - 4, 4, "-bin") == 0;
 }
 
-// What HTTP/2 headers of gRPC can hold.
+// The characters that HTTP/2 headers of gRPC allow.
 bool is_printable(const std::string& text, char from) {
   return std::all_of(text.begin(), text.end(), [from](char c) { return from <= c && c <= '~'; });
 }
@@ -41,7 +41,9 @@ void check_metadata(const Metadata& metadata) {
     const auto lower_name = lower(name);
     if (!is_name(lower_name)) {
       throw InvalidFieldError::of(
-          "metadata", "'" + name + "' is no name: letters, digits, - _ . and not grpc-");
+          "metadata",
+          "'" + name +
+              "' is not a metadata name: use letters, digits, - _ . and no prefix grpc-");
     }
     if (!is_binary(lower_name) && !is_printable(value, ' ')) {
       throw InvalidFieldError::of("metadata", name + ": must be printable ASCII");

@@ -1,4 +1,4 @@
-// What goes along with calls beside their messages: headers, and who calls.
+// The metadata of a client's calls: headers, and the bearer token.
 
 #ifndef PACELINE_SRC_CALL_METADATA_HPP_
 #define PACELINE_SRC_CALL_METADATA_HPP_
@@ -19,15 +19,15 @@ using MetadataPairs = std::vector<std::pair<std::string, std::string>>;
 /// secret.
 void check_metadata(const Metadata& metadata);
 
-/// A client's headers and credentials, found anew for each call. Any thread may use it, if the
+/// A client's headers and token, determined for each call. Any thread may use it, if the
 /// client's functions allow that.
 class CallMetadata {
  public:
-  /// Throws as check_metadata, of what is known already.
+  /// Throws as check_metadata for the metadata that is known before a call.
   CallMetadata(MetadataSource source, std::function<std::string()> token);
 
-  /// What goes along with a call that has metadata of its own. Throws as check_metadata, and what
-  /// the client's functions throw.
+  /// The metadata of a call, its own included. Throws as check_metadata, and the exceptions of the
+  /// client's functions.
   MetadataPairs pairs(const Metadata& own) const;
 
  private:

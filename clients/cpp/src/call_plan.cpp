@@ -13,27 +13,27 @@ namespace {
 constexpr Seconds kFirstDelay{0.1};
 constexpr Seconds kLongestDelay{2.0};
 
-// A wait is longer by a random part: up to half of it, and up to a second. Clients that were
-// refused together do not come back together.
+// A delay is lengthened by a random part, at most half of it and at most a second, so that clients
+// that were refused at the same time do not return at the same time.
 constexpr Seconds kLongestJitter{1.0};
 
 // More than any generation takes. Much longer times overflow the clocks on the way.
 constexpr Seconds kLongestTimeout = std::chrono::hours(24 * 7);
 
-// An orchestrator that drains answers so for moments, until its name leads elsewhere.
+// A draining orchestrator refuses for moments, until its name leads to another one.
 constexpr int kRefusals = 3;
 
-// A stream that a server refuses before it reads anything of it (REFUSED_STREAM: too many at once
-// on one connection) is sent again as often, 13 s in all.
+// A stream that a server refused unread is sent again so often (REFUSED_STREAM: too many streams on
+// one connection): 13 s in all.
 constexpr int kResends = 10;
 
-// Where a stream goes on at others by itself, all of them are asked so often without any text: from
-// one that has begun more is lost with it, and one that nobody has heard of is better told.
+// Rounds over all orchestrators that bring no text, before a generation gives up. A generation that
+// has begun tries longer, since its user would lose the text so far.
 constexpr int kRounds = 30;
 constexpr int kRoundsUnheard = 2;
 
-// As many streams as one connection carries can break at once and all go on at once. After that a
-// client knocks at most ten times a second, however many of its generations want to.
+// All streams of one connection can break at once, and resume at once. After that a client retries
+// at most ten times a second, all its generations together.
 constexpr int kRetriesAtOnce = 100;
 constexpr std::chrono::milliseconds kRetryInterval{100};
 
@@ -45,7 +45,7 @@ bool is(const PacelineError& error) {
 }  // namespace
 
 bool is_refused_stream(const PacelineError& error) {
-  // How gRPC's libraries, and proxies, say REFUSED_STREAM, HTTP/2's error 7; no reason beside it.
+  // REFUSED_STREAM, HTTP/2's error 7, in the messages of gRPC's libraries and of proxies.
   static const std::regex words(R"(refused[ _]stream|stream refused|RST_STREAM.*error code:? 7\b)",
                                 std::regex::icase);
   return is<ConnectionLostError>(error) && std::regex_search(error.what(), words);
@@ -158,14 +158,14 @@ bool CallPlan::may_go_on(const PacelineError& error, bool was_refused, bool is_a
   return true;
 }
 
-// Whether all are to be asked once more.
+// Whether another round over all orchestrators is allowed.
 bool CallPlan::begin_round(const PacelineError& error) {
   ++rounds_;
   if (heard_) return rounds_ < kRounds;
   return rounds_ < kRoundsUnheard && !is<OverloadedError>(error);
 }
 
-// As long as the server says; else longer each time.
+// The server's own delay; without one, a delay that doubles each time.
 Seconds CallPlan::round_delay(const PacelineError& error) {
   asked_.clear();
   const auto own = next_delay_;

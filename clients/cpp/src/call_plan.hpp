@@ -1,4 +1,4 @@
-// When to give up and when to try again: times, delays and their budget, without I/O.
+// When a client tries again, and when it gives up: deadlines, delays and their budget, no I/O.
 
 #ifndef PACELINE_SRC_CALL_PLAN_HPP_
 #define PACELINE_SRC_CALL_PLAN_HPP_
@@ -17,27 +17,28 @@ namespace paceline::detail {
 
 using SteadyClock = std::chrono::steady_clock;
 
-/// A timeout of 0 or more, of which more than a week is a week. Throws InvalidFieldError if it is
+/// A timeout of 0 or more; more than a week counts as a week. Throws InvalidFieldError if it is
 /// negative or no number.
 Seconds checked_timeout(Seconds timeout);
 
 /// Throws InvalidFieldError if it is negative.
 std::optional<int> checked_attempts(std::optional<int> resume_attempts);
 
-/// Whether a server took no more streams on a connection that stands: nobody began to work.
+/// Whether the server refused a stream unread, on a connection that works.
 bool is_refused_stream(const PacelineError& error);
 
-/// How often a client may try again, all its generations together.
+/// Limits how often a client's generations retry, all of them together.
 ///
-/// It makes them wait rather than fail: when an orchestrator dies, all its streams have a right to
-/// go on elsewhere, but not to knock at a closed door in chorus. Any thread may use it.
+/// A generation over the limit waits and does not fail: when an orchestrator ends, all its streams
+/// may continue at another one, but not all at the same moment. Any thread may use it.
 class RetryBudget {
  public:
   /// `chance` draws from [0, 1).
   explicit RetryBudget(std::function<double()> chance);
   RetryBudget();
 
-  /// Take the next place, and return how long until it; nothing, and no place, if that is too long.
+  /// Take the next place, and return the time until it; nothing, without a place, if that is too
+  /// long.
   std::optional<Seconds> take(Seconds within, SteadyClock::time_point now);
 
   /// A delay, longer by chance.
@@ -47,43 +48,42 @@ class RetryBudget {
   Seconds around(Seconds delay);
 
  private:
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the fields below
   std::function<double()> chance_;
   std::optional<SteadyClock::time_point> next_;  // when one a time, without pause, would be due
 };
 
-/// One deadline for all streams of a generation, and how often and how soon the next one begins.
+/// The deadline and the attempts of one generation.
 class CallPlan {
  public:
   using Clock = SteadyClock;
 
-  /// Without a number of attempts it goes on until all of so many endpoints have been asked in
-  /// vain, again and again.
+  /// Without a number of attempts it continues until all endpoints have failed several times.
   CallPlan(Seconds timeout, std::optional<int> resume_attempts, std::shared_ptr<RetryBudget> budget,
            std::size_t endpoint_count = 1, Clock::time_point now = Clock::now());
 
   /// The time left for the next call.
   Seconds remaining(Clock::time_point now = Clock::now()) const;
 
-  /// Who has failed since the last text.
+  /// The endpoints that failed since the last text.
   const Asked& asked() const { return asked_; }
 
-  /// Text has come: whoever failed before may do better now.
+  /// Note that text has come: endpoints that failed earlier may be asked again.
   void hear();
 
-  /// How long to wait before going on after an error of `at`; nothing, where another endpoint is
-  /// left. Throws that error, if going on makes no sense.
+  /// The time to wait after an error of `at`; nothing if another endpoint is left. Throws that
+  /// error if another attempt is not useful.
   ///
-  /// `was_refused`: nothing had come. If the orchestrator is shutting down, asking another one is
-  /// then no resumption, and not counted as one.
+  /// `was_refused`: the call ended before any message. If the orchestrator is shutting down, the
+  /// next call is then not counted as a resumption.
   Seconds delay(const PacelineError& error, const Endpoint* at, bool was_refused,
                 Clock::time_point now = Clock::now());
 
-  /// How long to wait before a refused stream is sent again: no resumption, nor counted as one.
-  /// Nothing if it was not refused, or was too often, or there is no time.
+  /// The time to wait before a refused stream is sent again, which is not a resumption. Nothing if
+  /// the stream was not refused, was refused too often, or no time is left.
   ///
-  /// The pauses are random and no place of the budget is taken: the server is well, and those that
-  /// it refused come back one by one.
+  /// The pauses are random, so that refused streams return one by one; the server works, so the
+  /// budget is not used.
   std::optional<Seconds> resend(const PacelineError& error, const Endpoint* at,
                                 Clock::time_point now = Clock::now());
 

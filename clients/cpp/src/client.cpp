@@ -15,7 +15,7 @@
 
 namespace paceline {
 namespace detail {
-/// What all calls of a client share.
+/// The common state of a client's calls.
 class ClientState {
  public:
   ClientState(const std::string& addresses, const ClientOptions& options)
@@ -27,7 +27,7 @@ class ClientState {
     return own ? checked_timeout(*own) : timeout_;
   }
 
-  /// With no number of attempts, a generation goes on where there may be another orchestrator.
+  /// Without a number of attempts, a generation resumes if there may be another orchestrator.
   CallPlan plan(Seconds timeout, std::optional<int> resume_attempts) const {
     if (!resume_attempts && !endpoints.may_be_several()) resume_attempts = 0;
     return {timeout, resume_attempts, budget_, endpoints.count()};
@@ -41,7 +41,7 @@ class ClientState {
   const Seconds timeout_;
 };
 
-/// What a generation, and whoever reads it, share.
+/// The state that a generation shares with its reader.
 class GenerationState {
  public:
   GenerationState(std::shared_ptr<ClientState> client, Transcript so_far, const CallOptions& call)
@@ -67,8 +67,8 @@ class GenerationState {
 
   void end_reading() noexcept { is_read_ = false; }
 
-  /// Send the request for what is missing. Throws ClientCancelledError after cancel(), and what
-  /// the client's metadata and token throw.
+  /// Send the request for the missing part. Throws ClientCancelledError after cancel(), and the
+  /// exceptions of the client's metadata and token.
   std::shared_ptr<Call> open(Connection& connection, Seconds timeout) {
     const std::shared_ptr<Call> call = connection.new_call(client_->metadata.pairs(own_metadata_));
     {
@@ -108,7 +108,7 @@ class GenerationState {
   const std::optional<int> resume_attempts_;
   const Metadata own_metadata_;
   std::atomic<bool> is_read_{false};
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the fields below
   std::condition_variable cancelled_changed_;
   bool cancelled_ = false;
   std::weak_ptr<Call> call_;

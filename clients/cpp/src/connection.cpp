@@ -37,7 +37,7 @@ ChannelOptions default_options() {
       {"grpc.min_reconnect_backoff_ms", 10'000},
       {"grpc.max_reconnect_backoff_ms", 500},
       {"grpc.max_receive_message_length", 64 * 1024 * 1024},
-      // Else a new channel would go on with the connection of the one before.
+      // Without it a new channel would use the connection of the channel before.
       {"grpc.use_local_subchannel_pool", 1},
   };
 }
@@ -45,9 +45,8 @@ ChannelOptions default_options() {
 ChannelOptions channel_options(const std::string& address, const ClientOptions& client) {
   auto options = default_options();
   if (is_loopback(address)) options["grpc.enable_http_proxy"] = 0;
-  // All that a name leads to are connected to, and take turns. DNS is asked again when a connection
-  // ends: by gRPC's default not within 30 s of the last time, in which pods with new addresses would
-  // not be found.
+  // All addresses of a name are connected to, and take turns. DNS is asked again when a connection
+  // ends. gRPC's default waits 30 s between two queries: new pods would not be found for so long.
   if (!leads_to_one(address)) {
     options["grpc.lb_policy_name"] = "round_robin";
     options["grpc.dns_min_time_between_resolutions_ms"] = 1'000;

@@ -30,7 +30,7 @@ class Call {
   virtual void cancel() noexcept = 0;
 };
 
-/// The way to an orchestrator, and to the next one after it has said that it is shutting down. Any
+/// The connection to an orchestrator, and to the next one after it has announced its shutdown. Any
 /// number of threads can use it. Timeouts are at least 0, and at most what a clock can hold.
 class Connection {
  public:

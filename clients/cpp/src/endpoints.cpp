@@ -6,7 +6,7 @@
 namespace paceline::detail {
 namespace {
 
-// Who has failed is asked after the others, for so long; each time longer, until it answers.
+// So long an endpoint that failed is asked after the others; the time doubles until it answers.
 constexpr std::chrono::milliseconds kFirstRest{100};
 constexpr std::chrono::milliseconds kLongestRest{10'000};
 constexpr int kMostDoublings = 10;

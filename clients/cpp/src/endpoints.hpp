@@ -32,11 +32,11 @@ struct Endpoint {
   Time rests_until = Time::min();
 };
 
-/// Who gave no answer; the others come first.
+/// Endpoints without an answer; the others come first.
 using Asked = std::set<const Endpoint*>;
 
-/// All of them; requests are spread over those that serve. What is known of an address is what its
-/// calls have told: nothing is asked for that alone. Any thread may use it.
+/// All endpoints of a client; requests are spread over the ones that serve. An endpoint is judged
+/// by the outcomes of its calls: no call is made for that purpose. Any thread may use it.
 class Endpoints {
  public:
   using Clock = std::function<Endpoint::Time()>;
@@ -48,16 +48,16 @@ class Endpoints {
                      Clock now = std::chrono::steady_clock::now);
 
   std::size_t count() const { return all_.size(); }
-  /// Whether what one orchestrator leaves unfinished can go on at another.
+  /// Whether another orchestrator can continue an unfinished generation.
   bool may_be_several() const { return count() > 1 || !all_.front()->leads_to_one; }
 
-  /// Lend the best one for a call: not asked yet, well, and with the fewest calls; equal ones take
-  /// turns. Where all have failed, one is asked all the same, and says why. The lease must end
-  /// before this object.
+  /// Lend the best endpoint for a call: not asked yet, working, and with the fewest calls; equal
+  /// ones take turns. If all have failed, one is asked all the same: its error says why. The lease
+  /// must end before this object.
   Lease lend(const Asked& asked);
-  /// It does what it should.
+  /// It answered as it should.
   void answered(Endpoint& endpoint);
-  /// It refused a call, or broke one off: the others come first for a while.
+  /// The endpoint refused or broke a call: the others come first for a while.
   void failed(Endpoint& endpoint);
 
  private:
@@ -65,7 +65,7 @@ class Endpoints {
 
   const std::vector<std::unique_ptr<Endpoint>> all_;
   const Clock now_;
-  std::mutex mutex_;  // guards what follows, and what changes of each
+  std::mutex mutex_;  // guards the fields below, and the changing fields of each endpoint
   std::size_t turn_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Whether TLS can use what PEM files hold; gRPC would try to connect with it, again and again.
+// Whether TLS can use the contents of PEM files; gRPC would retry the connection for ever.
 
 #ifndef PACELINE_SRC_PEM_HPP_
 #define PACELINE_SRC_PEM_HPP_
@@ -9,7 +9,7 @@ namespace paceline::detail {
 
 /// Whether there is a certificate, and every one of them can be read.
 ///
-/// True of everything where gRPC was built with a TLS library of its own, which cannot be asked.
+/// Always true if gRPC was built with a TLS library of its own, which cannot be asked.
 bool has_certificates(const std::string& pem);
 
 /// Whether a certificate and a private key can be read, and belong together. See above.

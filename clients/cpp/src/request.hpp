@@ -1,4 +1,4 @@
-// What a client asks for, turned into the wire's request.
+// Turns a generation's options into the wire's request.
 
 #ifndef PACELINE_SRC_REQUEST_HPP_
 #define PACELINE_SRC_REQUEST_HPP_
@@ -8,8 +8,7 @@
 
 namespace paceline::detail {
 
-/// Throws InvalidFieldError for a value that its field cannot even hold; the server checks the
-/// rest.
+/// Throws InvalidFieldError if a field cannot hold the value; the server checks all other limits.
 v1::GenerateRequest build_request(const Prompt& prompt, const GenerateOptions& options);
 
 }  // namespace paceline::detail

@@ -1,4 +1,4 @@
-// The wire's messages, turned into the client's data.
+// Reads the wire's messages into the client's data.
 
 #ifndef PACELINE_SRC_RESPONSES_HPP_
 #define PACELINE_SRC_RESPONSES_HPP_

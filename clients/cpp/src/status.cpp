@@ -39,10 +39,10 @@ constexpr std::array kClassesWithReason{
     class_of<InternalError>(),
 };
 
-// By number; what each means without a reason of ours: the transport's own word, a proxy's, or a
-// newer server's. gRPC itself says RESOURCE_EXHAUSTED of a message that is too large: the same call
-// would fail again. Some of its servers say CANCELLED to calls that arrive as they stop, and that
-// they cut then; who has cancelled a call does not ask.
+// The meaning of each code without a reason of ours: the transport's, a proxy's, a newer server's.
+// gRPC itself answers RESOURCE_EXHAUSTED to a message that is too large: the same call would fail
+// again. Some of its servers answer CANCELLED to calls that they cut, or that arrive, as they stop;
+// the client does not decode its own cancels.
 struct CodeOfStatus {
   std::string_view name;
   ClassOfError error = class_of<InternalError>();

@@ -10,10 +10,10 @@
 
 namespace paceline::detail {
 
-/// Rebuild the error that a server raised, or name what the transport did.
+/// Rebuild the error that a server raised, or name the transport's error.
 ///
-/// Never fails: details that are no google.rpc.Status, or have no reason that this version knows,
-/// leave the class to the status code.
+/// Never fails: if the details are not a google.rpc.Status, or have no reason that this version
+/// knows, the status code decides the class.
 ///
 /// `code` is the number of a gRPC status code other than OK, `details` the trailer
 /// grpc-status-details-bin.

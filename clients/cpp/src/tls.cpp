@@ -13,7 +13,7 @@ namespace {
 
 using Text = std::optional<std::string>;
 
-// What an option holds, and its name in errors; a file's has its path, too.
+// An option's content, and its name in errors; for a file, its path, too.
 struct Pem {
   std::string field;
   std::string path;
@@ -36,7 +36,7 @@ std::string content_of(const Pem& file) {
 
 Pem read_pem(const std::string& name, const Text& path, const Text& content) {
   Pem pem{"tls." + name + (path ? "_file" : ""), path.value_or(""), content.value_or("")};
-  if (path && content) pem.refuse("is there, and tls." + name + " too: give one");
+  if (path && content) pem.refuse("and tls." + name + " too: give one");
   if (path) pem.content = content_of(pem);
   // Which gRPC would take for nothing given.
   if (content && content->empty()) pem.refuse("is empty");

@@ -9,16 +9,16 @@
 
 namespace paceline::detail {
 
-/// PEM as gRPC takes it; what was not given is empty.
+/// PEM in gRPC's form; a missing option is empty.
 struct TlsMaterial {
   std::string authorities;
   std::string certificate;
   std::string key;
 };
 
-/// Read files and take over what was given as text. Throws InvalidFieldError, which names the field
-/// and never shows what is in it, if something cannot be read or used, is there twice or lacks its
-/// other half.
+/// Read the files and texts of the options. Throws InvalidFieldError, which names the field and
+/// never shows its content, if an option cannot be read or used, is given twice or lacks its other
+/// half.
 TlsMaterial read_tls(const Tls& tls);
 
 }  // namespace paceline::detail

@@ -1,4 +1,4 @@
-// What a generation has received so far, and what it asks for to go on: no I/O here.
+// The received part of a generation, and the request for the missing part: no I/O here.
 
 #ifndef PACELINE_SRC_TRANSCRIPT_HPP_
 #define PACELINE_SRC_TRANSCRIPT_HPP_
@@ -13,19 +13,20 @@
 
 namespace paceline::detail {
 
-/// A request and what came back, over as many streams as it took. A copy is a branch to go on with.
+/// A request and its answer, which can come over several streams. Another generation can continue a
+/// copy.
 ///
-/// Invariant: the chunks follow on one another: each starts at the absolute position where the one
-/// before ended, and none is missing at the end. A stream that says otherwise ends in an error,
+/// Invariant: each chunk starts at the absolute position where the one
+/// before ended, and none is missing at the end. A stream that breaks this rule ends in an error,
 /// never in a gap or a duplicate.
 class Transcript {
  public:
   explicit Transcript(v1::GenerateRequest request) : request_(std::move(request)) {}
 
-  /// Ask for what is missing.
+  /// Return the request for the missing part.
   v1::GenerateRequest next_request() const;
 
-  /// Take in one message, and return what the caller is to see of it. Throws ModelMismatchError if
+  /// Add a message, and return the event for the caller, if any. Throws ModelMismatchError if
   /// the resumed stream comes from another model, InvariantViolatedError if tokens are missing or
   /// come twice.
   std::optional<Event> add(const v1::GenerateResponse& response);

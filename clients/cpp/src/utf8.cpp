@@ -5,7 +5,7 @@
 namespace paceline::detail {
 namespace {
 
-// What may follow a leading byte: how many bytes, and in which range the first of them is.
+// The bytes that may follow a leading byte: their number, and the range of the first one.
 struct Tail {
   std::size_t length;
   unsigned char lowest = 0x80;

@@ -1,4 +1,4 @@
-"""What goes along with a client's calls beside their messages: headers, and who calls."""
+"""The metadata of a client's calls: headers, and the bearer token."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ AsyncToken: TypeAlias = Callable[[], str | Awaitable[str]]
 Pairs: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 _NAME = re.compile(r"[0-9a-z_.-]+")
-_TEXT = re.compile(r"[ -~]*")  # what HTTP/2 headers of gRPC can hold: printable ASCII
+_TEXT = re.compile(r"[ -~]*")  # printable ASCII, as in gRPC's HTTP/2 headers
 _TOKEN = re.compile(r"[!-~]+")
 
 
 @dataclass(frozen=True, slots=True)
 class CallMetadata:
-    """A client's headers and credentials, found anew for each call.
+    """A client's headers and token, determined for each call.
 
     Values are never shown in errors: they may be secret.
 
     Attributes:
-        source: The client's own metadata, or what tells it.
-        token: Tells the bearer token.
+        source: The client's metadata, or a function that returns it.
+        token: Returns the bearer token.
     """
 
     source: MetadataSource
@@ -38,7 +38,7 @@ class CallMetadata:
 
     @classmethod
     def of(cls, source: MetadataSource | None, *, token: AsyncToken | None) -> CallMetadata:
-        """Check what is known already.
+        """Check the metadata that is known before a call.
 
         Raises:
             InvalidFieldError: A name or value cannot be sent.
@@ -48,7 +48,7 @@ class CallMetadata:
         return cls(source or {}, token)
 
     def pairs(self, own: Pairs) -> Pairs:
-        """Return what goes along with a call that has metadata of its own.
+        """Return the metadata of a call, its own included.
 
         Raises:
             InvalidFieldError: A name or value cannot be sent.
@@ -56,7 +56,7 @@ class CallMetadata:
         return self._with_token(own, self.token() if self.token is not None else None)
 
     async def pairs_async(self, own: Pairs) -> Pairs:
-        """Return the same, where the token may have to be waited for."""
+        """Return the same; the token may be an awaitable."""
         token = self.token() if self.token is not None else None
         return self._with_token(own, await token if inspect.isawaitable(token) else token)
 
@@ -71,7 +71,7 @@ class CallMetadata:
 
 
 def checked_metadata(metadata: Metadata | None) -> Pairs:
-    """Return it as gRPC takes it.
+    """Check metadata, and return it in gRPC's form.
 
     Raises:
         InvalidFieldError: A name or value cannot be sent.
@@ -83,10 +83,13 @@ def _checked(name: str, value: str | bytes) -> tuple[str, str | bytes]:
     lower = name.lower() if isinstance(name, str) else ""
     if not _NAME.fullmatch(lower) or lower.startswith("grpc-"):
         raise InvalidFieldError.of(
-            "metadata", f"{name!r} is no name: letters, digits, - _ . and not grpc-"
+            "metadata",
+            f"{name!r} is not a metadata name: use letters, digits, - _ . and no prefix grpc-",
         )
     if lower.endswith("-bin") != isinstance(value, bytes):
-        raise InvalidFieldError.of("metadata", f"{name}: bytes go with names in -bin, and text not")
+        raise InvalidFieldError.of(
+            "metadata", f"{name}: a name that ends in -bin takes bytes, every other name takes text"
+        )
     if isinstance(value, bytes) or (isinstance(value, str) and _TEXT.fullmatch(value)):
         return lower, value
     raise InvalidFieldError.of("metadata", f"{name}: must be printable ASCII")

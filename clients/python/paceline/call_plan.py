@@ -1,4 +1,4 @@
-"""When to give up and when to try again: times, delays and their budget, without I/O."""
+"""When a client tries again, and when it gives up: deadlines, delays and their budget, no I/O."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ if TYPE_CHECKING:
 
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.1, 2.0
 
-# A wait is longer by a random part: up to half of it, and up to a second. Clients that were refused
-# together do not come back together.
+# A delay is lengthened by a random part, at most half of it and at most a second, so that clients
+# that were refused at the same time do not return at the same time.
 _LONGEST_JITTER_SECONDS = 1.0
 
-# More than any generation takes, and little enough for every timer: Node's end at 24.8 days.
+# Longer than any generation, and short enough for every timer: Node's are limited to 24.8 days.
 _LONGEST_TIMEOUT_SECONDS = 7 * 86400.0
 
-# An orchestrator that drains answers so for moments, until its name leads elsewhere.
+# A draining orchestrator refuses for moments, until its name leads to another one.
 _REFUSALS = 3
 
-# A stream that a server refuses before it reads anything of it (REFUSED_STREAM: too many at once on
-# one connection) is sent again as often, 13 s in all.
+# A stream that a server refused unread is sent again so often (REFUSED_STREAM: too many streams on
+# one connection): 13 s in all.
 _RESENDS = 10
 
-# How gRPC's libraries, and proxies, say REFUSED_STREAM, HTTP/2's error 7. No reason is beside it.
+# REFUSED_STREAM, HTTP/2's error 7, in the messages of gRPC's libraries and of proxies.
 _REFUSED_STREAM = re.compile(
     r"refused[ _]stream|stream refused|RST_STREAM.*error code:? 7\b", re.IGNORECASE
 )
 
-# Where a stream goes on at others by itself, all of them are asked so often without any text: from
-# one that has begun more is lost with it, and one that nobody has heard of is better told.
+# Rounds over all orchestrators that bring no text, before a generation gives up. A generation that
+# has begun tries longer, since its user would lose the text so far.
 _ROUNDS, _ROUNDS_UNHEARD = 30, 2
 
-# As many streams as one connection carries can break at once and all go on at once. After that a
-# client knocks at most ten times a second, however many of its generations want to.
+# All streams of one connection can break at once, and resume at once. After that a client retries
+# at most ten times a second, all its generations together.
 _RETRIES_AT_ONCE, _RETRIES_PER_SECOND = 100, 10.0
 
 
 def timeout_seconds(timeout: float) -> float:
-    """Check a timeout: any number from 0 on, of which more than a week is a week.
+    """Check a timeout: a number >= 0; more than a week counts as a week.
 
     Raises:
-        InvalidFieldError: It is negative, or no number.
+        InvalidFieldError: The timeout is negative or not a number.
     """
     if not (isinstance(timeout, int | float) and timeout >= 0):
         raise InvalidFieldError.of("timeout", f"must be a number of seconds >= 0, not {timeout!r}")
@@ -63,10 +63,10 @@ def timeout_seconds(timeout: float) -> float:
 
 
 def attempt_count(resume_attempts: int | None) -> int | None:
-    """Check a number of attempts, or None: as many as make sense.
+    """Check a number of attempts; None: as many as are useful.
 
     Raises:
-        InvalidFieldError: It is no whole number from 0 on.
+        InvalidFieldError: The number is negative or not whole.
     """
     if resume_attempts is None:
         return None
@@ -78,21 +78,21 @@ def attempt_count(resume_attempts: int | None) -> int | None:
 
 
 def is_refused_stream(error: PacelineError) -> bool:
-    """Whether a server took no more streams on a connection that stands: nobody began to work."""
+    """Whether the server refused a stream unread, on a connection that works."""
     is_transports = isinstance(error, ConnectionLostError)
     return is_transports and _REFUSED_STREAM.search(error.message) is not None
 
 
 class RetryBudget:
-    """How often a client may try again, all its generations together.
+    """Limits how often a client's generations retry, all of them together.
 
-    It makes them wait rather than fail: when an orchestrator dies, all its streams have a right to
-    go on elsewhere, but not to knock at a closed door in chorus.
+    A generation over the limit waits and does not fail: when an orchestrator ends, all its streams
+    may continue at another one, but not all at the same moment.
 
     Concurrency: any thread may use it.
 
     Args:
-        patience_seconds: How long one generation asks on, after its last text.
+        patience_seconds: How long one generation retries, counted from its last text.
         clock: A monotonic clock, in seconds.
 
     Attributes:
@@ -108,10 +108,10 @@ class RetryBudget:
         self.patience_seconds = patience_seconds
         self._clock = clock
         self._lock = threading.Lock()
-        self._next_at = float("-inf")  # when one retry a time, without pause, would be due
+        self._next_at = float("-inf")  # the next place, if retries came at the full rate
 
     def take(self, *, within_seconds: float) -> float | None:
-        """Take the next place, and return how long until it; None, and no place, if too long."""
+        """Take the next place, and return the time until it; None, without a place, if too long."""
         with self._lock:
             now = self._clock()
             earliest = now - (_RETRIES_AT_ONCE - 1) / _RETRIES_PER_SECOND
@@ -124,18 +124,18 @@ class RetryBudget:
 
 
 class CallPlan:
-    """One deadline and a number of tries for all streams of a generation.
+    """The deadline and the attempts of one generation, or of another call.
 
     Args:
-        timeout_seconds: The time for all of it.
-        resume_attempts: How often to go on after an error that may pass. None: until all
-            orchestrators have been asked 30 times and sent no text, or 2 times before any.
-        endpoint_count: How many there are to ask. Where one is left, nothing is waited for.
+        timeout_seconds: The time for all streams of the generation.
+        resume_attempts: How often to resume after a `TryAgainError`. None: until all orchestrators
+            have been asked 30 times without any text, or 2 times before the first text.
+        endpoint_count: Number of orchestrators. The client waits only after all have been asked.
         clock: A monotonic clock, in seconds.
         chance: Draws from [0, 1).
 
     Attributes:
-        asked: Who has failed since the last text; the others come first.
+        asked: The endpoints that failed since the last text; the others are asked first.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class CallPlan:
         return max(0.0, self._deadline - self._clock())
 
     def hear(self) -> None:
-        """Text has come: whoever failed before may do better now."""
+        """Note that text has come: endpoints that failed earlier may be asked again."""
         self._is_heard, self._rounds, self._resend_count = True, 0, 0
         self._failed_at = None
         self.asked.clear()
@@ -178,16 +178,16 @@ class CallPlan:
     def delay_seconds(
         self, error: PacelineError, *, was_refused: bool, endpoint: object = None
     ) -> float:
-        """How long to wait before going on after an error.
+        """Return how long to wait before the generation continues after an error.
 
         Args:
-            error: Why the call ended.
-            was_refused: Nothing had come. If the orchestrator is shutting down, asking another one
-                is then no resumption, and not counted as one.
-            endpoint: Who was asked.
+            error: The error that ended the call.
+            was_refused: Whether the call ended before any message. If the orchestrator is shutting
+                down, the next call is then not counted as a resumption.
+            endpoint: The endpoint that was asked.
 
         Raises:
-            PacelineError: The same error, if going on makes no sense.
+            PacelineError: The same error, if another attempt is not allowed or not useful.
         """
         if self._failed_at is None:
             self._failed_at = self._clock()
@@ -209,17 +209,17 @@ class CallPlan:
         return max(delay, wait)
 
     def resend_seconds(self, error: PacelineError, *, endpoint: object = None) -> float | None:
-        """How long to wait before a refused stream is sent again, which is no resumption.
+        """Return how long to wait before a refused stream is sent again.
 
-        The pauses are random and no place of the budget is taken: the server is well, and those
-        that it refused come back one by one.
+        This is not a resumption. The pauses are random, so that refused streams return one by one;
+        the server works, so the budget is not used.
 
         Args:
-            error: Why the call ended, of which nothing had come.
-            endpoint: Who was asked.
+            error: The error that ended the call before any message.
+            endpoint: The endpoint that was asked.
 
         Returns:
-            The seconds; None if it was not refused, or was too often, or there is no time.
+            Seconds; None if the stream was not refused, was refused too often, or no time is left.
         """
         if not is_refused_stream(error):
             return None
@@ -246,7 +246,7 @@ class CallPlan:
         return self._resumptions_left >= 0
 
     def _begin_round(self, error: PacelineError) -> bool:
-        """Say whether all are to be asked once more."""
+        """Begin a round over all orchestrators; return whether it is allowed."""
         self._rounds += 1
         if self._is_heard:
             silent_seconds = self._clock() - (self._failed_at or 0.0)
@@ -254,7 +254,7 @@ class CallPlan:
         return self._rounds < _ROUNDS_UNHEARD and not isinstance(error, OverloadedError)
 
     def _next_delay(self, error: PacelineError) -> float:
-        """As long as the server says; else longer each time."""
+        """Return the server's own delay; without one, a delay that doubles each time."""
         own = self._delay_seconds
         self._delay_seconds = min(2 * own, _LONGEST_DELAY_SECONDS)
         told = error.retry_after_seconds

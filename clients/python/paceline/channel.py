@@ -32,13 +32,12 @@ _OPTIONS: _Options = (
     ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
-    # Else a new channel would go on with the connection of the one before.
+    # Without it a new channel would use the connection of the channel before.
     ("grpc.use_local_subchannel_pool", 1),
 )
 _LOOPBACK_OPTIONS = (*_OPTIONS, ("grpc.enable_http_proxy", 0))
-# All that a name leads to are connected to, and take turns. DNS is asked again when a connection
-# ends: by gRPC's default not within 30 s of the last time, in which pods with new addresses would
-# not be found.
+# All addresses of a name are connected to, and take turns. DNS is asked again when a connection
+# ends. gRPC's default waits 30 s between two queries: new pods would not be found for so long.
 _SPREAD_OPTIONS: _Options = (
     ("grpc.lb_policy_name", "round_robin"),
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
@@ -47,11 +46,11 @@ _SPREAD_OPTIONS: _Options = (
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A checked way to a server: channels over it can be opened at any time, by any event loop.
+    """A checked address with its credentials; any event loop can open channels to it at any time.
 
     Attributes:
-        credentials: What a channel is opened with; None is plaintext.
-        leads_to_one: Whether one server is there; a name can lead to several.
+        credentials: The channels' credentials; None: plaintext.
+        leads_to_one: Whether one server is at the address; a name can lead to several.
     """
 
     address: str
@@ -85,15 +84,20 @@ class Route:
                 raise InvalidFieldError.of(
                     "address",
                     f"{address} is not on this machine and there is no TLS: "
-                    "give TLS options, or say insecure to allow plaintext",
+                    "give TLS options, or allow plaintext with the option insecure",
                 )
-            return cls(address, None, tuple(options.items()), leads_to_one)
+            return cls(address, None, options=tuple(options.items()), leads_to_one=leads_to_one)
         if tls.server_name:
             options["grpc.ssl_target_name_override"] = tls.server_name
-        return cls(address, Credentials(tls), tuple(options.items()), leads_to_one)
+        return cls(
+            address,
+            Credentials(tls),
+            options=tuple(options.items()),
+            leads_to_one=leads_to_one,
+        )
 
     def renewal(self) -> Callable[[], bool]:
-        """Return what tells whether the credentials of now have been renewed."""
+        """Return a function that says whether the current credentials were renewed since."""
         credentials = self.credentials
         if credentials is None:
             return lambda: False
@@ -129,7 +133,7 @@ def is_loopback(address: str) -> bool:
     """Whether every endpoint of a gRPC target is on this machine.
 
     Raises:
-        InvalidFieldError: An endpoint has no port, or there is none.
+        InvalidFieldError: An endpoint has no port, or there is no endpoint.
     """
     return _is_socket(address) or all(_is_loopback_host(host) for host in _hosts(address))
 
@@ -150,7 +154,7 @@ def _hosts(address: str) -> list[str]:
     """Return the hosts of a gRPC target's endpoints.
 
     Raises:
-        InvalidFieldError: An endpoint has no port, or there is none.
+        InvalidFieldError: An endpoint has no port, or there is no endpoint.
     """
     scheme, colon, rest = address.partition(":")
     if scheme in {"dns", "ipv4", "ipv6", "passthrough"} and colon:
@@ -166,7 +170,7 @@ def _host(endpoint: str) -> str:
 
 
 def _is_loopback_host(host: str) -> bool:
-    ip = _ip(host)  # None for a name: where it leads to is not ours to know
+    ip = _ip(host)  # None for a name: its addresses are not known here
     return host == "localhost" or (ip is not None and ip.is_loopback)
 
 

@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import grpc
 
-from paceline.call_metadata import CallMetadata, Metadata, checked_metadata
-from paceline.call_plan import CallPlan, RetryBudget, timeout_seconds
-from paceline.channel import Route
+from paceline.call_metadata import AsyncToken, Metadata, checked_metadata
+from paceline.client_state import ClientState
 from paceline.connection import AsyncConnection
-from paceline.endpoints import Endpoint, Endpoints, listed
 from paceline.errors import ClientCancelledError
 from paceline.generation import Chunk, Completion, SystemInfo, TimelineEvent
 from paceline.interruption import Interruption
-from paceline.request import GenerateOptions, Prompt, build_request
 from paceline.responses import parsed, read_chat_template, read_system_info
 from paceline.stream_state import StreamState
-from paceline.transcript import Transcript
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncGenerator,
-        AsyncIterator,
-        Awaitable,
-        Callable,
-        Collection,
-        Sequence,
-    )
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
     from types import TracebackType
-    from typing import Unpack
 
     from grpc.aio import UnaryStreamCall
 
-    from paceline.call_metadata import AsyncToken, MetadataSource
-    from paceline.channel import ChannelOptions
+    from paceline.call_plan import CallPlan
     from paceline.connection import AsyncWire
-    from paceline.credentials import Tls
+    from paceline.endpoints import Endpoint, Endpoints
     from paceline.generation import ChatTemplate
 
     _GenerateCall = UnaryStreamCall[
@@ -49,20 +35,18 @@ if TYPE_CHECKING:
 
 _Message = TypeVar("_Message")
 
-DEFAULT_TIMEOUT_SECONDS = 120.0
-
 
 class AsyncGeneration(StreamState[AsyncConnection]):
     """A generation as it streams; iterating sends the request.
 
     Cancellation:
         Leaving the iteration (break, an exception, `aclose`, the end of `async with`, a cancelled
-        task) cancels the RPC, and with it everything the servers do for it. What was received
-        stays: iterating again, or after `aclose` `AsyncClient.resume`, goes on from there.
+        task) cancels the RPC, and all work of the servers for it. The received part stays: a new
+        iteration continues there, and after `aclose` so does `AsyncClient.resume`.
 
     Raises:
-        PacelineError: From the iteration; its class says what to do. A second reader beside the
-            first is an InvalidFieldError.
+        PacelineError: Raised by the iteration; the error's class says what to do. A second reader
+            beside the first gets an InvalidFieldError.
     """
 
     _call: _GenerateCall | None = None
@@ -78,10 +62,10 @@ class AsyncGeneration(StreamState[AsyncConnection]):
                     yield event
 
     async def events(self) -> AsyncGenerator[Chunk | TimelineEvent, None]:
-        """Iterate over chunks and, with `stream_timeline`, what happens behind them."""
+        """Iterate over chunks and, with `stream_timeline`, over the timeline's events."""
         plan, reader = self._plan(), self._begin_reading()
         if self._call is not None:
-            self._call.cancel()  # of the reader before, which may not have been told to end
+            self._call.cancel()  # the previous reader's: its iterator may not have been closed
         try:
             while self.finished is None:
                 self._check_open()
@@ -94,7 +78,7 @@ class AsyncGeneration(StreamState[AsyncConnection]):
             self._end_reading(reader)
 
     async def _stream(self, plan: CallPlan) -> AsyncGenerator[Chunk | TimelineEvent, None]:
-        """Read one stream to its end, and wait until it is time for the next one."""
+        """Read one stream to its end, then wait until the next one may begin."""
         delay_seconds = 0.0
         metadata = await self._interruption.pairs(
             self._metadata, self._own_metadata, seconds=plan.remaining_seconds
@@ -122,21 +106,21 @@ class AsyncGeneration(StreamState[AsyncConnection]):
                 raise
             finally:
                 call.cancel()
-        if self.finished is None:  # without the wire, which others may have meanwhile
+        if self.finished is None:  # the wire is given back: other calls can use it meanwhile
             await self._interruption.rest(delay_seconds)
 
     async def collect(self) -> Completion:
-        """Wait for the end and return the whole; of a resumed generation, all its parts."""
+        """Wait for the end, and return the whole completion, a resumed one from its start."""
         async for _ in self:
             pass
         return self._transcript.completion()
 
     async def text(self) -> str:
-        """Wait for the end and return the whole text."""
+        """Wait for the end, and return the whole text."""
         return (await self.collect()).text
 
     async def aclose(self) -> None:
-        """Cancel the RPC, if it is running. It can be called again, and by any task."""
+        """Cancel the RPC, if it runs. Any task may call this, also more than once."""
         self._closed.set()
         if self._call is not None:
             self._call.cancel()
@@ -154,121 +138,51 @@ class AsyncGeneration(StreamState[AsyncConnection]):
         await self.aclose()
 
 
-class AsyncClient:
+class AsyncClient(ClientState[AsyncConnection, AsyncGeneration, AsyncToken]):
     """A client of one or several orchestrators; any number of generations can run at once.
 
         async with AsyncClient("127.0.0.1:50050") as client:
             async for chunk in client.generate("def fib(n):", max_tokens=64):
                 print(chunk.text, end="")
 
-    Where there are several, requests are spread over those that serve, and what one of them leaves
-    unfinished goes on at another: under EXACT with the text that it would have had there.
+    The client spreads requests over the orchestrators that serve. A generation that one of them
+    leaves unfinished continues at another; under EXACT the text is the same.
 
     Args:
         address: HOST:PORT, also with a gRPC scheme, such as dns:///HOST:PORT; or several of them,
-            as a list or between commas. A name can lead to several, too.
-        tls: How to trust the server. Without it the connection is plaintext. Files that were
-            renewed are used once a connection is lost.
+            as a list or separated by commas. A name can have several addresses, too.
+        tls: Certificates. Without them the connection is plaintext. Renewed files are used when
+            a connection is lost and made again.
         insecure: Allow plaintext to another machine.
         timeout: The default deadline of a call, in seconds; more than a week is a week.
-        metadata: What goes along with every call, such as {"x-tenant": "blue"}; or what is called
-            for each call and returns that, such as the current trace's `traceparent`.
-        token: Called for each call, resumptions included; what it returns, or what its awaitable
-            yields, goes along as `authorization: Bearer ...`. What it raises, the call raises. An
-            awaitable is waited for as long as the call has time and is wanted.
-        channel_options: gRPC's own options for channels, where they have to differ from ours.
-            There is no way to give interceptors: those of grpc.aio can swallow a cancel, and the
-            servers would work on.
-        patience: Where generations go on by themselves: for how many seconds after its last text
-            one asks on while no orchestrator answers. By default for about a minute.
+        metadata: Metadata of every call, such as {"x-tenant": "blue"}; or a function that returns
+            it for each call, for example with the current trace's `traceparent`.
+        token: A function that is called for each call, resumptions included. Its result, or the
+            result of the awaitable that it returns, is sent as `authorization: Bearer ...`. Its
+            exceptions become the call's. An awaitable may take as long as the call has time.
+        channel_options: gRPC's own options of channels, in addition to ours or instead of them.
+            Interceptors cannot be given: those of grpc.aio can swallow a cancel, and the servers
+            would work on.
+        patience: Seconds for which a broken generation asks for an orchestrator that continues it,
+            counted from its last text. Default: about a minute.
 
     Raises:
         InvalidFieldError: The address is malformed, a TLS file is unusable, a time is
-            negative, metadata cannot be sent, or plaintext would leave this machine unasked.
+            negative, metadata cannot be sent, or plaintext would leave this machine without
+            `insecure`.
 
     Concurrency:
-        It can be made anywhere, and used by one event loop after another or by several at once;
-        each has a connection of its own. A generation belongs to the loop that reads it.
+        A client can be made outside an event loop, and be used by several loops, also at the same
+        time: each loop has a connection of its own. A generation belongs to the loop that reads it.
     """
 
-    def __init__(
-        self,
-        address: str | Sequence[str],
-        *,
-        tls: Tls | None = None,
-        insecure: bool = False,
-        timeout: float = DEFAULT_TIMEOUT_SECONDS,
-        metadata: MetadataSource | None = None,
-        token: AsyncToken | None = None,
-        channel_options: ChannelOptions = (),
-        patience: float = math.inf,
-    ) -> None:
-        self._metadata = CallMetadata.of(metadata, token=token)
-        routes = [
-            Route.to(each, tls=tls, insecure=insecure, channel_options=channel_options)
-            for each in listed(address)
-        ]
-        self._endpoints = Endpoints(
-            [
-                Endpoint(it.address, AsyncConnection(it), leads_to_one=it.leads_to_one)
-                for it in routes
-            ]
-        )
-        self._timeout = timeout_seconds(timeout)
-        self._budget = RetryBudget(patience_seconds=timeout_seconds(patience))
-
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        timeout: float | None = None,
-        resume_attempts: int | None = None,
-        metadata: Metadata | None = None,
-        **options: Unpack[GenerateOptions],
-    ) -> AsyncGeneration:
-        """Continue a prompt. Nothing is sent before the result is iterated over or awaited.
-
-        Args:
-            prompt: Text, token ids, parts of a text, or two texts with a gap.
-            timeout: The deadline for all of it, in seconds. Default: the client's.
-            resume_attempts: How often to go on by itself after a `TryAgainError`, such as a broken
-                connection. The text has no gap and no duplicate. Default: with one orchestrator
-                never, with several until all of them have been asked in vain, again and again. 0
-                leaves it to the caller. A request that is refused because the orchestrator is
-                shutting down goes to the next one in any case.
-            metadata: What goes along with its calls, beside the client's.
-            options: See `GenerateOptions`.
-
-        Raises:
-            InvalidFieldError: An option has a value that cannot be sent, or a time or number of
-                attempts is negative.
-        """
-        transcript = Transcript(build_request(prompt, options))
-        return self._generation(
-            transcript, timeout=timeout, resume_attempts=resume_attempts, metadata=metadata
-        )
-
-    def resume(
-        self,
-        generation: AsyncGeneration,
-        *,
-        timeout: float | None = None,
-        resume_attempts: int | None = None,
-        metadata: Metadata | None = None,
-    ) -> AsyncGeneration:
-        """Go on with a generation that was left or broken, here or at another orchestrator.
-
-        Iterating gives what is missing; `collect` and `text` give the whole.
-        """
-        transcript = generation.transcript.branch()
-        return self._generation(
-            transcript, timeout=timeout, resume_attempts=resume_attempts, metadata=metadata
-        )
+    _link_class = AsyncConnection
+    _stream_class = AsyncGeneration
 
     async def info(
         self, *, timeout: float | None = None, metadata: Metadata | None = None
     ) -> SystemInfo:
-        """Describe the models and servers the orchestrator works with now."""
+        """Describe the models and servers that the orchestrator works with now."""
         request = orchestrator_pb.GetSystemInfoRequest()
         response = await self._ask(
             lambda stub, **call: stub.GetSystemInfo(request, **call),
@@ -280,11 +194,11 @@ class AsyncClient:
     async def chat_template(
         self, *, timeout: float | None = None, metadata: Metadata | None = None
     ) -> ChatTemplate:
-        """Ask how the model wants a conversation written as a prompt.
+        """Return the template by which the model wants a conversation written as a prompt.
 
         Raises:
             UnsupportedError: The model has no chat template: it continues text.
-            PacelineError: What else the orchestrator or the transport said.
+            PacelineError: Another error of the orchestrator or the transport.
         """
         request = orchestrator_pb.GetSystemChatTemplateRequest()
         response = await self._ask(
@@ -294,13 +208,8 @@ class AsyncClient:
         )
         return read_chat_template(response)
 
-    @property
-    def endpoints(self) -> Endpoints[AsyncConnection]:
-        """The orchestrators, and what is known of each."""
-        return self._endpoints
-
     async def close(self) -> None:
-        """Close the connections, and cancel what runs on them."""
+        """Close the connections, and cancel the calls on them."""
         for each in self._endpoints:
             await each.connection.close()
 
@@ -322,7 +231,7 @@ class AsyncClient:
         timeout: float | None,
         metadata: Metadata | None,
     ) -> _Message:
-        """Ask one orchestrator after the other until one answers."""
+        """Ask one orchestrator after another until one answers."""
         plan = self._plan(timeout)
         own = checked_metadata(metadata)
         interruption = Interruption(self._endpoints, check_wanted=self._endpoints.check_open)
@@ -336,40 +245,11 @@ class AsyncClient:
                 except grpc.RpcError as broken:
                     self._endpoints.check_open()
                     error = wire.decoded(broken)
-                    pause_seconds = plan.resend_seconds(error, endpoint=endpoint)
-                    if pause_seconds is None:
-                        if not self._endpoints.is_another_left(error, endpoint, plan.asked):
-                            raise error from broken
-                        pause_seconds = 0.0
+                    pause_seconds = self._pause_seconds(error, plan=plan, endpoint=endpoint)
                 except asyncio.CancelledError as cancelled:
                     _check_cancelled(cancelled, closed="the client")
                     raise
             await interruption.rest(pause_seconds)
-
-    def _generation(
-        self,
-        transcript: Transcript,
-        *,
-        timeout: float | None,
-        resume_attempts: int | None,
-        metadata: Metadata | None,
-    ) -> AsyncGeneration:
-        return AsyncGeneration(
-            self._endpoints,
-            transcript,
-            timeout=self._seconds(timeout),
-            resume_attempts=resume_attempts,
-            budget=self._budget,
-            metadata=self._metadata,
-            own_metadata=checked_metadata(metadata),
-        )
-
-    def _plan(self, timeout: float | None) -> CallPlan:
-        count = len(self._endpoints)
-        return CallPlan(self._seconds(timeout), budget=self._budget, endpoint_count=count)
-
-    def _seconds(self, timeout: float | None) -> float:
-        return self._timeout if timeout is None else timeout_seconds(timeout)
 
 
 @asynccontextmanager
@@ -383,10 +263,10 @@ async def _wire(
 
 
 def _check_cancelled(cancelled: asyncio.CancelledError, *, closed: str) -> None:
-    """Tell a cancelled task from a call that a close() has cancelled: grpc.aio raises the same.
+    """Tell a cancelled task from a call that a close() cancelled: grpc.aio raises the same error.
 
     Raises:
-        ClientCancelledError: Nobody cancels this task.
+        ClientCancelledError: This task is not being cancelled.
     """
     task = asyncio.current_task()
     if task is None or not task.cancelling():

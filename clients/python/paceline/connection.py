@@ -1,7 +1,8 @@
-"""A client's way to its orchestrator, which can be taken anew while calls run on the old one.
+"""A client's connection to its orchestrator; it can be replaced while calls run on the old one.
 
-An orchestrator that shuts down lets running calls finish and refuses new ones. Its clients leave it
-for the one that its name leads to then; gRPC does so by itself only if the old connection ends.
+An orchestrator that shuts down lets running calls finish and refuses new calls. Its clients then
+connect again, to the orchestrator that its name now leads to. gRPC does this by itself only when
+the old connection ends.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ _Stub = TypeVar("_Stub")
 
 
 class Wire(Generic[_Channel, _Stub]):
-    """One channel, and how many calls run on it.
+    """One channel, with the number of calls that run on it.
 
     Args:
         is_outdated: Whether a new channel would have other credentials.
 
     Attributes:
-        stub: What makes calls on it.
+        stub: Makes calls on the channel.
     """
 
     def __init__(
@@ -50,9 +51,9 @@ class Wire(Generic[_Channel, _Stub]):
         self.is_left = False
 
     def decoded(self, broken: grpc.RpcError) -> PacelineError:
-        """Say why a call on it ended, and whether the next call has to connect anew.
+        """Return why a call ended, and note whether the next call needs another connection.
 
-        It has to after DRAINING, and where the connection is lost and certificates were renewed.
+        It does after DRAINING, and after a lost connection if certificates were renewed.
         """
         error = decode(broken)
         self.is_left |= isinstance(error, DrainingError)
@@ -62,7 +63,7 @@ class Wire(Generic[_Channel, _Stub]):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing will come over it any more."""
+        """Whether the channel has no calls and will get none."""
         return self.is_left and not self.call_count
 
 
@@ -81,16 +82,16 @@ AsyncWire = Wire["grpc.aio.Channel", "orchestrator_grpc.OrchestratorServiceAsync
 
 
 class _Closable:
-    """What is closed once, by any thread; who waits for something else meanwhile can be woken."""
+    """An object that any thread can close; closing wakes the waits of its users."""
 
     def __init__(self) -> None:
         self._closed = threading.Event()
-        self._waking = threading.Lock()  # guards what follows
+        self._waking = threading.Lock()  # guards _wakes
         self._wakes: set[Callable[[], object]] = set()
 
     @contextmanager
     def waking(self, wake: Callable[[], object]) -> Iterator[None]:
-        """Have this called when it is closed, in the thread that closes it.
+        """Have a function called at the closing, in the closing thread.
 
         Raises:
             ClientCancelledError: `close` was called before.
@@ -112,7 +113,7 @@ class _Closable:
             wake()
 
     def check_open(self) -> None:
-        """Say it in our own words: gRPC has errors of its own for a closed channel.
+        """Raise our own error for a closed client, in place of gRPC's various ones.
 
         Raises:
             ClientCancelledError: `close` was called.
@@ -132,7 +133,7 @@ class Connection(_Closable):
 
     @contextmanager
     def wire(self) -> Iterator[BlockingWire]:
-        """Lend the wire for new calls; it stays open for so long.
+        """Lend the wire for a call; the wire stays open meanwhile.
 
         Raises:
             ClientCancelledError: `close` was called.
@@ -143,7 +144,7 @@ class Connection(_Closable):
             wire.call_count += 1
         try:
             yield wire
-        except ValueError:  # what gRPC raises where another thread has closed the channel
+        except ValueError:  # gRPC's error after another thread closed the channel
             self.check_open()
             raise
         finally:
@@ -152,7 +153,7 @@ class Connection(_Closable):
                 self._drop_if_idle(wire)
 
     def close(self) -> None:
-        """Close all, and cancel what runs."""
+        """Close all channels, and cancel their calls."""
         with self._lock:
             self._shut()
             wires, self._wires = self._wires, []
@@ -180,10 +181,10 @@ class Connection(_Closable):
 
 
 class AsyncConnection(_Closable):
-    """The connection of an asyncio client: one for each event loop that it is used on.
+    """The connection of an asyncio client: one channel for each event loop that uses it.
 
-    gRPC binds a channel to the loop that runs when it is opened, and a client may be made before
-    any does, or outlive it.
+    gRPC binds a channel to the loop that runs when the channel is opened. A client may be made
+    before a loop runs, and may outlive it.
     """
 
     def __init__(self, route: Route) -> None:
@@ -194,7 +195,7 @@ class AsyncConnection(_Closable):
 
     @asynccontextmanager
     async def wire(self) -> AsyncIterator[AsyncWire]:
-        """Lend the wire for new calls of this loop; it stays open for so long.
+        """Lend this loop's wire for a call; the wire stays open meanwhile.
 
         Raises:
             ClientCancelledError: `close` was called.
@@ -214,7 +215,7 @@ class AsyncConnection(_Closable):
                 await wire.channel.close(grace=None)
 
     def open_channel(self) -> grpc.aio.Channel:
-        """Open one more channel over the same route, which is the caller's own."""
+        """Open another channel to the same address; it belongs to the caller."""
         return self._route.open_async()
 
     def _open_wire(self) -> AsyncWire:
@@ -224,7 +225,7 @@ class AsyncConnection(_Closable):
         return Wire(channel, stub, is_outdated=is_outdated)
 
     async def close(self) -> None:
-        """Close all, and cancel what runs."""
+        """Close all channels, and cancel their calls."""
         self._shut()
         for loop, wires in self._wires.items():
             for wire in wires:

@@ -1,4 +1,4 @@
-"""How a client trusts its server, and is trusted by it: TLS, from files that may be renewed."""
+"""A client's TLS credentials, from files that may be renewed."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ MOST_PEM_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """How to trust the server, and how to be trusted by it (mTLS): PEM, in files or as bytes.
+    """The certificates of TLS and mTLS: PEM, in files or as bytes.
 
     Attributes:
-        ca_file: Whom to trust. Default: the system's certificate authorities.
+        ca_file: The trusted certificate authorities. Default: the system's.
         certificate_file: The client's own certificate, for mTLS.
         key_file: Its private key.
-        server_name: The name in the server's certificate, where it is not the address's.
-        ca: What a ca_file would hold.
-        certificate: What a certificate_file would hold.
-        key: What a key_file would hold.
+        server_name: The name in the server's certificate, if it differs from the address.
+        ca: The content of a ca_file.
+        certificate: The content of a certificate_file.
+        key: The content of a key_file.
     """
 
     ca_file: Path | str | None = None
@@ -47,12 +47,12 @@ class Tls:
 
 
 class Credentials:
-    """What new connections are made with: that of files that were renewed, without a restart.
+    """The credentials of new connections. Renewed files are used without a restart.
 
-    Files that cannot be used for a while, as in the middle of a renewal, leave it as it was.
+    While files cannot be used, as in the middle of a renewal, the credentials before them stay.
 
     Raises:
-        InvalidFieldError: A file is unusable to begin with.
+        InvalidFieldError: A file is unusable at the start.
     """
 
     def __init__(self, tls: Tls) -> None:
@@ -60,7 +60,7 @@ class Credentials:
         self._files = FollowedFiles([it for it in paths if it is not None], partial(_load, tls))
 
     def current(self) -> grpc.ChannelCredentials:
-        """Return what the files say: the same object until they change."""
+        """Return the credentials: the same object until a file changes."""
         return self._files.content()
 
 
@@ -82,7 +82,7 @@ def _load(tls: Tls) -> grpc.ChannelCredentials:
 
 
 def _check_authorities(tls: Tls, authorities: bytes | None) -> None:
-    """Refuse what TLS cannot use: gRPC would try to connect with it, again and again."""
+    """Refuse authorities that TLS cannot use: gRPC would retry the connection for ever."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         if authorities is not None:
@@ -94,7 +94,7 @@ def _check_authorities(tls: Tls, authorities: bytes | None) -> None:
 
 
 def _check_own(tls: Tls, certificate: bytes, key: bytes) -> None:
-    """Refuse a certificate and a key that TLS cannot use, or that do not go together."""
+    """Refuse a certificate and a key that TLS cannot use, or that do not match."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         with _as_files(certificate, key) as (own, private):
@@ -111,7 +111,7 @@ def _check_own(tls: Tls, certificate: bytes, key: bytes) -> None:
 
 @contextmanager
 def _as_files(*contents: bytes) -> Iterator[list[Path]]:
-    """Lend files that only this user can read: Python's ssl takes no other."""
+    """Lend files that only this user can read: Python's ssl takes files only."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, f"{index}.pem") for index in range(len(contents))]
         for path, content in zip(paths, contents, strict=True):
@@ -123,10 +123,12 @@ def _as_files(*contents: bytes) -> Iterator[list[Path]]:
 def _content(name: str, *, path: Path | str | None, content: bytes | None) -> bytes | None:
     if path is None:
         if not isinstance(content, bytes | None):
-            raise InvalidFieldError.of(f"tls.{name}", "must be bytes; a path goes into the file's")
+            raise InvalidFieldError.of(
+                f"tls.{name}", f"must be bytes; a path goes into {name}_file"
+            )
         return content
     if content is not None:
-        raise InvalidFieldError.of(f"tls.{name}", f"is there, and {name}_file too: give one")
+        raise InvalidFieldError.of(f"tls.{name}", f"and {name}_file are both given: give one")
     try:
         return read_plain_file(path, most_bytes=MOST_PEM_BYTES)
     except OSError as error:

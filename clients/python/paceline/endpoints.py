@@ -1,4 +1,4 @@
-"""The orchestrators of a client, and which of them the next call goes to: no I/O here."""
+"""The orchestrators of a client, and the choice of one for the next call: no I/O here."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
     from paceline.errors import PacelineError
 
-# Who has failed is asked after the others, for so long; each time longer, until it answers.
+# So long an endpoint that failed is asked after the others; the time doubles until it answers.
 _FIRST_REST_SECONDS, _LONGEST_REST_SECONDS = 0.1, 10.0
 
 _Link = TypeVar("_Link", Connection, AsyncConnection)
 
 
 class Endpoint(Generic[_Link]):
-    """One address of a client's.
+    """One address of a client.
 
     Attributes:
-        address: Where it is.
-        connection: The way there.
-        leads_to_one: Whether there is one orchestrator behind it, and not as many as a name says.
-        serves: What one who watches its health said last. A client by itself watches nothing and
-            leaves it True.
-        running_count: Calls of this client that run there.
+        address: HOST:PORT.
+        connection: The connection to this address.
+        leads_to_one: Whether one orchestrator is behind the address; a name can lead to several.
+        serves: The last health of the orchestrator, if somebody watches it, as a gateway does.
+            A client does not watch it, and leaves it True.
+        running_count: This client's calls that run there.
     """
 
     def __init__(self, address: str, connection: _Link, *, leads_to_one: bool) -> None:
@@ -45,9 +45,9 @@ class Endpoint(Generic[_Link]):
 
 
 class Endpoints(Generic[_Link]):
-    """All of them; requests are spread over those that serve.
+    """All endpoints of a client; requests are spread over the ones that serve.
 
-    What is known of an address is what its calls have told: nothing is asked for that alone.
+    An endpoint is judged by the outcomes of its calls alone: no call is made for that purpose.
 
     Concurrency: any thread may use it.
 
@@ -72,14 +72,14 @@ class Endpoints(Generic[_Link]):
 
     @property
     def may_be_several(self) -> bool:
-        """Whether what one orchestrator leaves unfinished can go on at another."""
+        """Whether another orchestrator can continue an unfinished generation."""
         return len(self._all) > 1 or not self._all[0].leads_to_one
 
     @contextmanager
     def lent(self, asked: Collection[object] = ()) -> Iterator[Endpoint[_Link]]:
-        """Lend the best one for a call: not asked yet, well, and with the fewest calls.
+        """Lend the best endpoint for a call: not asked yet, serving, and with the fewest calls.
 
-        Where all have failed, one is asked all the same, and says why.
+        If all have failed, one is lent all the same: its error says why.
         """
         with self._lock:
             endpoint = self._choose(asked)
@@ -91,12 +91,12 @@ class Endpoints(Generic[_Link]):
                 endpoint.running_count -= 1
 
     def answered(self, endpoint: Endpoint[_Link]) -> None:
-        """Note that it answered as it should."""
+        """Note that an endpoint answered as it should."""
         if endpoint.failure_count:
             endpoint.failure_count, endpoint.rests_until = 0, float("-inf")
 
     def failed(self, endpoint: Endpoint[_Link]) -> None:
-        """It refused a call, or broke one off: the others come first for a while."""
+        """Note that an endpoint refused or broke a call: the others come first for a while."""
         with self._lock:
             now = self._clock()
             if now < endpoint.rests_until:
@@ -108,7 +108,7 @@ class Endpoints(Generic[_Link]):
     def is_another_left(
         self, error: PacelineError, endpoint: Endpoint[_Link], asked: set[object]
     ) -> bool:
-        """Whether to ask someone else what an endpoint gave no answer to."""
+        """Note a failed call, and return whether to ask another endpoint."""
         if not isinstance(error, TryAgainError):
             return False
         self.failed(endpoint)
@@ -116,11 +116,11 @@ class Endpoints(Generic[_Link]):
         return len(asked) < len(self._all)
 
     def check_open(self) -> None:
-        """Raise ClientCancelledError once they were closed."""
+        """Raise ClientCancelledError after the client was closed."""
         self._all[0].connection.check_open()
 
     def waking(self, wake: Callable[[], object]) -> AbstractContextManager[None]:
-        """Have this called when they are closed; see `Connection.waking`."""
+        """Have a function called when the client is closed; see `Connection.waking`."""
         return self._all[0].connection.waking(wake)
 
     def _choose(self, asked: Collection[object]) -> Endpoint[_Link]:
@@ -129,20 +129,20 @@ class Endpoints(Generic[_Link]):
         ordered = [self._all[(self._turn + index) % count] for index in range(count)]
         return min(
             ordered,
-            key=lambda it: (
-                it in asked,
-                not it.serves,
-                now < it.rests_until,
-                it.running_count,
+            key=lambda endpoint: (
+                endpoint in asked,
+                not endpoint.serves,
+                now < endpoint.rests_until,
+                endpoint.running_count,
             ),
         )
 
 
 def listed(address: str | Sequence[str]) -> list[str]:
-    """List the addresses that a client was given: one, several, or several between commas.
+    """List a client's addresses: one, several, or several separated by commas.
 
     Raises:
-        InvalidFieldError: There is none.
+        InvalidFieldError: There is no address.
     """
     # A gRPC scheme has commas of its own: ipv4:10.0.0.1:50050,10.0.0.2:50050 is one target.
     if isinstance(address, str):

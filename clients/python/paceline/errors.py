@@ -7,7 +7,7 @@
     ├── UnsupportedError                leave it out, or ask another server
     ├── PermissionDeniedError           fix the credentials
     │   └── UnauthenticatedError        send the credential that it names
-    ├── SessionError                    what an orchestrator repairs by itself
+    ├── SessionError                    an orchestrator repairs it by itself
     │   ├── SessionNotFoundError        open a session, send the whole prefix
     │   ├── PrefixNotHeldError          call again with a base_length that is held
     │   ├── PrefixMismatchError         call again with the whole prefix
@@ -41,7 +41,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
-    """One field out of its limits: its path in the request, and what is wrong with it."""
+    """A field out of its limits: its path in the request, and the fault."""
 
     field: str
     description: str
@@ -54,8 +54,8 @@ class PacelineError(Exception):
         code: Name of the gRPC status code.
         reason: Name of the ErrorReason, without its prefix; empty for a class that only groups.
         metadata: More facts, as in google.rpc.ErrorInfo; never prompts, tokens or handles.
-        violations: For InvalidFieldError, what is wrong with which field.
-        retry_after_seconds: When a retry makes sense, if the server said so.
+        violations: The wrong fields of an InvalidFieldError, with their faults.
+        retry_after_seconds: Time until a retry is useful, if the server said one.
     """
 
     code: ClassVar[str] = "INTERNAL"
@@ -101,7 +101,7 @@ class MalformedRequestError(PacelineError):
 
 
 class UnsupportedError(PacelineError):
-    """This server cannot do it: leave it out, or ask another server."""
+    """This server does not support the request: leave the option out, or ask another server."""
 
     code, reason = "UNIMPLEMENTED", "UNSUPPORTED"
 
@@ -119,7 +119,7 @@ class UnauthenticatedError(PermissionDeniedError):
 
 
 class SessionError(PacelineError):
-    """What happens between an orchestrator and a model server, and is repaired there."""
+    """An error between an orchestrator and a model server; the orchestrator repairs it."""
 
 
 class SessionNotFoundError(SessionError):
@@ -129,9 +129,9 @@ class SessionNotFoundError(SessionError):
 
 
 class PrefixNotHeldError(SessionError):
-    """The session holds fewer tokens than base_length: call again with one that is held.
+    """The session holds fewer tokens than base_length: call again with a held base_length.
 
-    `metadata["held_length"]` says how many are.
+    `metadata["held_length"]` is the number of held tokens.
     """
 
     code, reason = "OUT_OF_RANGE", "PREFIX_NOT_HELD"
@@ -144,13 +144,13 @@ class PrefixMismatchError(SessionError):
 
 
 class StaleCallError(SessionError):
-    """A call with a higher sequence came first: drop this one."""
+    """A call with a higher sequence arrived before: drop this call."""
 
     code, reason = "ABORTED", "STALE_CALL"
 
 
 class SupersededError(SessionError):
-    """A newer call of the session replaced this one: drop it."""
+    """A newer call of the session replaced this call: drop it."""
 
     code, reason = "ABORTED", "SUPERSEDED"
 
@@ -168,19 +168,19 @@ class TokenizerMismatchError(PacelineError):
 
 
 class TryAgainError(PacelineError):
-    """It may work in a moment: retry after `retry_after_seconds`, or at another server."""
+    """The cause may pass: retry after `retry_after_seconds`, or at another server."""
 
     code = "UNAVAILABLE"
 
 
 class CacheExhaustedError(TryAgainError):
-    """No memory for another session, or for a longer text in one."""
+    """There is no memory for another session, or for a longer text in a session."""
 
     code, reason = "RESOURCE_EXHAUSTED", "CACHE_EXHAUSTED"
 
 
 class OverloadedError(TryAgainError):
-    """Too many requests at once."""
+    """There are too many requests at once."""
 
     code, reason = "RESOURCE_EXHAUSTED", "OVERLOADED"
 
@@ -192,7 +192,7 @@ class LoadingError(TryAgainError):
 
 
 class DrainingError(TryAgainError):
-    """The server is shutting down; also where it cancelled the call and gave no reason."""
+    """The server is shutting down, or cancelled the call without a reason."""
 
     reason = "DRAINING"
 
@@ -204,17 +204,17 @@ class NoTargetError(TryAgainError):
 
 
 class ConnectionLostError(TryAgainError):
-    """The connection broke, or could not be made; there is no server's word for it."""
+    """The connection broke or could not be made; no server reports this error."""
 
 
 class DeadlineError(PacelineError):
-    """The call's time is over: resume with a later deadline."""
+    """The call's deadline passed: resume with a later deadline."""
 
     code, reason = "DEADLINE_EXCEEDED", "DEADLINE"
 
 
 class SlowConsumerError(DeadlineError):
-    """The client did not read for too long: resume, and read faster."""
+    """The client read nothing for too long: resume, and read faster."""
 
     reason = "SLOW_CONSUMER"
 
@@ -226,7 +226,7 @@ class ClientCancelledError(PacelineError):
 
 
 class InvariantViolatedError(PacelineError):
-    """A promise was about to be broken, so the stream was stopped: report it."""
+    """The stream was stopped before it could break a promise: report it."""
 
     code, reason = "DATA_LOSS", "INVARIANT_VIOLATED"
 

@@ -1,4 +1,4 @@
-"""Files that are read again when they change, as a mounted secret's do."""
+"""Files that are read again when they change, such as a mounted secret's."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _WANTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class FollowedFiles(Generic[_T]):
-    """What some files say together; if they break later, what they said before stays in use.
+    """The content of some files; if they break later, the content before stays in use.
 
-    Nothing watches them: they are looked at whenever somebody asks for their content. Files that
-    are broken are logged once, until they change again. Files that cannot be read for want of
-    descriptors or memory are not broken: they are read the next time. Large ones are read on a
-    thread of their own, and what they said before counts until that is done.
+    Nothing watches the files: each call of `content` looks at them. Broken files are logged once,
+    until they change again. Files that cannot be read because descriptors or memory are used up
+    are not broken: they are read the next time. Large files are read on a thread of their own;
+    until it is done, the content before counts.
 
     Args:
-        paths: Whose changes count.
-        read: Reads them. What it raises is logged: nothing secret.
+        paths: The files.
+        read: Reads them. Its exceptions are logged, so they must have nothing secret.
 
     Raises:
-        InvalidFieldError, OSError, ValueError: They cannot be used to begin with.
+        InvalidFieldError, OSError, ValueError: The files cannot be used at the start.
     """
 
     def __init__(self, paths: Sequence[Path | str], read: Callable[[], _T]) -> None:
@@ -49,9 +49,9 @@ class FollowedFiles(Generic[_T]):
         self._content = read()
 
     def content(self) -> _T:
-        """Return what they say: the same object until they change."""
+        """Return the content: the same object until a file changes."""
         if self._reading is not None and self._reading.is_alive():
-            return self._content  # changes since then are noticed after it
+            return self._content  # later changes are noticed after it
         if (stamps := self._look()) != self._stamps:
             self._stamps = stamps
             if sum(each[1] for each in stamps if each is not None) <= _SHORT_BYTES:
@@ -64,21 +64,21 @@ class FollowedFiles(Generic[_T]):
         return self._content
 
     def _take(self) -> None:
-        """Read them; what nobody can use leaves everything as it was."""
+        """Read the files; if they cannot be used, keep the content."""
         try:
             self._content = self._read()
         except (InvalidFieldError, OSError, ValueError) as error:
             if _is_the_process_own(error):
-                self._stamps = []  # other ones than any that are found next
+                self._stamps = []  # differs from all that are found next
                 return
-            _log.error("what was read before stays in use: %s", error)
+            _log.error("the contents read before stay in use: %s", error)
 
     def _look(self) -> list[_Stamp | None]:
         return [_stamp(path) for path in self._paths]
 
 
 def _is_the_process_own(error: BaseException) -> bool:
-    """Whether a file could not be read for want of what has nothing to do with it."""
+    """Whether the cause is this process, not the file: no descriptors, no memory."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in _WANTS:
@@ -88,7 +88,7 @@ def _is_the_process_own(error: BaseException) -> bool:
 
 
 def _stamp(path: Path) -> _Stamp | None:
-    """Return what is another for another file, or None where reading would say why."""
+    """Return a value that differs for another file; None if the file cannot be read."""
     try:
         found = path.stat()
     except OSError:

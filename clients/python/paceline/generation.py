@@ -1,4 +1,4 @@
-"""What a client hears of a generation: plain data, without protobuf.
+"""A generation's messages as plain data, without protobuf.
 
 Field names, units and meanings are those of orchestrator_service.proto. Positions are absolute:
 they count the prompt.
@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-# UNKNOWN, in each enum below, is what a newer server says and this client has no word for.
+# UNKNOWN, in each enum below, is a value of a newer server that this client does not know.
 
 
 class Strategy(StrEnum):
-    """How a request is decoded. The output is the same with every one."""
+    """How a request is decoded. The output is the same with every strategy."""
 
     AUTO = "auto"
     AUTOREGRESSIVE = "autoregressive"
@@ -38,7 +38,7 @@ _ABBREVIATIONS = {
 
 
 class DrafterKind(StrEnum):
-    """Who drafts: servers, Max-Gram (the text itself, without a model), or both."""
+    """The drafter: servers, Max-Gram (the text itself, without a model), or both."""
 
     SERVER = "server"
     MAX_GRAM = "max_gram"
@@ -47,7 +47,7 @@ class DrafterKind(StrEnum):
 
 
 class VerificationRule(StrEnum):
-    """How draft tokens are accepted, and with it what the output promises.
+    """The rule by which draft tokens are accepted; it decides the promise about the output.
 
     EXACT promises the target's own tokens for the seed, REJECTION the target's distribution.
     """
@@ -75,7 +75,7 @@ class FinishReason(StrEnum):
 
 
 class TokenOrigin(StrEnum):
-    """Where a token came from: a drafter's guess, or the target itself."""
+    """The origin of a token: an accepted draft token, or the target's own token."""
 
     ACCEPTED_DRAFT = "accepted_draft"
     TARGET = "target"
@@ -83,7 +83,7 @@ class TokenOrigin(StrEnum):
 
 
 class TimelineEventKind(StrEnum):
-    """What a timeline event tells of."""
+    """The kind of a timeline event."""
 
     DRAFTED = "drafted"
     VERIFYING = "verifying"
@@ -96,15 +96,15 @@ class TimelineEventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """What the generation will be; told before any token.
+    """The first message of a generation, before any token.
 
     Attributes:
-        seed: The seed in use: with it the same text can be had again.
+        seed: The seed in use; the same seed gives the same text again.
         strategy: The strategy in use; never AUTO.
-        promise: What the output promises.
-        plan_note: Why AUTO chose so, in one line; else empty.
-        width: How many tokens drafters find at a place; 1: chains.
-        branches: How many tokens beside the likeliest ones each drafter forward follows.
+        promise: The promise about the output.
+        plan_note: The reason for AUTO's choice, in one line; empty without AUTO.
+        width: Number of tokens that drafters find at a position; 1: chains.
+        branches: Number of runners-up that each drafter forward also extends.
     """
 
     request_id: str
@@ -132,8 +132,9 @@ class TokenLogprob:
 class Chunk:
     """Final tokens and their text.
 
-    `origins` and `text_lengths` (the characters of `text` that it adds) have one for each and, if
-    asked for, `logprobs` and `top_logprobs`: what was likeliest at its place, the likeliest first.
+    `origins` and `text_lengths` (the characters that the token adds to `text`) have one entry for
+    each token. So have, if requested, `logprobs` and `top_logprobs`: the likeliest tokens at the
+    position, the likeliest first.
     """
 
     position: int
@@ -147,11 +148,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineEvent:
-    """A draft, a verification, or what became of them, in ns since the request arrived.
+    """A draft, a verification or its result; times are ns since the request arrived.
 
     Attributes:
-        branch_token_count: Tokens beside the chain that a draft found, or a verification judges.
-        is_branch: Whether it is a verification of what is beside the chain.
+        branch_token_count: Tokens beside the chain in a draft or a verification.
+        is_branch: Whether the event is a verification of tokens beside the chain.
     """
 
     kind: TimelineEventKind
@@ -171,8 +172,8 @@ class Usage:
     """Tokens in the prompt, and tokens generated, resumed ones included.
 
     Attributes:
-        cached_prompt_token_count: Of the prompt's, those that the target which decided first had
-            computed before, for an earlier request of this client.
+        cached_prompt_token_count: Prompt tokens that the first target had computed before, for an
+            earlier request of this client.
     """
 
     prompt_token_count: int
@@ -182,7 +183,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelForwards:
-    """What a model ran."""
+    """The forwards of one model."""
 
     model_name: str
     forward_count: int
@@ -191,19 +192,19 @@ class ModelForwards:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What it took. Of a resumed generation: what its last part took.
+    """Times and counts of a generation; of a resumed generation, of its last part.
 
     Attributes:
-        fallbacks: What went otherwise than planned, such as "target_lost", and how often. A kind
+        fallbacks: Deviations from the plan, such as "target_lost", with their counts. A kind
             that this client does not know is "fallback 12".
-        corrections_ahead_count: Corrections that a drafter had found beside its chain.
-        branch_token_count: Tokens beside the chains that targets judged: a row each.
-        branch_accepted_count: Those of them that became output.
-        max_gram_drafted_token_count: Of the draft tokens, those that Max-Gram found in the text.
-        max_gram_accepted_token_count: Of those, how many are what became output.
-        drafter_models: The drafters' forwards by model, of a stack the largest model first.
+        corrections_ahead_count: Corrections that were among the tokens beside a drafter's chain.
+        branch_token_count: Judged tokens beside the chains: one row of a forward each.
+        branch_accepted_count: Tokens beside the chains that became output.
+        max_gram_drafted_token_count: Draft tokens that Max-Gram found in the text.
+        max_gram_accepted_token_count: Max-Gram's draft tokens that became output.
+        drafter_models: The drafters' forwards by model; a stack's largest model comes first.
         walltime_improvement: SWI: the new tokens at the mean time of a target's forward, over the
-            time in all forwards; 0 where it is not known, since calls were withdrawn.
+            time in all forwards; 0 if calls were withdrawn, so that it is not known.
     """
 
     target_forward_count: int
@@ -231,7 +232,7 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The end of a generation; `timeline` is there if asked for."""
+    """The end of a generation; `timeline` is empty unless it was requested."""
 
     finish_reason: FinishReason
     stop_string: str
@@ -248,7 +249,7 @@ class Completion:
     """A whole generation.
 
     Attributes:
-        resumed_token_count: Of a resumed generation: tokens from before its last part.
+        resumed_token_count: Tokens from before the last part of a resumed generation.
     """
 
     started: Started
@@ -269,18 +270,18 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """A model server as the orchestrator sees it.
+    """A model server, as the orchestrator describes it.
 
     Attributes:
         role: "drafter" or "target". A role that this client does not know is "role 12".
-        ready: Whether new requests may get it.
-        status: Why not, in one line.
-        self_draft_kind: What it drafts for itself with, such as "medusa"; empty if it does not.
-        is_invariant: Whether its choices are the same bit by bit, whatever it computes beside.
-        standing: In one word whether it is "used", "resting", or not used and why, such as
-            "other_dtype"; a word that this client does not know is "standing 99". Empty: the
-            orchestrator is too old to say.
-        standing_detail: More on that, for people, mostly about "it"; may be empty.
+        ready: Whether the server may get new requests.
+        status: Why it may not, in one line.
+        self_draft_kind: The kind of adapter with which it drafts for itself, such as "medusa".
+        is_invariant: Whether its logits for a sequence depend on this sequence alone, bit by bit.
+        standing: "used", "resting", or in one word why the server is not used, such as
+            "other_dtype". A word that this client does not know is "standing 99". Empty: the
+            orchestrator is older than this field.
+        standing_detail: The rest of a sentence that begins with the server's name; may be empty.
     """
 
     name: str
@@ -298,10 +299,10 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemInfo:
-    """What an orchestrator works with.
+    """The models and servers of an orchestrator.
 
     Attributes:
-        most_request_bytes: The largest request that it takes; 0 where it does not say.
+        most_request_bytes: The largest request that it takes; 0: not known.
     """
 
     version: str
@@ -317,15 +318,15 @@ class SystemInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTemplate:
-    """How a model wants a conversation written as a prompt.
+    """The template by which a model wants a conversation written as a prompt.
 
     Generate from the rendered text with `add_special_tokens=False, parse_special_tokens=True`.
 
     Attributes:
-        fingerprint: Names the template; what is made of it can be kept under that.
-        source: A Jinja template; a program of the model's author, for a sandbox.
+        fingerprint: Identifies the template, for example as a key in a cache.
+        source: A Jinja template. It is a program of the model's author: run it in a sandbox.
         named_tokens: Texts of tokens by their names in the source, such as "bos_token".
-        special_tokens: The texts of all special tokens: one in a message could forge the rest.
+        special_tokens: The texts of all special tokens. A message with one could forge the rest.
     """
 
     model_fingerprint: str

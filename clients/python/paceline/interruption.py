@@ -1,4 +1,4 @@
-"""What ends an asyncio client's waits for anything but gRPC, whose calls end by themselves."""
+"""Ends an asyncio client's waits for a token or a time; gRPC's calls end by themselves."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Interruption:
-    """Ends what one reader waits for: at a time, when told to, and when the client is closed.
+    """Ends a reader's wait: at a time, on demand, and when the client is closed.
 
     Args:
         endpoints: The client's.
-        check_wanted: Raises ClientCancelledError once nobody wants an answer any more.
+        check_wanted: Raises ClientCancelledError when the answer is no longer wanted.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Interruption:
         self._limit: asyncio.Timeout | None = None
 
     def interrupt(self) -> None:
-        """End the wait, if there is one; for tasks of the reader's loop."""
+        """End the wait, if there is one. Only tasks of the reader's loop may call this."""
         if self._limit is not None and not self._limit.expired():
             self._limit.reschedule(float("-inf"))
 
@@ -43,12 +43,12 @@ class Interruption:
                 await asyncio.Event().wait()
 
     async def pairs(self, metadata: CallMetadata, own: Pairs, *, seconds: float) -> Pairs:
-        """Return what goes along with a call, whose token may have to be waited for.
+        """Return the metadata of a call; the token may be an awaitable.
 
         Raises:
-            ClientCancelledError: Nobody wants it any more.
-            DeadlineError: There is no token after so many seconds.
-            Exception: What the callbacks raise.
+            ClientCancelledError: The answer is no longer wanted.
+            DeadlineError: The token did not come within the seconds.
+            Exception: An exception of a callback.
         """
         try:
             async with self._limited(seconds) as limit:
@@ -63,11 +63,11 @@ class Interruption:
 
     @asynccontextmanager
     async def _limited(self, seconds: float) -> AsyncIterator[asyncio.Timeout]:
-        """Bound what is awaited inside, which then raises TimeoutError."""
+        """Limit the time of the awaits inside, which then raise TimeoutError."""
         loop = asyncio.get_running_loop()
 
         def wake() -> None:
-            with suppress(RuntimeError):  # the loop was closed, and with it who waited
+            with suppress(RuntimeError):  # the loop was closed, and the waiting task with it
                 loop.call_soon_threadsafe(self.interrupt)
 
         with self._endpoints.waking(wake):

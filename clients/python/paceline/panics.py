@@ -1,4 +1,4 @@
-"""Panics of libraries that are written in Rust, such as the one that tokenises."""
+"""Panics of libraries that are written in Rust, such as the tokenizer's."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 
 class PanicError(RuntimeError):
-    """A library in Rust gave up; what it worked on stays usable."""
+    """A library in Rust panicked; its objects stay usable."""
 
 
 @contextmanager
 def taking_panics() -> Iterator[None]:
-    """Turn a panic into an exception like others.
+    """Turn a panic into an ordinary exception.
 
-    The library's own class for it derives from BaseException, so no `except Exception` takes it: it
-    would end a task, or a thread, and nobody would be answered.
+    The library's own class derives from BaseException, so no `except Exception` catches it: a panic
+    would end a task or a thread, and callers would get no answer.
 
     Raises:
         PanicError: There was a panic.
@@ -26,7 +26,7 @@ def taking_panics() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # No module exports the class: each library in Rust has one of its own.
+        # No module exports the class: each library in Rust has its own.
         if type(error).__name__ != "PanicException":
             raise
         raise PanicError(str(error)) from None

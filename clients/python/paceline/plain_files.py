@@ -1,11 +1,11 @@
-"""Files that are read whole: regular files of a bounded size, and nothing that can hang a reader.
+"""Reads regular files of a bounded size whole, and no file on which a reader can hang.
 
-A path comes from settings, or from a folder that a stranger made. It may lead to a FIFO, whose
-opening waits for a writer; to a device, which has no end; or to a file larger than memory. Every
-file that Paceline reads whole is read by `read_plain_file`.
+A path comes from settings, or from a folder that a stranger made. It may lead to a FIFO, which
+waits for a writer at opening; to a device, which has no end; or to a file larger than memory. So
+every file that Paceline reads whole is read by `read_plain_file`.
 
-Symbolic links are followed: mounted secrets and the Hugging Face cache consist of them. What counts
-is what is open in the end, so nobody can exchange it between a check and the reading.
+Symbolic links are followed: mounted secrets and the Hugging Face cache consist of them. The opened
+file is checked, not the path, so the file cannot be exchanged between the check and the reading.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ class UnusableFileError(OSError):
     """A file that cannot be read whole; `strerror` says why, and the text names the file, too."""
 
     def __str__(self) -> str:
-        """Name the file, then say what is wrong with it."""
+        """Name the file, then the fault."""
         return f"{self.filename}: {self.strerror}"
 
 
 def open_plain_file(
     path: Path | str, *, most_bytes: int | None = None, allow_pipe: bool = False
 ) -> io.BufferedReader:
-    """Open a regular file for reading, without waiting for anybody.
+    """Open a regular file for reading, without waiting for a writer.
 
     Args:
-        path: Where it is; links are followed.
-        most_bytes: What its size must not exceed; None: any size.
+        path: The file's path; links are followed.
+        most_bytes: The largest allowed size; None: any size.
         allow_pipe: Take a FIFO, too, and wait for its writer.
 
     Raises:
-        UnusableFileError: It is no regular file, or larger.
-        OSError: It cannot be opened.
+        UnusableFileError: The file is not regular, or larger.
+        OSError: The file cannot be opened.
     """
-    # O_NONBLOCK: opening a FIFO returns at once. Reading a regular file is as ever.
+    # O_NONBLOCK: opening a FIFO returns at once. It changes nothing for a regular file.
     waiting = 0 if allow_pipe else os.O_NONBLOCK
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | waiting)
@@ -67,17 +67,17 @@ def read_plain_file(path: Path | str, *, most_bytes: int, allow_pipe: bool = Fal
     """Read a regular file whole.
 
     Args:
-        path: Where it is; links are followed.
-        most_bytes: What it may hold.
-        allow_pipe: Read a FIFO, too, until its writers close it: for what a user names on a
-            command line, where the shell's `<(...)` is one.
+        path: The file's path; links are followed.
+        most_bytes: The largest allowed size.
+        allow_pipe: Read a FIFO, too, until its writers close it: for a path on a command line,
+            where the shell's `<(...)` is a FIFO.
 
     Raises:
-        UnusableFileError: It is no regular file, or holds more.
-        OSError: It cannot be read.
+        UnusableFileError: The file is not regular, or larger.
+        OSError: The file cannot be read.
     """
     with open_plain_file(path, most_bytes=most_bytes, allow_pipe=allow_pipe) as file:
-        # It may grow while it is read, and files in /proc say that they are empty.
+        # A file may grow while it is read, and files in /proc have a size of 0.
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise _too_large(path, most_bytes)
@@ -88,9 +88,9 @@ def read_plain_text(path: Path | str, *, most_bytes: int, allow_pipe: bool = Fal
     r"""Read a file of UTF-8 whole, as `read_plain_file` does; all its lines end in `\n`.
 
     Raises:
-        UnicodeDecodeError: It is no UTF-8.
-        UnusableFileError: It is no regular file, or holds more.
-        OSError: It cannot be read.
+        UnicodeDecodeError: The file is not UTF-8.
+        UnusableFileError: The file is not regular, or larger.
+        OSError: The file cannot be read.
     """
     text = read_plain_file(path, most_bytes=most_bytes, allow_pipe=allow_pipe).decode()
     return text.replace("\r\n", "\n").replace("\r", "\n")

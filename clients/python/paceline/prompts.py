@@ -12,9 +12,9 @@ class PromptPart:
     """A part of a text. The parts are tokenised as one text.
 
     Attributes:
-        text: What stands there; not empty.
-        parse_special_tokens: Whether special tokens written in it are parsed as such: a template's
-            are, what people say is not.
+        text: The text; not empty.
+        parse_special_tokens: Whether special tokens written in it are parsed as such. A template's
+            text is parsed; the text of people is not.
     """
 
     text: str
@@ -23,11 +23,11 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True)
 class FillIn:
-    """Two texts, between which text is wanted. The model's tokenizer has to have tokens for that.
+    """Two texts with a gap to fill. The model's tokenizer must have tokens for this.
 
     Attributes:
-        prefix: What comes before.
-        suffix: What comes after.
+        prefix: The text before the gap.
+        suffix: The text after the gap.
     """
 
     prefix: str

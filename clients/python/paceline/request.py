@@ -1,4 +1,4 @@
-"""What a client asks for: options in Python's types, turned into the wire's request."""
+"""A generation's options in Python's types, and the wire's request from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
     "build_request",
 ]
 
-# What type checkers and editors know of the words; the enums have them, too.
+# The words for type checkers and editors; the enums have the same words.
 StrategyName: TypeAlias = Literal[
     "auto", "autoregressive", "speculative", "distributed", "self_speculative"
 ]
@@ -32,38 +32,38 @@ DispatchName: TypeAlias = Literal["work_conserving", "blocks"]
 
 
 class GenerateOptions(TypedDict, total=False):
-    """Every option of a generation. What is left out is the server's default.
+    """All options of a generation. An option that is left out has the server's default.
 
     Limits are checked by the server, and reported as `InvalidFieldError`.
 
     Attributes:
-        max_tokens: Tokens to generate at most. Default 256, or what the context leaves.
+        max_tokens: Most tokens to generate. Default 256, or fewer if the context has less room.
         stop: End before the first of these strings.
         temperature: 0 (the default) is greedy.
         top_k: Keep the k most likely tokens; 0 keeps all.
-        top_p: Keep the most likely tokens whose probabilities reach it; 1 keeps all.
-        min_p: Keep the tokens at least this times as likely as the most likely one.
-        seed: With the same seed the text is the same, whatever the strategy. Default: chosen, and
-            told in `started`.
+        top_p: Keep the fewest likeliest tokens whose probabilities add up to this; 1 keeps all.
+        min_p: Keep tokens with at least this fraction of the likeliest token's probability.
+        seed: The same seed gives the same text, with every strategy. Default: a random seed,
+            which `started` has.
         strategy: Default AUTO.
         lookahead: Draft tokens in a verification. Default: the planner's choice.
-        targets: Targets to use at most. Default: the planner's choice.
-        drafters: Drafters to use at most. Default 1.
-        width: How many tokens drafters find at a place; with 2 or more targets judge trees, and
-            corrections are found ahead. Default 1; with AUTO the planner's choice.
-        branches: How many tokens beside the likeliest ones each drafter forward follows. Default 0.
-        drafter: Who drafts. Default: servers, and Max-Gram while there is none.
-        rule: What the output promises. Default EXACT.
+        targets: Most targets to use. Default: the planner's choice.
+        drafters: Most drafters to use. Default 1.
+        width: Number of tokens that drafters find at a position; with 2 or more, targets judge
+            trees, and corrections are found ahead. Default 1; with AUTO the planner's choice.
+        branches: Number of runners-up that each drafter forward also extends. Default 0.
+        drafter: The drafter. Default: servers, and Max-Gram while there is no drafter server.
+        rule: The promise about the output. Default EXACT.
         dispatch: When blocks are sent to targets, and whether SI drafts ahead. Default
             WORK_CONSERVING.
-        ignore_eos: Go on after an end-of-text token.
+        ignore_eos: Continue after an end-of-text token.
         logprobs: Return each token's log probability.
-        top_logprobs: Return so many of the likeliest tokens at each place, at most 20.
+        top_logprobs: Number of likeliest tokens to return at each position, at most 20.
         add_special_tokens: Let the tokenizer add its special tokens to a text prompt. Default true.
         parse_special_tokens: Parse special tokens written in a text prompt, or in the texts around
-            a gap; parts say it each for itself. Default false.
+            a gap; each `PromptPart` has its own. Default false.
         include_timeline: Put every draft and verification into `finished.timeline`.
-        stream_timeline: Tell of them live, in `events()`.
+        stream_timeline: Yield them in `events()` as they happen.
         request_id: A name for logs. Default: chosen.
         resume_token_ids: Tokens of this generation received earlier; needs their seed.
     """
@@ -113,11 +113,11 @@ _ENUMS: Final = {
 
 
 def build_request(prompt: Prompt, options: GenerateOptions) -> orchestrator_pb.GenerateRequest:
-    """Say it in the wire's words.
+    """Build the wire's request.
 
     Raises:
-        InvalidFieldError: A value that its field cannot even hold; the server checks the rest.
-        TypeError: No option has that name.
+        InvalidFieldError: A field cannot hold the value; the server checks all other limits.
+        TypeError: There is no option of that name.
     """
     request = orchestrator_pb.GenerateRequest()
     if isinstance(prompt, bytes):  # which would be token ids, byte by byte

@@ -1,4 +1,4 @@
-"""The wire's messages, turned into the client's data."""
+"""Reads the wire's messages into the client's data."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _Message = TypeVar("_Message")
 
 
 def parsed(message: _Message | DecodeError | None) -> _Message:
-    """Refuse what could not be parsed: grpc.aio logs that, and goes on with None.
+    """Refuse a message that could not be parsed: grpc.aio logs such a message, and yields None.
 
     Raises:
-        InternalError: It is no message.
+        InternalError: The message could not be parsed.
     """
     if message is None or isinstance(message, DecodeError):
-        raise InternalError("the server sent bytes that are not the answer's message")
+        raise InternalError("the server's answer cannot be decoded as the expected message")
     return message
 
 
@@ -108,7 +108,7 @@ def read_finished(message: orchestrator_pb.GenerationFinished) -> Finished:
 
 
 def read_system_info(message: orchestrator_pb.GetSystemInfoResponse) -> SystemInfo:
-    """Read what an orchestrator works with."""
+    """Read the models and servers of an orchestrator."""
     servers = tuple(
         _read(
             ServerInfo,
@@ -122,7 +122,7 @@ def read_system_info(message: orchestrator_pb.GetSystemInfoResponse) -> SystemIn
 
 
 def read_chat_template(message: orchestrator_pb.GetSystemChatTemplateResponse) -> ChatTemplate:
-    """Read how the model wants conversations."""
+    """Read the model's chat template."""
     template = message.chat_template
     return _read(
         ChatTemplate,
@@ -134,14 +134,14 @@ def read_chat_template(message: orchestrator_pb.GetSystemChatTemplateResponse) -
 
 
 def _read(record: type[_Record], message: Any, **converted: object) -> _Record:
-    """Take each field from `converted`, or else from the message's field of the same name."""
+    """Take each field from `converted`, otherwise from the message's field of the same name."""
     names = [field.name for field in fields(record)]  # type: ignore[arg-type]
     plain = {name: getattr(message, name) for name in names if name not in converted}
     return record(**plain, **converted)
 
 
 def _standing(number: int) -> str:
-    """Name how a server stands; empty where an older orchestrator does not say it."""
+    """Name a server's standing; empty if an older orchestrator does not send it."""
     if not number:
         return ""
     return _name_or_number(orchestrator_pb.ServerStanding, number, noun="standing")

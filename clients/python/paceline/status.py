@@ -1,7 +1,7 @@
-"""Errors on the wire: a `PacelineError` as `google.rpc.Status`, and back to the same class.
+"""Turns a `PacelineError` into a `google.rpc.Status`, and back into the same class.
 
 The status travels in the trailers, which share an 8 KiB limit with all other metadata, so `encode`
-shortens what could grow without bound.
+shortens the parts that could grow without bound.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ DETAILS_KEY = "grpc-status-details-bin"
 _DOMAIN = "paceline"
 _TEXT_LIMIT = 256
 _VIOLATION_LIMIT = 4
-# What is read of a peer's answer. The peer may be a proxy or a server of another kind, with longer
-# texts. A retry time that is negative counts as none, and so does one that no Duration may have.
+# The most that is read of a peer's answer: the peer may be a proxy or a server of another kind,
+# with longer texts. A retry time that is negative, or beyond a Duration's limit, is ignored.
 _READ_TEXT_LIMIT = 1024
 _MOST_RETRY_SECONDS = 315_576_000_000.0
 
-# What a status without a reason of ours means: the transport's own, a proxy's, or a newer server's.
-# gRPC itself says RESOURCE_EXHAUSTED of a message that is too large: sent again, it still is. Its
-# servers say CANCELLED to calls that arrive as they stop (grpc/grpc#41785), and that they cut then.
+# The meaning of a status without a reason of ours: the transport's, a proxy's, a newer server's.
+# gRPC itself answers RESOURCE_EXHAUSTED to a message that is too large: sending it again is
+# useless. Its servers answer CANCELLED to calls that they cut, or that arrive, as they stop
+# (grpc/grpc#41785).
 _CLASS_OF_CODE: dict[str, type[errors.PacelineError]] = {
     "CANCELLED": errors.DrainingError,
     "DEADLINE_EXCEEDED": errors.DeadlineError,
@@ -45,14 +46,14 @@ _CLASS_OF_CODE: dict[str, type[errors.PacelineError]] = {
     "UNIMPLEMENTED": errors.UnsupportedError,
 }
 
-# gRPC's own words where a call's time ends here, also within others: "Stream removed (...)".
+# gRPC's words for a deadline that passed here, also inside others: "Stream removed (...)".
 _GRPC_DEADLINE = "Deadline Exceeded"
 
 
 def encode(error: errors.PacelineError) -> Status:
-    """Put an error into the form that travels.
+    """Turn an error into its status.
 
-    A class without a reason (ConnectionLostError) becomes its bare code, as the transport says it.
+    A class without a reason (ConnectionLostError) becomes its bare code, as the transport's would.
     """
     code: tuple[int, str] = grpc.StatusCode[error.code].value
     status = Status(code=code[0], message=error.message[:_TEXT_LIMIT])
@@ -81,11 +82,11 @@ def encode(error: errors.PacelineError) -> Status:
 
 
 def decode(rpc_error: grpc.RpcError) -> errors.PacelineError:
-    """Rebuild the error that a server raised, or name what the transport did.
+    """Rebuild the error that a server raised, or name the transport's error.
 
-    Never fails: details that are no `google.rpc.Status`, or have no reason that this version knows,
-    leave the class to the status code. A call that was cancelled on this side looks like one that
-    its server cancelled: who cancels knows, and asks only of others.
+    Never fails: if the details are not a `google.rpc.Status`, or have no reason that this version
+    knows, the status code decides the class. A call that this side cancelled looks like a call
+    that the server cancelled: the caller has to know, and not to call this for its own cancels.
     """
     code = rpc_error.code().name
     status = _status_of(rpc_error)
@@ -100,7 +101,7 @@ def decode(rpc_error: grpc.RpcError) -> errors.PacelineError:
     error_class = known.get(info.reason) or _class_of(code, may_pass=may_pass)
     text = (status.message or rpc_error.details() or code)[:_READ_TEXT_LIMIT]
     if error_class is errors.DeadlineError and _GRPC_DEADLINE in text:
-        text = "the call's time was over"
+        text = "the call's deadline passed"
     return error_class(
         text,
         metadata=dict(info.metadata),
@@ -128,7 +129,7 @@ def _status_of(rpc_error: grpc.RpcError) -> Status:
 
 
 def _seconds(duration: Duration) -> float:
-    return duration.seconds + duration.nanos / 1e9  # ToTimedelta refuses what is out of bounds
+    return duration.seconds + duration.nanos / 1e9  # ToTimedelta refuses values out of bounds
 
 
 def _duration(seconds: float) -> Duration:

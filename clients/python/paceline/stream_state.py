@@ -1,4 +1,4 @@
-"""What the two faces of a streaming generation share: all of it but the streaming."""
+"""The part of a generation that both clients share: all of it except reading the stream."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _Link = TypeVar("_Link", Connection, AsyncConnection)
 
 
 class StreamState(Generic[_Link]):
-    """A generation's transcript, where it can be had, and who reads it.
+    """A generation's transcript, its orchestrators, and its reader.
 
     Invariants:
-        There is one reader at a time. Who begins to read while another waits for a message is
-        refused; who begins between two of its messages takes over, as after a `break`, of whose
-        iterator nobody hears; if the other goes on all the same, it is refused.
+        There is one reader at a time. A second reader is refused while the first waits for a
+        message. Between two messages the second reader takes over, since after a `break` the first
+        one's iterator is not told to end; if the first reads again, it is refused.
     """
 
     def __init__(
@@ -55,18 +55,18 @@ class StreamState(Generic[_Link]):
         self._metadata = metadata
         self._own_metadata = own_metadata
         self._closed = threading.Event()
-        self._reading = threading.Lock()  # guards the two that follow
+        self._reading = threading.Lock()  # guards _reader and _is_awaited
         self._reader: object | None = None
         self._is_awaited = False
 
     @property
     def started(self) -> Started | None:
-        """What the generation will be; None until it is known."""
+        """Seed, model and plan of the generation; None before its first message."""
         return self._transcript.started
 
     @property
     def finished(self) -> Finished | None:
-        """How it ended, with statistics; None until it has."""
+        """The end, with statistics; None until then."""
         return self._transcript.finished
 
     @property
@@ -76,7 +76,7 @@ class StreamState(Generic[_Link]):
 
     @property
     def resumption_count(self) -> int:
-        """How often it went on by itself, at another orchestrator if there is one."""
+        """How often the generation resumed by itself, at another orchestrator if there is one."""
         return self._resumption_count
 
     def _plan(self) -> CallPlan:
@@ -94,7 +94,7 @@ class StreamState(Generic[_Link]):
         plan: CallPlan,
         endpoint: Endpoint[_Link],
     ) -> Chunk | TimelineEvent | None:
-        """Take in one message, and return what the reader is to see of it."""
+        """Add a message to the transcript, and return the event for the reader, if any."""
         event = self._transcript.add(parsed(response))
         if isinstance(event, Chunk):
             plan.hear()
@@ -104,7 +104,7 @@ class StreamState(Generic[_Link]):
     def _delay_seconds(
         self, error: PacelineError, *, plan: CallPlan, endpoint: Endpoint[_Link], was_refused: bool
     ) -> float:
-        """How long to wait before going on after an error; see `CallPlan.delay_seconds`."""
+        """Return how long to wait before the next stream; see `CallPlan.delay_seconds`."""
         if isinstance(error, TryAgainError):
             self._endpoints.failed(endpoint)
         seconds = plan.delay_seconds(error, was_refused=was_refused, endpoint=endpoint)
@@ -113,10 +113,10 @@ class StreamState(Generic[_Link]):
 
     def _check_open(self) -> None:
         if self._closed.is_set():
-            raise ClientCancelledError("the generation was closed; resume() goes on with it")
+            raise ClientCancelledError("the generation was closed; resume() continues it")
 
     def _check_wanted(self) -> None:
-        """Tell the caller's own cancel from that of a server, which gRPC calls by the same name."""
+        """Tell the caller's own cancel from a server's: gRPC reports both as CANCELLED."""
         self._check_open()
         self._endpoints.check_open()
 
@@ -129,7 +129,7 @@ class StreamState(Generic[_Link]):
             return self._reader
 
     def _hand_out(self) -> None:
-        """The reader is away with a message."""
+        """Note that the reader handles a message, and waits for none."""
         with self._reading:
             self._is_awaited = False
 

@@ -1,4 +1,4 @@
-"""What a generation has received so far, and what it asks for to go on: no I/O here."""
+"""The received part of a generation, and the request for the missing part: no I/O here."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 
 
 class Transcript:
-    """A request and what came back, over as many streams as it took.
+    """A request and its answer, which can come over several streams.
 
     Invariants:
-        The chunks follow on one another: each starts at the absolute position where the one before
-        ended, and none is missing at the end. A stream that says otherwise ends in an error, never
-        in a gap or a duplicate.
+        Each chunk starts at the absolute position where the chunk before it ended, and no chunk is
+        missing at the end. A stream that breaks this rule ends in an error, never in a gap or a
+        duplicate.
     """
 
     def __init__(self, request: orchestrator_pb.GenerateRequest) -> None:
@@ -28,7 +28,7 @@ class Transcript:
         self._resumed_count = 0  # tokens that the current stream did not have to send
 
     def next_request(self) -> orchestrator_pb.GenerateRequest:
-        """Ask for what is missing."""
+        """Return the request for the missing part."""
         request = orchestrator_pb.GenerateRequest()
         request.CopyFrom(self._request)
         if self.started is not None:
@@ -38,7 +38,7 @@ class Transcript:
         return request
 
     def add(self, response: orchestrator_pb.GenerateResponse) -> Chunk | TimelineEvent | None:
-        """Take in one message, and return what the caller is to see of it.
+        """Add a message, and return the event for the caller, if any.
 
         Raises:
             ModelMismatchError: The resumed stream comes from another model.
@@ -56,7 +56,7 @@ class Transcript:
         return None
 
     def completion(self) -> Completion:
-        """Return the whole.
+        """Return the whole completion.
 
         Raises:
             InvariantViolatedError: The server closed the stream without its last message.
@@ -71,7 +71,7 @@ class Transcript:
         )
 
     def branch(self) -> Transcript:
-        """Return a copy to go on with."""
+        """Return a copy that another generation continues."""
         twin = copy(self)
         twin.chunks = list(self.chunks)
         return twin

@@ -1,4 +1,4 @@
-# What a client has to do itself with nothing but generated stubs: check positions, cancel, resume,
+# The work of a client that has only generated stubs: check positions, cancel, resume,
 # and read an error's details. Prints a JSON object of what came of it.
 #
 #   ruby -I build/stubs examples/protocol.rb 127.0.0.1:50050 "def fibonacci(n):"
@@ -70,7 +70,7 @@ class Generation
   end
 end
 
-# What a server says of an error beside its status code.
+# The details of a server's error, beside its status code.
 def details(error)
   types = [Google::Rpc::ErrorInfo, Google::Rpc::BadRequest, Google::Rpc::RetryInfo]
   found = (error.to_rpc_status&.details || []).filter_map do |detail|

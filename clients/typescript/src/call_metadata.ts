@@ -6,10 +6,10 @@ import { InvalidFieldError } from "./errors.js";
 /** Names and values; bytes go with names in -bin. */
 export type CallMetadata = Readonly<Record<string, string | Uint8Array>>;
 
-/** Metadata, or what is called for each call and returns it. */
+/** Metadata, or a function that returns it for each call. */
 export type MetadataSource = CallMetadata | (() => CallMetadata);
 
-/** Tells the bearer token, for each call anew. */
+/** Tells the bearer token, for each call again. */
 export type TokenSource = () => string | Promise<string>;
 
 /** A client's headers and credentials. Errors never show values: they may be secret. */
@@ -56,11 +56,14 @@ export function checkMetadata(metadata: CallMetadata = {}): void {
   for (const [name, value] of Object.entries(metadata)) {
     const lower = name.toLowerCase();
     if (!/^[0-9a-z_.-]+$/.test(lower) || lower.startsWith("grpc-")) {
-      const description = `${JSON.stringify(name)} is no name: letters, digits, - _ . and not grpc-`;
+      const description = `${JSON.stringify(name)} is not a metadata name: use letters, digits, - _ . and no prefix grpc-`;
       throw InvalidFieldError.of("metadata", description);
     }
     if (lower.endsWith("-bin") !== value instanceof Uint8Array) {
-      throw InvalidFieldError.of("metadata", `${name}: bytes go with names in -bin, and text not`);
+      throw InvalidFieldError.of(
+        "metadata",
+        `${name}: a name that ends in -bin takes bytes, every other name takes text`,
+      );
     }
     if (!(value instanceof Uint8Array || (typeof value === "string" && /^[ -~]*$/.test(value)))) {
       throw InvalidFieldError.of("metadata", `${name}: must be printable ASCII`);

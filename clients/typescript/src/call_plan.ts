@@ -1,4 +1,4 @@
-/** When to give up and when to try again: times, delays and their budget, without I/O. */
+/** When a client tries again, and when it gives up: deadlines, delays and their budget, no I/O. */
 
 import {
   ConnectionLostError,
@@ -12,20 +12,20 @@ const FIRST_DELAY_SECONDS = 0.1;
 const LONGEST_DELAY_SECONDS = 2;
 
 /**
- * A wait is longer by a random part: up to half of it, and up to a second. Clients that were refused
- * together do not come back together.
+ * A delay is lengthened by a random part, at most half of it and at most a second, so that clients
+ * that were refused at the same time do not return at the same time.
  */
 const LONGEST_JITTER_SECONDS = 1;
 
 /** More than any generation takes, and little enough for Node's timers, which end at 24.8 days. */
 const LONGEST_TIMEOUT_SECONDS = 7 * 86_400;
 
-/** An orchestrator that drains answers so for moments, until its name leads elsewhere. */
+/** A draining orchestrator refuses for moments, until its name leads to another one. */
 const REFUSALS = 3;
 
 /**
- * A stream that a server refuses before it reads anything of it (REFUSED_STREAM: too many at once on
- * one connection) is sent again as often, 13 s in all.
+ * A stream that a server refused unread is sent again so often (REFUSED_STREAM: too many streams on
+ * one connection): 13 s in all.
  */
 const RESENDS = 10;
 
@@ -33,15 +33,15 @@ const RESENDS = 10;
 const REFUSED_STREAM = /refused[ _]stream|stream refused|RST_STREAM.*error code:? 7\b/i;
 
 /**
- * Where a stream goes on at others by itself, all of them are asked so often without any text: from
- * one that has begun more is lost with it, and one that nobody has heard of is better told.
+ * Rounds over all orchestrators that bring no text, before a generation gives up. A generation that
+ * has begun tries longer, since its user would lose the text so far.
  */
 const ROUNDS = 30;
 const ROUNDS_UNHEARD = 2;
 
 /**
- * As many streams as one connection carries can break at once and all go on at once. After that a
- * client knocks at most ten times a second, however many of its generations want to.
+ * All streams of one connection can break at once, and resume at once. After that a client retries
+ * at most ten times a second, all its generations together.
  */
 const RETRIES_AT_ONCE = 100;
 const RETRIES_PER_SECOND = 10;
@@ -78,10 +78,10 @@ export function checkedAttempts(attempts: number): number {
 }
 
 /**
- * How often a client may try again, all its generations together.
+ * Limits how often a client's generations retry, all of them together.
  *
- * It makes them wait rather than fail: when an orchestrator dies, all its streams have a right to go
- * on elsewhere, but not to knock at a closed door in chorus.
+ * A generation over the limit waits and does not fail: when an orchestrator ends, all its streams
+ * may continue at another one, but not all at the same moment.
  */
 export class RetryBudget {
   readonly #clock: Clock;
@@ -135,7 +135,7 @@ export class CallPlan {
     return Math.max(0, this.#deadline - this.#clock());
   }
 
-  /** Text has come: whoever failed before may do better now. */
+  /** Note that text has come: endpoints that failed earlier may be asked again. */
   hear(): void {
     this.#mostRounds = ROUNDS;
     this.#rounds = 0;
@@ -177,8 +177,8 @@ export class CallPlan {
    * How long to wait before a refused stream is sent again: no resumption, nor counted as one.
    * Undefined if it was not refused, or was too often, or there is no time.
    *
-   * The pauses are random and no place of the budget is taken: the server is well, and those that it
-   * refused come back one by one.
+   * The pauses are random, so that refused streams return one by one; the server works, so the
+   * budget is not used.
    *
    * @param error Why the call ended, of which nothing had come.
    * @param endpoint Who was asked.
@@ -224,7 +224,7 @@ export class CallPlan {
     return own + this.#chance() * Math.min(own / 2, LONGEST_JITTER_SECONDS);
   }
 
-  /** As long as the server says; else longer each time. */
+  /** The server's own delay; without one, a delay that doubles each time. */
   #nextDelay({ retryAfterSeconds = 0 }: TryAgainError): number {
     const own = this.#delaySeconds;
     this.#delaySeconds = Math.min(2 * own, LONGEST_DELAY_SECONDS);
@@ -232,7 +232,7 @@ export class CallPlan {
   }
 }
 
-/** Whether a server took no more streams on a connection that stands: nobody began to work. */
+/** Whether the server refused a stream unread, on a connection that works. */
 function isRefusedStream(error: unknown): boolean {
   return error instanceof ConnectionLostError && REFUSED_STREAM.test(error.message);
 }

@@ -23,7 +23,7 @@ const OPTIONS: ChannelOptions = {
   "grpc.use_local_subchannel_pool": 1,
 };
 
-/** How to trust the server, and how to be trusted by it (mTLS): PEM, in files or as it is. */
+/** The certificates of TLS and mTLS: PEM, in files or as it is. */
 export interface Tls {
   /** Whom to trust. Default: the certificate authorities that come with Node. */
   readonly caFile?: string | undefined;
@@ -31,13 +31,13 @@ export interface Tls {
   readonly certificateFile?: string | undefined;
   /** Its private key. */
   readonly keyFile?: string | undefined;
-  /** The name in the server's certificate, where it is not the address's. */
+  /** The name in the server's certificate, if it differs from the address. */
   readonly serverName?: string | undefined;
-  /** What a caFile would hold. */
+  /** The content of a caFile. */
   readonly ca?: string | Uint8Array | undefined;
-  /** What a certificateFile would hold. */
+  /** The content of a certificateFile. */
   readonly certificate?: string | Uint8Array | undefined;
-  /** What a keyFile would hold. */
+  /** The content of a keyFile. */
   readonly key?: string | Uint8Array | undefined;
 }
 
@@ -59,9 +59,8 @@ export interface Route {
 }
 
 /**
- * All that a name leads to are connected to, and take turns. DNS is asked again when a connection
- * ends: by gRPC's default not within 30 s of the last time, in which pods with new addresses would
- * not be found.
+ * All addresses of a name are connected to, and take turns. DNS is asked again when a connection
+ * ends. gRPC's default waits 30 s between two queries: new pods would not be found for so long.
  */
 const SPREAD: ChannelOptions = {
   "grpc.dns_min_time_between_resolutions_ms": 1_000,
@@ -83,7 +82,7 @@ export function routeTo(
     throw InvalidFieldError.of(
       "address",
       `${address} is not on this machine and there is no TLS: ` +
-        "give TLS options, or say insecure to allow plaintext",
+        "give TLS options, or allow plaintext with the option insecure",
     );
   }
   const trust = credentialsOf(tls);
@@ -178,7 +177,7 @@ function contentOf(
     return content === undefined ? null : Buffer.from(content);
   }
   if (content !== undefined) {
-    throw InvalidFieldError.of(`tls.${name}`, `is there, and ${name}File too: give one`);
+    throw InvalidFieldError.of(`tls.${name}`, `and ${name}File are both given: give one`);
   }
   try {
     return readFileSync(path);
@@ -199,7 +198,7 @@ function isLoopbackHost(host: string): boolean {
   if (host === "localhost") {
     return true;
   }
-  const version = isIP(host); // 0 for a name: where it leads to is not ours to know
+  const version = isIP(host); // 0 for a name: its addresses are not known here
   const loopback = new BlockList();
   loopback.addSubnet("127.0.0.0", 8, "ipv4");
   loopback.addAddress("::1", "ipv6");

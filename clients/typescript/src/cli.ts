@@ -24,23 +24,23 @@ import {
 const HELP = `\
 usage: paceline-generate [options] PROMPT
 
-Continue a prompt, and stream the text to standard output. The last line, on standard error, says
-what it took. Ctrl-C cancels the work on all servers.
+Continue a prompt, and stream the text to standard output. The last line, on standard error, has
+the numbers of tokens and seconds. Ctrl-C cancels the work on all servers.
 
-  --address HOST:PORT     where the orchestrator listens (127.0.0.1:50050)
-  --max-tokens N          tokens to generate at most (server: 256)
+  --address HOST:PORT     address of the orchestrator (127.0.0.1:50050)
+  --max-tokens N          most tokens to generate (server: 256)
   --temperature T         0 is greedy (the server's default)
-  --seed S                the same seed gives the same text; else chosen
+  --seed S                the same seed gives the same text; without it one is chosen
   --strategy WORD         auto, autoregressive, speculative, distributed or self_speculative; the
                           text is the same
   --stop TEXT             end before this string; can be given again
   --ca FILE               PEM file with the certificates to trust; turns TLS on
-  --certificate FILE      PEM file: this client's, for mTLS
-  --key FILE              PEM file with its private key
-  --api-key-file FILE     file with the API key, where the orchestrator asks for one
+  --certificate FILE      PEM file with this client's certificate, for mTLS
+  --key FILE              PEM file with the certificate's private key
+  --api-key-file FILE     file with the API key, if the orchestrator requires one
   --insecure              allow plaintext to another machine
-  --timeout SECONDS       give up after so long (120)
-  --resume-attempts N     how often to go on by itself after a broken connection (2)
+  --timeout SECONDS       give up after this time (120)
+  --resume-attempts N     how often a broken generation resumes by itself (2)
 `;
 
 const OPTIONS = {

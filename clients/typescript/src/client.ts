@@ -53,10 +53,10 @@ export interface CallSettings {
 /** How a generation is called. */
 export interface GenerateSettings extends CallSettings {
   /**
-   * How often to go on by itself after a `TryAgainError`, such as a broken connection. The text has
-   * no gap and no duplicate. A request that is refused because the orchestrator is shutting down
-   * goes to the next one in any case. Default: with one orchestrator never, with several until all
-   * of them have been asked in vain, again and again. 0 leaves it to the caller.
+   * How often a generation resumes by itself after a `TryAgainError`, such as a broken connection.
+   * The text has no gap and no duplicate. A request that is refused because the orchestrator is
+   * shutting down goes to the next one in any case. Default: never with one orchestrator; with
+   * several, until all of them have failed several times. 0 leaves it to the caller.
    */
   readonly resumeAttempts?: number | undefined;
 }
@@ -64,8 +64,8 @@ export interface GenerateSettings extends CallSettings {
 /**
  * A client of one or several orchestrators; any number of generations can run at once.
  *
- * Where there are several, requests are spread over those that serve, and what one of them leaves
- * unfinished goes on at another: under EXACT with the text that it would have had there.
+ * The client spreads requests over the orchestrators that serve. A generation that one of them
+ * leaves unfinished continues at another: under EXACT with the text that it would have had there.
  *
  *     const client = new Client("127.0.0.1:50050");
  *     for await (const chunk of client.generate("def fib(n):", { maxTokens: 64 })) {
@@ -93,7 +93,7 @@ export class Client implements Disposable {
   }
 
   /**
-   * Continue a prompt. Nothing is sent before the result is iterated over or awaited.
+   * Continue a prompt. The request is not sent before the result is iterated over or awaited.
    *
    * @param prompt Text, or token ids.
    * @throws InvalidFieldError An option has a value that cannot be sent, or a time or number of
@@ -106,15 +106,15 @@ export class Client implements Disposable {
   }
 
   /**
-   * Go on with a generation that was left or broken, here or at another orchestrator.
+   * Continue a generation that was left or broken, here or at another orchestrator.
    *
-   * Iterating gives what is missing; `collect` and `text` give the whole.
+   * Iterating gives the missing part; `collect` and `text` give the whole.
    */
   resume(generation: Generation, settings: GenerateSettings = {}): Generation {
     return this.#generation(generation.transcript.branch(), settings);
   }
 
-  /** Describe the models and servers the orchestrator works with now. */
+  /** Describe the models and servers that the orchestrator works with now. */
   async info(settings: CallSettings = {}): Promise<SystemInfo> {
     const plan = new CallPlan(checkedTimeout(settings.timeoutSeconds ?? this.#timeoutSeconds), {
       endpointCount: this.#endpoints.all.length,
@@ -158,7 +158,7 @@ export class Client implements Disposable {
     }
   }
 
-  /** Close the connections, and cancel what runs on them. */
+  /** Close the connections, and cancel the calls on them. */
   close(): void {
     this.#closing.abort(new ClientCancelledError("the client was closed"));
     this.#endpoints.close();

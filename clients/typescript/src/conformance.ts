@@ -78,7 +78,7 @@ const OPTIONS: ReadonlyMap<string, keyof GenerateOptions> = new Map([
 
 class UnsupportedRequest extends Error {}
 
-/** What is read of one stream. */
+/** The received data of one stream. */
 class Reading {
   readonly chunks: Chunk[] = [];
   readonly events: TimelineEvent[] = [];

@@ -1,4 +1,4 @@
-/** A client's way to its orchestrator, which can be taken anew while calls run on the old one. */
+/** A client's way to its orchestrator, which can be taken again while calls run on the old one. */
 
 import { connectivityState } from "@grpc/grpc-js";
 import { ConnectionLostError, DrainingError } from "./errors.js";
@@ -32,7 +32,7 @@ export class Connection {
     return this.#stub;
   }
 
-  /** Say why a call of a stub ended; after DRAINING the next call connects anew. */
+  /** Say why a call of a stub ended; after DRAINING the next call connects again. */
   decoded(failure: unknown, stub: OrchestratorServiceClient): unknown {
     const error = decode(failure);
     if (error instanceof DrainingError) {

@@ -5,7 +5,7 @@ import { leadsToOne, type Route } from "./channel.js";
 import { Connection } from "./connection.js";
 import { InvalidFieldError } from "./errors.js";
 
-/** Who has failed is asked after the others, for so long; each time longer, until it answers. */
+/** So long an endpoint that failed is asked after the others; the time doubles until it answers. */
 const FIRST_REST_SECONDS = 0.1;
 const LONGEST_REST_SECONDS = 10;
 
@@ -26,9 +26,9 @@ export class Endpoint {
 }
 
 /**
- * All of them; requests are spread over those that serve.
+ * All endpoints of a client; requests are spread over the ones that serve.
  *
- * What is known of an address is what its calls have told: nothing is asked for that alone.
+ * An endpoint is judged by the outcomes of its calls: no call is made for that purpose.
  */
 export class Endpoints {
   readonly all: readonly Endpoint[];
@@ -40,15 +40,15 @@ export class Endpoints {
     this.#clock = clock;
   }
 
-  /** Whether what one orchestrator leaves unfinished can go on at another. */
+  /** Whether another orchestrator can continue an unfinished generation. */
   get mayBeSeveral(): boolean {
     return this.all.length > 1 || !this.all.every(({ leadsToOne }) => leadsToOne);
   }
 
   /**
-   * Choose the best one for a call: not asked yet, well, and with the fewest calls.
+   * Choose the best endpoint for a call: not asked yet, working, and with the fewest calls.
    *
-   * Where all have failed, one is asked all the same, and says why.
+   * If all have failed, one is asked all the same: its error says why.
    */
   choose(asked: ReadonlySet<Endpoint>): Endpoint {
     const now = this.#clock();
@@ -62,13 +62,13 @@ export class Endpoints {
     return (ranked[0] as { endpoint: Endpoint }).endpoint;
   }
 
-  /** An endpoint does what it should. */
+  /** An endpoint answered as it should. */
   answered(endpoint: Endpoint): void {
     endpoint.failureCount = 0;
     endpoint.restsUntil = Number.NEGATIVE_INFINITY;
   }
 
-  /** An endpoint refused a call, or broke one off: the others come first for a while. */
+  /** An endpoint refused or broke a call: the others come first for a while. */
   failed(endpoint: Endpoint): void {
     const now = this.#clock();
     if (now < endpoint.restsUntil) {
@@ -87,7 +87,7 @@ export class Endpoints {
 }
 
 /**
- * List the addresses that a client was given: one, several, or several between commas.
+ * List a client's addresses: one, several, or several separated by commas.
  *
  * @throws InvalidFieldError There is none.
  */

@@ -8,7 +8,7 @@
  *     ├── UnsupportedError                leave it out, or ask another server
  *     ├── PermissionDeniedError           fix the credentials
  *     │   └── UnauthenticatedError        send the credential that it names
- *     ├── SessionError                    what an orchestrator repairs by itself
+ *     ├── SessionError                    an orchestrator repairs it by itself
  *     │   ├── SessionNotFoundError
  *     │   ├── PrefixNotHeldError
  *     │   ├── PrefixMismatchError
@@ -32,13 +32,13 @@
  * `code` is the name of a gRPC status code, `reason` that of an ErrorReason without its prefix.
  */
 
-/** One field out of its limits: its path in the request, and what is wrong with it. */
+/** A field out of its limits: its path in the request, and the fault. */
 export interface FieldViolation {
   readonly field: string;
   readonly description: string;
 }
 
-/** What an error can say besides its message. */
+/** The details of an error. */
 export interface ErrorDetails extends ErrorOptions {
   readonly metadata?: Readonly<Record<string, string>>;
   readonly violations?: readonly FieldViolation[];
@@ -59,9 +59,9 @@ export class PacelineError extends Error {
 
   /** More facts, as in google.rpc.ErrorInfo; never prompts or tokens. */
   readonly metadata: Readonly<Record<string, string>>;
-  /** What is wrong with which field, where the request is wrong. */
+  /** The wrong fields, if the request is wrong. */
   readonly violations: readonly FieldViolation[];
-  /** When a retry makes sense, in seconds, if the server said so. */
+  /** Time until a retry is useful, in seconds, if the server said one. */
   readonly retryAfterSeconds: number | undefined;
 
   constructor(message: string, details: ErrorDetails = {}) {
@@ -107,7 +107,7 @@ export class MalformedRequestError extends PacelineError {
   static override readonly reason = "MALFORMED_REQUEST";
 }
 
-/** This server cannot do it: leave it out, or ask another server. */
+/** This server does not support the request: leave the option out, or ask another server. */
 export class UnsupportedError extends PacelineError {
   static override readonly code = "UNIMPLEMENTED";
   static override readonly reason = "UNSUPPORTED";
@@ -125,7 +125,7 @@ export class UnauthenticatedError extends PermissionDeniedError {
   static override readonly reason = "UNAUTHENTICATED";
 }
 
-/** What happens between an orchestrator and a model server, and is repaired there. */
+/** An error between an orchestrator and a model server; the orchestrator repairs it. */
 export class SessionError extends PacelineError {}
 
 /** The session is unknown here. */
@@ -146,7 +146,7 @@ export class PrefixMismatchError extends SessionError {
   static override readonly reason = "PREFIX_MISMATCH";
 }
 
-/** A call with a higher sequence came first. */
+/** A call with a higher sequence arrived before. */
 export class StaleCallError extends SessionError {
   static override readonly code = "ABORTED";
   static override readonly reason = "STALE_CALL";
@@ -170,18 +170,18 @@ export class TokenizerMismatchError extends PacelineError {
   static override readonly reason = "TOKENIZER_MISMATCH";
 }
 
-/** It may work in a moment: retry after `retryAfterSeconds`, or at another server. */
+/** The cause may pass: retry after `retryAfterSeconds`, or at another server. */
 export class TryAgainError extends PacelineError {
   static override readonly code: string = "UNAVAILABLE";
 }
 
-/** No memory for another session. */
+/** There is no memory for another session. */
 export class CacheExhaustedError extends TryAgainError {
   static override readonly code = "RESOURCE_EXHAUSTED";
   static override readonly reason = "CACHE_EXHAUSTED";
 }
 
-/** Too many requests at once. */
+/** There are too many requests at once. */
 export class OverloadedError extends TryAgainError {
   static override readonly code = "RESOURCE_EXHAUSTED";
   static override readonly reason = "OVERLOADED";
@@ -202,16 +202,16 @@ export class NoTargetError extends TryAgainError {
   static override readonly reason = "NO_TARGET";
 }
 
-/** The connection broke, or could not be made; there is no server's word for it. */
+/** The connection broke or could not be made; no server reports this error. */
 export class ConnectionLostError extends TryAgainError {}
 
-/** The call's time is over: resume with a later deadline. */
+/** The call's deadline passed: resume with a later deadline. */
 export class DeadlineError extends PacelineError {
   static override readonly code = "DEADLINE_EXCEEDED";
   static override readonly reason: string = "DEADLINE";
 }
 
-/** The client did not read for too long: resume, and read faster. */
+/** The client read nothing for too long: resume, and read faster. */
 export class SlowConsumerError extends DeadlineError {
   static override readonly reason = "SLOW_CONSUMER";
 }
@@ -222,7 +222,7 @@ export class ClientCancelledError extends PacelineError {
   static override readonly reason = "CLIENT_CANCELLED";
 }
 
-/** A promise was about to be broken, so the stream was stopped: report it. */
+/** The stream was stopped before it could break a promise: report it. */
 export class InvariantViolatedError extends PacelineError {
   static override readonly code = "DATA_LOSS";
   static override readonly reason = "INVARIANT_VIOLATED";

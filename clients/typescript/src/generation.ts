@@ -1,5 +1,5 @@
 /**
- * What a client hears of a generation: plain data, without protobuf.
+ * A generation's messages as plain data, without protobuf.
  *
  * Names, units and meanings are those of orchestrator_service.proto. Positions are absolute: they
  * count the prompt.
@@ -26,41 +26,41 @@ export const TIMELINE_EVENT_KINDS = [
   "cancelled",
 ] as const;
 
-/** How a request is decoded. The output is the same with every one. */
+/** How a request is decoded. The output is the same with every strategy. */
 export type Strategy = (typeof STRATEGIES)[number];
-/** What the output promises: the target's own tokens for the seed, or its distribution. */
+/** The promise about the output: the target's own tokens for the seed, or its distribution. */
 export type VerificationRule = (typeof VERIFICATION_RULES)[number];
-/** Who drafts, where a strategy has work for a drafter. */
+/** The drafter, for strategies that need one. */
 export type DrafterKind = (typeof DRAFTER_KINDS)[number];
 /** When draft tokens are sent to targets. */
 export type DispatchPolicy = (typeof DISPATCH_POLICIES)[number];
 /** Why a generation ended. */
 export type FinishReason = (typeof FINISH_REASONS)[number];
-/** Where a token came from: a drafter's guess, or the target itself. */
+/** The origin of a token: an accepted draft token, or the target's own token. */
 export type TokenOrigin = (typeof TOKEN_ORIGINS)[number];
-/** What a timeline event tells of. */
+/** The kind of a timeline event. */
 export type TimelineEventKind = (typeof TIMELINE_EVENT_KINDS)[number];
-/** A word of the list, or what a newer server says and this client has no word for. */
+/** A word of the list, or a value of a newer server that this client does not know. */
 export type OrUnknown<Word extends string> = Word | "unknown";
 
-/** What the generation will be; told before any token. */
+/** The first message of a generation, before any token. */
 export interface Started {
   readonly requestId: string;
-  /** The seed in use: with it the same text can be had again. */
+  /** The seed in use; the same seed gives the same text again. */
   readonly seed: number;
   readonly modelFingerprint: string;
   /** The strategy in use; never "auto". */
   readonly strategy: OrUnknown<Strategy>;
-  /** What the output promises. */
+  /** The promise about the output. */
   readonly promise: OrUnknown<VerificationRule>;
   readonly promptTokenCount: number;
   readonly lookahead: number;
   readonly targetCount: number;
-  /** Why "auto" chose so, in one line; else empty. */
+  /** The reason for the choice of "auto", in one line; empty without "auto". */
   readonly planNote: string;
-  /** How many tokens drafters find at a place; 1: chains. */
+  /** Number of tokens that drafters find at a position; 1: chains. */
   readonly width: number;
-  /** How many tokens beside the likeliest ones each drafter forward follows. */
+  /** Number of runners-up that each drafter forward also extends. */
   readonly branches: number;
 }
 
@@ -71,9 +71,9 @@ export interface TokenLogprob {
 }
 
 /**
- * Final tokens and their text. `origins` and `textLengths` (the characters of `text`, as Unicode code
- * points, that it adds) have one for each and, if asked for, `logprobs` and `topLogprobs`: what was
- * likeliest at its place, the likeliest first.
+ * Final tokens and their text. `origins` and `textLengths` (the characters, as Unicode code points,
+ * that the token adds to `text`) have one entry for each token. So have, if requested, `logprobs`
+ * and `topLogprobs`: the likeliest tokens at the position, the likeliest first.
  */
 export interface Chunk {
   readonly type: "chunk";
@@ -86,7 +86,7 @@ export interface Chunk {
   readonly textLengths: readonly number[];
 }
 
-/** A draft, a verification, or what became of them, in ns since the request arrived. */
+/** A draft, a verification or its result; times are ns since the request arrived. */
 export interface TimelineEvent {
   readonly type: "timeline";
   readonly kind: OrUnknown<TimelineEventKind>;
@@ -97,9 +97,9 @@ export interface TimelineEvent {
   readonly tokenIds: readonly number[];
   readonly callId: number;
   readonly speculationDepth: number;
-  /** Tokens beside the chain that a draft found, or a verification judges. */
+  /** Tokens beside the chain in a draft or a verification. */
   readonly branchTokenCount: number;
-  /** Whether it is a verification of what is beside the chain. */
+  /** Whether the event is a verification of tokens beside the chain. */
   readonly isBranch: boolean;
 }
 
@@ -107,11 +107,11 @@ export interface TimelineEvent {
 export interface Usage {
   readonly promptTokenCount: number;
   readonly completionTokenCount: number;
-  /** Of the prompt's, those that a target had computed before, for an earlier request of this client. */
+  /** Prompt tokens that a target had computed before, for an earlier request of this client. */
   readonly cachedPromptTokenCount: number;
 }
 
-/** What it took. Of a resumed generation: what its last part took. */
+/** Times and counts of a generation; of a resumed generation, of its last part. */
 export interface Statistics {
   readonly targetForwardCount: number;
   readonly drafterForwardCount: number;
@@ -121,33 +121,33 @@ export interface Statistics {
   readonly discardedTokenCount: number;
   readonly acceptanceRate: number;
   readonly cancelledRpcCount: number;
-  /** What had to be done differently, such as "target_lost" or a newer "fallback 12"; how often. */
+  /** Deviations from the plan, counted, such as "target_lost" or a newer "fallback 12". */
   readonly fallbacks: Readonly<Record<string, number>>;
   readonly queueNs: number;
   readonly forwardNs: number;
   readonly networkNs: number;
   readonly timeToFirstTokenNs: number;
   readonly totalNs: number;
-  /** Corrections that a drafter had found beside its chain. */
+  /** Corrections that were among the tokens beside a drafter's chain. */
   readonly correctionsAheadCount: number;
-  /** Tokens beside the chains that targets judged. */
+  /** Judged tokens beside the chains. */
   readonly branchTokenCount: number;
-  /** Those of them that became output. */
+  /** The ones that became output. */
   readonly branchAcceptedCount: number;
-  /** Of the draft tokens, those that Max-Gram found in the text. */
+  /** Draft tokens that Max-Gram found in the text. */
   readonly maxGramDraftedTokenCount: number;
-  /** Those of them that became output. */
+  /** The ones that became output. */
   readonly maxGramAcceptedTokenCount: number;
-  /** The drafters' forwards by model, of a stack the largest model first. */
+  /** The drafters' forwards by model; a stack's largest model comes first. */
   readonly drafterModels: readonly ModelForwards[];
   /**
    * SWI: the new tokens at the mean time of a target's forward, over the time in all forwards; 0
-   * where it is not known, since calls were withdrawn.
+   * if calls were withdrawn, so that it is not known.
    */
   readonly walltimeImprovement: number;
 }
 
-/** What a model ran. */
+/** The forwards of one model. */
 export interface ModelForwards {
   readonly modelName: string;
   readonly forwardCount: number;
@@ -155,7 +155,7 @@ export interface ModelForwards {
   readonly forwardNs: number;
 }
 
-/** The end of a generation; `timeline` is there if asked for. */
+/** The end of a generation; `timeline` is empty unless it was requested. */
 export interface Finished {
   readonly finishReason: OrUnknown<FinishReason>;
   readonly stopString: string;
@@ -174,11 +174,11 @@ export interface Completion {
   readonly finished: Finished;
   readonly text: string;
   readonly tokenIds: readonly number[];
-  /** Of a resumed generation: tokens from before its last part. */
+  /** Tokens from before the last part of a resumed generation. */
   readonly resumedTokenCount: number;
 }
 
-/** A model server as the orchestrator sees it. */
+/** A model server, as the orchestrator describes it. */
 export interface ServerInfo {
   readonly name: string;
   readonly address: string;
@@ -189,20 +189,20 @@ export interface ServerInfo {
   readonly status: string;
   readonly modelFingerprint: string;
   readonly decodeStepNs: number;
-  /** What it drafts for itself with, such as "medusa"; empty if it does not. */
+  /** The kind of adapter with which it drafts for itself, such as "medusa". */
   readonly selfDraftKind: string;
-  /** Whether its choices are the same bit by bit, whatever it computes beside. */
+  /** Whether its logits for a sequence depend on this sequence alone, bit by bit. */
   readonly isInvariant: boolean;
   /**
-   * In one word whether it is "used", "resting", or not used and why, such as "other_dtype"; a newer
-   * one is "standing 99". Empty: the orchestrator is too old to say.
+   * "used", "resting", or in one word why the server is not used, such as "other_dtype"; a newer
+   * word is "standing 99". Empty: the orchestrator is older than this field.
    */
   readonly standing: string;
-  /** More on that, for people, mostly about "it"; may be empty. */
+  /** The rest of a sentence that begins with the server's name; may be empty. */
   readonly standingDetail: string;
 }
 
-/** What an orchestrator works with. */
+/** The models and servers of an orchestrator. */
 export interface SystemInfo {
   readonly version: string;
   readonly modelName: string;

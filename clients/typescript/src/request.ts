@@ -1,4 +1,4 @@
-/** What a client asks for: options in JavaScript's types, turned into the wire's request. */
+/** A generation's options in JavaScript's types, and the wire's request from them. */
 
 import { InvalidFieldError } from "./errors.js";
 import * as wire from "./generated/paceline/v1/orchestrator_service.js";
@@ -21,12 +21,12 @@ export type TokenIds = readonly number[] | Uint32Array;
 export type Prompt = string | TokenIds;
 
 /**
- * Every option of a generation. What is left out is the server's default.
+ * All options of a generation. An option that is left out has the server's default.
  *
  * Limits are checked by the server, and reported as `InvalidFieldError`.
  */
 export interface GenerateOptions {
-  /** Tokens to generate at most. Default 256, or what the context leaves. */
+  /** Most tokens to generate. Default 256, or fewer if the context has less room. */
   maxTokens?: number | undefined;
   /** End before the first of these strings. */
   stop?: string | readonly string[] | undefined;
@@ -34,12 +34,12 @@ export interface GenerateOptions {
   temperature?: number | undefined;
   /** Keep the topK most likely tokens; 0 keeps all. */
   topK?: number | undefined;
-  /** Keep the most likely tokens whose probabilities reach it; 1 keeps all. */
+  /** Keep the fewest likeliest tokens whose probabilities add up to this; 1 keeps all. */
   topP?: number | undefined;
-  /** Keep the tokens at least this times as likely as the most likely one. */
+  /** Keep tokens with at least this fraction of the likeliest token's probability. */
   minP?: number | undefined;
   /**
-   * With the same seed the text is the same, whatever the strategy. In [0, 2^53). Default: chosen,
+   * The same seed gives the same text, with every strategy. In [0, 2^53). Default: chosen,
    * and told in `started`.
    */
   seed?: number | undefined;
@@ -47,28 +47,28 @@ export interface GenerateOptions {
   strategy?: Strategy | undefined;
   /** Draft tokens in a verification. Default: the planner's choice. */
   lookahead?: number | undefined;
-  /** Targets to use at most. Default: the planner's choice. */
+  /** Most targets to use. Default: the planner's choice. */
   targets?: number | undefined;
-  /** Drafters to use at most. Default 1. */
+  /** Most drafters to use. Default 1. */
   drafters?: number | undefined;
   /**
-   * How many tokens drafters find at a place: with 2 or more targets judge trees, and corrections are
-   * found ahead. Default 1; with AUTO the planner's choice.
+   * Number of tokens that drafters find at a position: with 2 or more, targets judge trees, and
+   * corrections are found ahead. Default 1; with AUTO the planner's choice.
    */
   width?: number | undefined;
-  /** How many tokens beside the likeliest ones each drafter forward follows. Default 0. */
+  /** Number of runners-up that each drafter forward also extends. Default 0. */
   branches?: number | undefined;
-  /** Who drafts. Default: servers, and Max-Gram while there is none. */
+  /** The drafter. Default: servers, and Max-Gram while there is no drafter server. */
   drafter?: DrafterKind | undefined;
-  /** What the output promises. Default "exact". */
+  /** The promise about the output. Default "exact". */
   rule?: VerificationRule | undefined;
   /** When blocks are sent to targets, and whether SI drafts ahead. Default "work_conserving". */
   dispatch?: DispatchPolicy | undefined;
-  /** Go on after an end-of-text token. */
+  /** Continue after an end-of-text token. */
   ignoreEos?: boolean | undefined;
   /** Return each token's log probability. */
   logprobs?: boolean | undefined;
-  /** Return so many of the likeliest tokens at each place, at most 20. */
+  /** Number of likeliest tokens to return at each position, at most 20. */
   topLogprobs?: number | undefined;
   /** Let the tokenizer add its special tokens to a text prompt. Default true. */
   addSpecialTokens?: boolean | undefined;
@@ -76,7 +76,7 @@ export interface GenerateOptions {
   parseSpecialTokens?: boolean | undefined;
   /** Put every draft and verification into `finished.timeline`. */
   includeTimeline?: boolean | undefined;
-  /** Tell of them live, in `events()`. */
+  /** Yield them in `events()` as they happen. */
   streamTimeline?: boolean | undefined;
   /** A name for logs. Default: chosen. */
   requestId?: string | undefined;
@@ -116,9 +116,9 @@ const CHECKS: Readonly<Record<keyof GenerateOptions, Check>> = {
 };
 
 /**
- * Say it in the wire's words.
+ * Build the wire's request.
  *
- * @throws InvalidFieldError A value that its field cannot even hold; the server checks the rest.
+ * @throws InvalidFieldError A field cannot hold the value; the server checks all other limits.
  * @throws TypeError No option has that name.
  */
 export function buildRequest(prompt: Prompt, options: GenerateOptions): wire.GenerateRequest {

@@ -1,4 +1,4 @@
-/** The wire's messages, turned into the client's data. */
+/** Reads the wire's messages into the client's data. */
 
 import { ModelRole } from "./generated/paceline/v1/model_service.js";
 import * as wire from "./generated/paceline/v1/orchestrator_service.js";
@@ -52,7 +52,7 @@ export function readFinished(message: wire.GenerationFinished): Finished {
   };
 }
 
-/** Read what an orchestrator works with. */
+/** Read the models and servers of an orchestrator. */
 export function readSystemInfo(message: wire.GetSystemInfoResponse): SystemInfo {
   const servers = message.servers.map((server) => ({
     ...server,

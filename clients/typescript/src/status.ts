@@ -27,11 +27,11 @@ const DETAILS_KEY = "grpc-status-details-bin";
 const DOMAIN = "paceline";
 
 /**
- * What a status without a reason of ours means: the transport's own, a proxy's, a newer server's.
+ * The meaning of a status without a reason of ours: the transport's, a proxy's, a newer server's.
  *
  * gRPC itself says RESOURCE_EXHAUSTED of a message that is too large: the same call would fail again.
  * Some of its servers say CANCELLED to calls that arrive as they stop, and that they cut then; a
- * cancel of this side is never asked about here.
+ * client does not call this for its own cancels.
  */
 const CLASS_OF_CODE: ReadonlyMap<StatusCode, ErrorClass> = new Map<StatusCode, ErrorClass>([
   [StatusCode.CANCELLED, DrainingError],
@@ -45,10 +45,10 @@ const CLASS_OF_CODE: ReadonlyMap<StatusCode, ErrorClass> = new Map<StatusCode, E
 ]);
 
 /**
- * Rebuild the error that a server raised, or name what the transport did.
+ * Rebuild the error that a server raised, or name the transport's error.
  *
- * Details that are no `google.rpc.Status`, or have no reason that this version knows, leave the
- * class to the status code. What is no status at all is returned as it is.
+ * If the details are not a `google.rpc.Status`, or have no reason that this version knows, the
+ * status code decides the class. A value that is not a status is returned unchanged.
  */
 export function decode(error: unknown): unknown {
   if (!isServiceError(error)) {

@@ -29,8 +29,8 @@ interface GenerationSettings {
  * A generation as it streams; iterating sends the request. `Client.generate` makes it.
  *
  * Leaving the iteration (break, return, an exception), aborting the signal, `close`, and closing
- * the client cancel the RPC, and with it everything the servers do for it. What was received stays:
- * iterating again, or after `close` `Client.resume`, goes on from there.
+ * the client cancel the RPC, and all work of the servers for it. The received part stays: a new
+ * iteration continues there, and after `close` so does `Client.resume`.
  *
  * It has one reader at a time; a second one gets an `InvalidFieldError`.
  *
@@ -52,17 +52,17 @@ export class Generation implements AsyncIterable<Chunk>, Disposable {
     this.#settings = settings;
   }
 
-  /** What the generation will be; undefined until it is known. */
+  /** Seed, model and plan of the generation; undefined before its first message. */
   get started(): Started | undefined {
     return this.#transcript.started;
   }
 
-  /** How it ended, with statistics; undefined until it has. */
+  /** The end, with statistics; undefined until then. */
   get finished(): Finished | undefined {
     return this.#transcript.finished;
   }
 
-  /** How often it went on by itself, at another orchestrator if there is one. */
+  /** How often the generation resumed by itself, at another orchestrator if there is one. */
   get resumptionCount(): number {
     return this.#resumptionCount;
   }
@@ -77,13 +77,13 @@ export class Generation implements AsyncIterable<Chunk>, Disposable {
     return leavable(chunksOf(this.#events(pass)), pass);
   }
 
-  /** Iterate over chunks and, with `streamTimeline`, what happens behind them. */
+  /** Iterate over chunks and, with `streamTimeline`, over the timeline's events. */
   events(): AsyncIterableIterator<Chunk | TimelineEvent> {
     const pass = this.#pass();
     return leavable(this.#events(pass), pass);
   }
 
-  /** Wait for the end and return the whole; of a resumed generation, all its parts. */
+  /** Wait for the end, and return the whole completion, a resumed one from its start. */
   async collect(): Promise<Completion> {
     for await (const _ of this.events()) {
       // The transcript has it.
@@ -91,15 +91,15 @@ export class Generation implements AsyncIterable<Chunk>, Disposable {
     return this.#transcript.completion();
   }
 
-  /** Wait for the end and return the whole text. */
+  /** Wait for the end, and return the whole text. */
   async text(): Promise<string> {
     return (await this.collect()).text;
   }
 
-  /** Cancel the RPC, if it is running. It can be called again. */
+  /** Cancel the RPC, if it runs. A second call does nothing. */
   close(): void {
     this.#closing.abort(
-      new ClientCancelledError("the generation was closed; resume() goes on with it"),
+      new ClientCancelledError("the generation was closed; resume() continues it"),
     );
   }
 
@@ -145,7 +145,7 @@ export class Generation implements AsyncIterable<Chunk>, Disposable {
     const { credentials, metadata } = this.#settings;
     const seconds = plan.remainingSeconds;
     const along = await inTime(credentials.metadata(metadata), { seconds, signal });
-    signal.throwIfAborted(); // the token may have taken a while
+    signal.throwIfAborted(); // the token may have taken long
     const endpoint = this.#endpoints.choose(plan.asked as ReadonlySet<Endpoint>);
     endpoint.runningCount += 1;
     try {
@@ -245,7 +245,7 @@ async function* responsesOf(
   signal: AbortSignal,
 ): AsyncGenerator<GenerateResponse, void> {
   const cancel = () => call.cancel();
-  call.on("error", () => undefined); // a cancelled call still reports it when nobody reads
+  call.on("error", () => undefined); // a cancelled call reports an error even without a reader
   signal.addEventListener("abort", cancel);
   try {
     for await (const [response] of on(call, "data", READING)) {

@@ -1,4 +1,4 @@
-/** What a generation has received so far, and what it asks for to go on: no I/O here. */
+/** The received part of a generation, and the request for the missing part: no I/O here. */
 
 import { InvariantViolatedError, ModelMismatchError } from "./errors.js";
 import type {
@@ -9,10 +9,10 @@ import type { Chunk, Completion, Finished, Started, TimelineEvent } from "./gene
 import { readChunk, readFinished, readStarted, readTimelineEvent } from "./responses.js";
 
 /**
- * A request and what came back, over as many streams as it took.
+ * A request and its answer, which can come over several streams.
  *
- * Invariant: the chunks follow on one another: each starts at the absolute position where the one
- * before ended, and none is missing at the end. A stream that says otherwise ends in an error,
+ * Invariant: each chunk starts at the absolute position where the one
+ * before ended, and none is missing at the end. A stream that breaks this rule ends in an error,
  * never in a gap or a duplicate.
  */
 export class Transcript {
@@ -39,7 +39,7 @@ export class Transcript {
     return this.#chunks;
   }
 
-  /** Ask for what is missing. */
+  /** Return the request for the missing part. */
   nextRequest(): GenerateRequest {
     if (this.#started === undefined) {
       return this.#request;
@@ -49,7 +49,7 @@ export class Transcript {
   }
 
   /**
-   * Take in one message, and return what the caller is to see of it.
+   * Add a message, and return the event for the caller, if any.
    *
    * @throws ModelMismatchError The resumed stream comes from another model.
    * @throws InvariantViolatedError Tokens are missing or come twice.
@@ -72,7 +72,7 @@ export class Transcript {
   }
 
   /**
-   * Return the whole.
+   * Return the whole completion.
    *
    * @throws InvariantViolatedError The server closed the stream without its last message.
    */
@@ -90,7 +90,7 @@ export class Transcript {
     };
   }
 
-  /** Return a copy to go on with. */
+  /** Return a copy that another generation continues. */
   branch(): Transcript {
     const twin = new Transcript(this.#request);
     twin.#started = this.#started;

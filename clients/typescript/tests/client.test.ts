@@ -395,7 +395,7 @@ test("a second reader is told so, and the first one goes on", () =>
     assert.equal(server.requests.length, 2);
   }));
 
-test("a refused request connects anew, and running streams finish where they are", () =>
+test("a refused request connects again, and running streams finish where they are", () =>
   withServer([{}, { refusal: new DrainingError("going") }], async (client, server) => {
     const running = client.generate("x", { maxTokens: 500 });
     const chunks = running[Symbol.asyncIterator]();

@@ -18,7 +18,7 @@ fi
 for strategy in si dsi auto; do
   text=$(generate "$strategy")
   if [ "$text" != "$plain" ]; then
-    echo "$strategy differs from plain decoding; in 16 bits a near-tie can fall differently:" >&2
+    echo "$strategy differs from plain decoding; in 16 bits rounding can decide a near-tie differently:" >&2
     printf 'plain: %s\n%s: %s\n' "$plain" "$strategy" "$text" >&2
     exit 1
   fi

@@ -1,5 +1,5 @@
 {{/*
-What is worth waking someone for, and what to do about it. README.md explains each.
+The alerts, with what to do about each. README.md explains them.
 paceline.alerts (dict "root" $ "scope" "what selects this release's series")
 */}}
 {{- define "paceline.alerts" -}}
@@ -18,23 +18,23 @@ paceline.alerts (dict "root" $ "scope" "what selects this release's series")
   for: 5m
   labels: {severity: warning}
   annotations:
-    summary: No drafter is ready, so decoding is no faster than the text itself lets it be
-    description: Outputs are right all the same. Look at the drafter pods (pending, loading, failing), then at their logs.
+    summary: No drafter is ready, so drafts come from the text itself only
+    description: Outputs are still right. Look at the drafter pods (pending, loading, failing), then at their logs.
 {{- end }}
 - alert: PacelineServerNotUsed
   expr: max by (role, standing) (paceline_servers{standing=~"other_.*|listed_twice|bad_answer|too_old|refuses|unwatched", {{ $scope }}}) > 0
   for: 10m
   labels: {severity: warning}
   annotations:
-    summary: 'A {{ "{{ $labels.role }}" }} is well and gets no work: {{ "{{ $labels.standing }}" }}'
-    description: Its device idles. The orchestrators' logs and `paceline info` name the server and say in a sentence why; docs/operations.md says what to do about each word.
+    summary: 'A {{ "{{ $labels.role }}" }} is healthy and gets no work: {{ "{{ $labels.standing }}" }}'
+    description: Its device idles. The orchestrators' logs and `paceline info` name the server and the reason; docs/operations.md says what to do about each reason.
 - alert: PacelineForwardHangs
   expr: max by (pod) (paceline_forward_overdue_seconds{{ "{" }}{{ $scope }}}) > 0
   for: 1m
   labels: {severity: warning}
   annotations:
     summary: '{{ "{{ $labels.pod }}" }} has a forward that does not end'
-    description: It gets no work, and is started anew after hang_limit_seconds. Look at its device (the node's log, nvidia-smi); if it comes again, take the node out.
+    description: The pod gets no work, and restarts after hang_limit_seconds. Look at its device (the node's log, nvidia-smi); if it happens again, remove the node.
 - alert: PacelineErrors
   expr: |-
     sum(rate(paceline_rpcs_total{method="paceline.v1.OrchestratorService/Generate", code=~"INTERNAL|UNKNOWN|DATA_LOSS|UNAVAILABLE", {{ $scope }}}[5m]))
@@ -61,42 +61,42 @@ paceline.alerts (dict "root" $ "scope" "what selects this release's series")
   labels: {severity: warning}
   annotations:
     summary: More than one request in twenty runs out of time
-    description: Too few targets for the load, a device that got slow, or clients whose deadlines are too short for what they ask.
+    description: There are too few targets for the load, a device became slow, or clients' deadlines are too short for their requests.
 - alert: PacelineUnauthenticated
   expr: sum by (pod) (rate(paceline_rpcs_total{code=~"UNAUTHENTICATED|PERMISSION_DENIED", {{ $scope }}}[5m])) > 0.1
   for: 10m
   labels: {severity: warning}
   annotations:
     summary: '{{ "{{ $labels.pod }}" }} refuses more than one call in ten seconds for its key or certificate'
-    description: A key or a certificate that was changed on one side only, such as a gateway's own, which asks again each second; else somebody tries keys.
+    description: A key or a certificate was changed on one side only, such as a gateway's own, which is tried again each second; otherwise somebody tries keys.
 - alert: PacelineRefusing
   expr: sum(rate(paceline_rpcs_total{method="paceline.v1.OrchestratorService/Generate", code="RESOURCE_EXHAUSTED", reason!="KEY_LIMIT", {{ $scope }}}[5m])) > 0
   for: 10m
   labels: {severity: warning}
   annotations:
-    summary: Requests are refused for want of room
-    description: Not those of a key that is at its own limit. Add targets, or raise the orchestrator's queue_limit or the targets' token_budget if they have memory left.
+    summary: Requests are refused because there is no room
+    description: Requests over a key's own limit do not count. Add targets, or raise the orchestrator's queue_limit or the targets' token_budget if they have memory left.
 - alert: PacelineSlowFirstToken
   expr: histogram_quantile(0.95, sum by (le) (rate(paceline_time_to_first_token_seconds_bucket{{ "{" }}{{ $scope }}}[5m]))) > {{ $values.firstTokenSeconds }}
   for: 10m
   labels: {severity: warning}
   annotations:
     summary: One request in twenty waits more than {{ $values.firstTokenSeconds }} s for its first token
-    description: If targets queue, add some; else look for long prompts, or for something else on the devices.
+    description: If calls queue at targets, add targets; otherwise look for long prompts, or for other work on the devices.
 - alert: PacelineTargetsQueue
   expr: histogram_quantile(0.95, sum by (le) (rate(paceline_queue_seconds_bucket{role="target", {{ $scope }}}[5m]))) > {{ $values.queueSeconds }}
   for: 10m
   labels: {severity: warning}
   annotations:
     summary: One call in twenty waits more than {{ $values.queueSeconds }} s for a target
-    description: Too few targets for the load. Add some, or raise autoscaling.maxReplicas.
+    description: There are too few targets for the load. Add targets, or raise autoscaling.maxReplicas.
 - alert: PacelineTargetMemoryFull
   expr: max(paceline_kv_cache_usage_perc{{ "{" }}{{ $scope }}}) > 0.75
   for: 10m
   labels: {severity: warning}
   annotations:
     summary: A model server has reserved three quarters of its token budget
-    description: One client alone gets four fifths, and new sessions are refused then. Add servers, or raise token_budget if they have memory left.
+    description: One client alone gets at most four fifths, and its further sessions are refused. Add servers, or raise token_budget if they have memory left.
 - alert: PacelineLowAcceptance
   expr: |-
     sum(rate(paceline_spec_decode_num_accepted_tokens_total{role="target", {{ $scope }}}[30m]))
@@ -105,14 +105,14 @@ paceline.alerts (dict "root" $ "scope" "what selects this release's series")
   labels: {severity: info}
   annotations:
     summary: Fewer than {{ mulf 100 $values.acceptanceRate }} % of the draft tokens are accepted
-    description: Outputs are right all the same, but the drafter earns little. Compare with `paceline check-pair`; a drafter that used to do better may have the wrong revision.
+    description: Outputs are still right, but the drafter saves little time. Compare with `paceline check-pair`; a drafter that used to do better may have the wrong revision.
 - alert: PacelineRepairs
   expr: sum by (kind) (rate(paceline_fallbacks_total{kind!="load_changed", {{ $scope }}}[10m])) > 0.1
   for: 10m
   labels: {severity: warning}
   annotations:
     summary: Orchestrators repair more than one {{ "{{ $labels.kind }}" }} in ten seconds
-    description: No token is lost, but time is. The kind says what to look at; target_lost and session_lost during a rollout or a scale-down are normal.
+    description: Tokens are not lost, but time is. The kind shows the cause; target_lost and session_lost during a rollout or a scale-down are normal.
 - alert: PacelineSessionsLeft
   expr: |-
     sum(paceline_sessions_active{{ "{" }}{{ $scope }}}) > 0
@@ -120,22 +120,22 @@ paceline.alerts (dict "root" $ "scope" "what selects this release's series")
   for: 10m
   labels: {severity: warning}
   annotations:
-    summary: Sessions stay open though no request runs
+    summary: Sessions stay open although no request runs
     description: Leases should have ended them within seconds. Please report it with the model server's logs; restarting that pod frees them.
 - alert: PacelineDiscoveryStale
   expr: max by (pod) (paceline_discovery_last_event_age_seconds{{ "{" }}{{ $scope }}}) > 540
   for: 1m
   labels: {severity: warning}
   annotations:
-    summary: '{{ "{{ $labels.pod }}" }} has heard nothing of the model servers for ten minutes'
-    description: It goes on with those it knows, and finds no new ones. Look whether the Kubernetes API answers it, and at networkPolicy.apiServer.
+    summary: '{{ "{{ $labels.pod }}" }} has had no news of the model servers for ten minutes'
+    description: It uses the servers that it knows, and finds no new ones. Check whether the Kubernetes API answers it, and at networkPolicy.apiServer.
 - alert: PacelineNotScraped
   expr: max by (pod) (up{{ "{" }}{{ $scope }}}) == 0
   for: 10m
   labels: {severity: warning}
   annotations:
-    summary: '{{ "{{ $labels.pod }}" }} gives Prometheus no metrics'
-    description: If no pod does, look at networkPolicy.metrics, which has to name the namespace of your Prometheus; else at that pod.
+    summary: '{{ "{{ $labels.pod }}" }} is not scraped by Prometheus'
+    description: If no pod does, look at networkPolicy.metrics, which has to name the namespace of your Prometheus; otherwise at that pod.
 {{- if eq .root.Values.autoscaling.mode "keda" }}
 - alert: PacelineScalerNotAsked
   expr: min(paceline_scaler_asked_age_seconds{{ "{" }}{{ $scope }}}) > 240
@@ -143,7 +143,7 @@ paceline.alerts (dict "root" $ "scope" "what selects this release's series")
   labels: {severity: warning}
   annotations:
     summary: KEDA has not asked for the number of targets in five minutes
-    description: The number stays as it is. Look at networkPolicy.keda, which has to name the namespace of KEDA, at the ScaledObject's conditions, and at the log of KEDA's operator.
+    description: The number of targets stays the same. Look at networkPolicy.keda, which has to name the namespace of KEDA, at the ScaledObject's conditions, and at the log of KEDA's operator.
 {{- end }}
 {{- if ne .root.Values.autoscaling.mode "none" }}
 - alert: PacelineWantsMoreTargets

@@ -8,7 +8,7 @@ const MARKS = {
   own: "target's own token, where no guess stood",
 };
 
-/** Shows one generation, as it happens or again. */
+/** Shows one generation, live or as a replay. */
 export class Lane {
   constructor(strategy, prompt) {
     this.strategy = strategy;
@@ -41,7 +41,7 @@ export class Lane {
     this.say("");
   }
 
-  /** Take one event of the stream, `at` ms after the request. */
+  /** Show one event of the stream, `at` ms after the request. */
   take(name, data, at) {
     this.root.classList.add("running");
     if (name === "started") this.#start(data);
@@ -55,7 +55,7 @@ export class Lane {
     this.facts.classList.toggle("bad", isBad);
   }
 
-  /** It ended before its end. */
+  /** Show that the generation was cancelled or failed. */
   fail(words, isBad) {
     this.say(words, isBad);
     this.#stop();
@@ -69,7 +69,7 @@ export class Lane {
   #happen(event) {
     this.timeline.take(event);
     if (event.kind === "accepted" || event.kind === "corrected") this.last = event.position;
-    // A draft that is dropped with the token just now final had another one there.
+    // A draft that the new final token makes useless has another token at this position.
     if (event.kind === "discarded" && event.position === this.last) this.rejected.add(this.last);
   }
 
@@ -87,7 +87,7 @@ export class Lane {
     if (isAtEnd) box.scrollTop = box.scrollHeight;
   }
 
-  /** Say where a chunk came from; all of its tokens came from the same. */
+  /** Mark the origin of a chunk; all of its tokens have the same origin. */
   #mark(chunk) {
     if (chunk.origins[0] === "accepted_draft") return "accepted";
     return this.rejected.has(chunk.position) ? "corrected" : "own";

@@ -1,6 +1,6 @@
-// What it took, and whether all texts are equal.
+// The table of times, and whether all texts are equal.
 
-/** Fill the table, one row for each run that came to its end, and say the verdict. */
+/** Fill the table, a row for each finished run, and write the verdict. */
 export function showNumbers(race, { rows, verdict, hint }) {
   hint.hidden = race.finished.every((run) => seconds(run) <= seconds(race.baseline));
   rows.replaceChildren(...race.finished.map((run) => row(race, run)));
@@ -15,8 +15,8 @@ function words(race, different) {
     const names = different.map((run) => run.strategy.abbreviation).join(", ");
     return `A TEXT DIFFERS from that of ${race.baseline.strategy.abbreviation}: ${names}.`;
   }
-  if (count < 2) return count ? "One text, and nothing to compare it with." : "";
-  const which = count < race.runs.length ? `The ${count} texts that came to their end` : `All ${count} texts`;
+  if (count < 2) return count ? "One text only: there is nothing to compare." : "";
+  const which = count < race.runs.length ? `The ${count} finished texts` : `All ${count} texts`;
   return `${which} are equal, token by token: ${race.baseline.lane.tokens.length} tokens.`;
 }
 
@@ -42,7 +42,7 @@ function row(race, run) {
   return made;
 }
 
-/** By the orchestrator's clock. */
+/** Time by the orchestrator's clock. */
 function seconds(run) {
   return run.lane.finished.statistics.total_ns / 1e9;
 }

@@ -1,4 +1,4 @@
-// The page: what is asked, the key, the link, and the buttons.
+// The page: the form, the key, the link, and the buttons.
 
 import { showNumbers } from "./numbers.js";
 import { Race } from "./race.js";
@@ -10,7 +10,7 @@ const EXAMPLES = [
   ["a repetitive list", "NUMBERS = {\n    1: \"one\",\n    2: \"two\",\n    3: \"three\",\n"],
   ["a story", "Once upon a time, in a town by the sea,"],
 ];
-// What a link has; each is the id of a field.
+// The contents of a link; each is the id of a field.
 const VALUES = ["prompt", "seed", "max_tokens", "temperature", "top_p", "lookahead", "targets", "width", "branches"];
 const CHECKS = ["together", "ignore_eos"];
 const KEY = "paceline-key";
@@ -25,7 +25,7 @@ function tell(words, isBad = false) {
   at("status").classList.toggle("bad", isBad);
 }
 
-/** Ask what there is, and for the key if one is wanted. */
+/** Ask for the model and the servers, and for the key if one is required. */
 async function enter() {
   try {
     system = await ask("paceline/info", { key: sessionStorage.getItem(KEY) });
@@ -57,7 +57,7 @@ function describe() {
     + ` ${plural(count("target"), "target")}`;
 }
 
-/** Offer the strategies that the gateway knows. */
+/** Show the strategies that the gateway offers. */
 function offer() {
   const legend = at("strategies").querySelector("legend");
   at("strategies").replaceChildren(legend, ...system.strategies.map(({ name, abbreviation }) => {
@@ -73,7 +73,7 @@ function offer() {
 
 const boxes = () => [...at("strategies").querySelectorAll("input")];
 
-/** Take the fields from the address; nothing runs before somebody says so. */
+/** Fill the fields from the address; nothing runs before the user starts it. */
 function read() {
   const link = new URLSearchParams(location.hash.slice(1));
   for (const id of VALUES) if (link.has(id)) at(id).value = link.get(id);
@@ -84,7 +84,7 @@ function read() {
   }
   if (!at("prompt").value) at("prompt").value = EXAMPLES[0][1];
   if (link.has("model") && link.get("model") !== system?.fingerprint) {
-    tell("This link was made with another model: the texts will be others.");
+    tell("This link was made with another model: the texts will differ.");
   }
 }
 
@@ -119,7 +119,7 @@ function body() {
   };
 }
 
-/** Do something that can be cancelled, with the buttons set accordingly. */
+/** Run work that can be cancelled, and set the buttons accordingly. */
 async function busy(work) {
   stopping = new AbortController();
   at("start").disabled = at("again").disabled = true;
@@ -156,14 +156,14 @@ async function start() {
 }
 
 async function replay(signal) {
-  tell("Each ran for itself, so that none disturbed another. The same again, side by side.");
+  tell("The strategies ran one after another, so that none disturbed another. Now they are shown side by side.");
   await race.replay({ speed: Number(at("speed").value), signal });
 }
 
 function conclude() {
   const failed = race.runs.filter((run) => run.outcome === "failed");
   const names = failed.map((run) => `${run.strategy.abbreviation}: ${run.error.message}`).join("; ");
-  if (failed.length) tell(`Not all came to their end. ${names}`, true);
+  if (failed.length) tell(`Not all strategies finished. ${names}`, true);
   else if (race.finished.length < race.runs.length) tell("Cancelled.");
   else tell(`Done. ${at("verdict").textContent}`);
 }

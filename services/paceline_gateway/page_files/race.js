@@ -1,4 +1,4 @@
-// A race: the same request with several strategies, each remembered so that it can be shown again.
+// A race: the same request with several strategies; each run is kept for the replay.
 
 import { Lane } from "./lane.js";
 import { drawAxis } from "./timeline.js";
@@ -34,7 +34,7 @@ class Run {
     this.began = undefined;
   }
 
-  /** Show all that happened until `now`, in ms; tell whether that was all. */
+  /** Show the events until `now`, in ms; return whether they are all. */
   showUntil(now) {
     while (this.shown < this.events.length && this.events[this.shown][0] <= now) {
       const [at, name, data] = this.events[this.shown++];
@@ -50,7 +50,7 @@ class Run {
     this.shown = 0;
   }
 
-  /** The ms that the scale must have room for. */
+  /** The least length of the scale, in ms. */
   get length() {
     const live = this.began === undefined ? 0 : performance.now() - this.began;
     const last = this.events.at(-1)?.[0] ?? 0;
@@ -64,7 +64,7 @@ class Run {
   }
 }
 
-/** All runs, and where they are shown. */
+/** All runs, with their places on the page. */
 export class Race {
   constructor(strategies, { prompt, lanes, timelines }) {
     this.runs = strategies.map((strategy) => new Run(strategy, prompt));
@@ -79,12 +79,12 @@ export class Race {
     this.span = 0;
   }
 
-  /** Run all, one after the other or together. `tell` hears who runs. */
+  /** Run all strategies, one after another or together. `tell` gets the status line. */
   async go(body, { key, signal, together, tell }) {
     const drawing = this.#draw();
     try {
       if (together) {
-        tell("All of them run, on the same servers.");
+        tell("All strategies run at once, on the same servers.");
         await Promise.all(this.runs.map((run) => run.go(body, { key, signal })));
         return;
       }
@@ -98,7 +98,7 @@ export class Race {
     }
   }
 
-  /** Show all runs again, side by side; `speed` 1 is as fast as they were. */
+  /** Replay all runs side by side; `speed` 1 is the original speed. */
   async replay({ speed, signal }) {
     for (const run of this.runs) run.rewind();
     const began = performance.now();
@@ -118,12 +118,12 @@ export class Race {
     return this.finished.find((run) => run.strategy.name === BASELINE) ?? this.finished[0];
   }
 
-  /** Whether a run's tokens are the baseline's. */
+  /** Whether a run's tokens equal the baseline's. */
   isEqual(run) {
     return String(run.lane.tokens) === String(this.baseline.lane.tokens);
   }
 
-  /** Let bars that have no end yet grow, and keep the scale wide enough. */
+  /** Lengthen bars without an end, and keep the scale long enough. */
   #draw() {
     return setInterval(() => {
       const now = Math.max(...this.runs.map((run) => (run.began === undefined ? 0 : run.length)));
@@ -132,7 +132,7 @@ export class Race {
     }, 50);
   }
 
-  /** Fit the scale; with `room` it grows by more than it must, and so less often. */
+  /** Fit the scale; with `room` it grows by more than needed, and so less often. */
   #scale(room = 1) {
     const length = Math.max(100, ...this.runs.map((run) => run.length));
     if (room > 1 && length <= this.span) return;

@@ -1,6 +1,6 @@
-// What the gateway says, as plain data.
+// The gateway's answers, as plain data.
 
-/** What the gateway refused, or could not go on with; `status` is 0 if it was in mid-stream. */
+/** An error of the gateway; `status` is 0 for an error inside a stream. */
 export class Refusal extends Error {
   constructor(message, status = 0) {
     super(message);
@@ -15,7 +15,7 @@ export async function ask(path, { key }) {
   return response.json();
 }
 
-/** Generate, and yield [name, data] for each event; leaving it cancels the work everywhere. */
+/** Generate, and yield [name, data] for each event; leaving the loop cancels the servers' work. */
 export async function* generate(body, { key, signal }) {
   const response = await fetch("paceline/generate", {
     method: "POST",
@@ -43,7 +43,7 @@ async function refusal(response) {
   return new Refusal(words, response.status);
 }
 
-/** Divide server-sent events, as this gateway writes them. */
+/** Split server-sent events, as this gateway writes them. */
 async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

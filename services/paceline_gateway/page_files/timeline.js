@@ -1,6 +1,6 @@
 // The timeline of one generation: a track for each server, a bar for each draft and verification.
 
-/** Draws events as they come. Times are ms since the request; `--span` on a parent is the scale. */
+/** Draws events as they arrive. Times are ms since the request; a parent's `--span` is the scale. */
 export class Timeline {
   constructor(root) {
     this.root = root;
@@ -16,7 +16,7 @@ export class Timeline {
     this.end = 0;
   }
 
-  /** A generation went on at another orchestrator, whose clock begins at 0. */
+  /** Note that a generation resumed at another orchestrator, whose clock begins at 0. */
   goOn() {
     this.offset = this.end;
   }
@@ -53,13 +53,13 @@ export class Timeline {
     }
   }
 
-  /** All is said: what was drafted beyond the text's end was for nothing. */
+  /** Note the end: drafts beyond the text's end were useless. */
   finish(length) {
     for (const call of this.drafts.keys()) this.#discard(call, length, Infinity);
     this.stop();
   }
 
-  /** Say it in words, for those who do not see it. */
+  /** Describe the timeline in words, for screen readers. */
   summary() {
     const verifications = this.root.querySelectorAll(".bar.verify");
     const lost = this.root.querySelectorAll(".bar.lost").length;
@@ -68,7 +68,7 @@ export class Timeline {
       + ` ${verifications.length} verifications; ${lost} of these cancelled or not used.`;
   }
 
-  /** Nothing runs any more. */
+  /** Note that no call is running. */
   stop() {
     for (const bar of this.root.querySelectorAll(".running")) {
       bar.classList.remove("running");
@@ -163,7 +163,7 @@ function element(tag, classes) {
   return made;
 }
 
-/** What a token tree has beside its chain. */
+/** The tokens of a tree beside its chain. */
 function beside(event) {
   const branch = event.is_branch ? " of a branch" : "";
   return branch + (event.branch_token_count ? `, ${event.branch_token_count} beside the chain` : "");

@@ -118,14 +118,14 @@ async def test_the_tokens_of_a_key_are_those_of_its_prompts_and_its_texts(path, 
         client_with(SECRET, system.address) as client,
     ):
         await client.generate(PROMPT, max_tokens=max_tokens).collect()
-        with pytest.raises(OverloadedError, match="tokens per minute are spent") as refused:
+        with pytest.raises(OverloadedError, match="tokens per minute are used up") as refused:
             await client.generate(PROMPT, max_tokens=1).collect()
         assert refused.value.retry_after_seconds > 0
 
 
 async def charged(client):
     """Return how many tokens a key of one token a minute has to pay off: a minute for each."""
-    with pytest.raises(OverloadedError, match="tokens per minute are spent") as refused:
+    with pytest.raises(OverloadedError, match="tokens per minute are used up") as refused:
         await client.generate(PROMPT, max_tokens=1).collect()
     return round(refused.value.retry_after_seconds / 60)
 

@@ -230,7 +230,7 @@ def test_every_word_for_a_strategy_is_a_choice_and_no_other():
         (["x", "--strategy", "fastest"], "--strategy"),
         (["x", "--address", "nowhere"], "--address: must be HOST:PORT"),
         (["x", "--max-tokens"], "expected one argument"),
-        (["def", "f():"], "unexpected argument 'f():'; quote what has spaces"),
+        (["def", "f():"], "unexpected argument 'f():'; quote an argument that has spaces"),
         (["x", "--tls-key", "key.pem"], "tls_certificate and tls_key go together"),
     ],
 )

@@ -60,15 +60,15 @@ def test_plain_decoding_has_one():
 
 def test_where_forwards_or_costs_are_not_known_nothing_is_claimed():
     said = told("base=0.1", base=10, small=3, tiny=1)
-    assert said == "SWI unknown: no cost is given for small, tiny"
+    assert said == "SWI unknown: --model-costs has no cost for small, tiny"
     said = told("base=0.1", base=10, cancelled=2)
-    assert said == "SWI unknown: 2 calls withdrawn, and nobody counts the forwards in them"
+    assert said == "SWI unknown: 2 calls withdrawn, and the forwards in them are not counted"
     assert told("base=0.1", target_forwards=0) == ""
 
 
 @pytest.mark.parametrize("words", ["base", "=0.1", "base=-1", "base=nan", "base=inf", "target=0"])
 def test_other_costs_are_refused(words):
-    with pytest.raises(ValidationError, match=rf"'{words}' is no model|costs something"):
+    with pytest.raises(ValidationError, match=rf"'{words}' is not MODEL=COST|costs something"):
         COSTS.validate_python(words)
 
 

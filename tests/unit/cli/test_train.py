@@ -132,7 +132,7 @@ def test_a_model_that_is_there_is_not_written_over(tiny_pair, text, tmp_path, ca
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert "fine_tune" in lines[0]
-    assert "is there already" in lines[0]
+    assert "exists already" in lines[0]
     assert not (tmp_path / "out").exists()
 
 
@@ -145,7 +145,7 @@ def test_a_model_that_is_there_is_not_written_over(tiny_pair, text, tmp_path, ca
         (["streams", "--model", "m", "--data", "d", "--out", "o", "--reach", "17"], "--reach: "),
         (
             ["medusa", "--model", "m", "--data", "d", "--out", "t/a", "--fine-tune", "t"],
-            "--out is to be a folder outside of --fine-tune",
+            "--out must be a folder outside of --fine-tune",
         ),
     ],
 )

@@ -178,11 +178,11 @@ async def test_a_token_that_is_none_is_refused_and_never_shown(use, fake, told):
 @pytest.mark.parametrize(
     ("metadata", "why"),
     [
-        ({"": "x"}, "no name"),
-        ({"a b": "x"}, "no name"),
-        ({":path": "x"}, "no name"),
-        ({"grpc-timeout": "1S"}, "no name"),
-        ({1: "x"}, "no name"),
+        ({"": "x"}, "not a metadata name"),
+        ({"a b": "x"}, "not a metadata name"),
+        ({":path": "x"}, "not a metadata name"),
+        ({"grpc-timeout": "1S"}, "not a metadata name"),
+        ({1: "x"}, "not a metadata name"),
         ({"x-a": "se\ncret"}, "printable ASCII"),
         ({"x-a": "secretö"}, "printable ASCII"),
         ({"x-a": 5}, "printable ASCII"),

@@ -36,7 +36,7 @@ def test_an_address_needs_host_and_port(address):
 
 
 async def test_plaintext_off_this_machine_must_be_allowed():
-    with pytest.raises(errors.InvalidFieldError, match="say insecure"):
+    with pytest.raises(errors.InvalidFieldError, match="option insecure"):
         AsyncClient("example.com:443")
     await AsyncClient("example.com:443", insecure=True).close()
 

@@ -70,7 +70,7 @@ def test_this_machine_has_these_names(host):
 
 @pytest.mark.parametrize("host", ELSEWHERE)
 def test_another_name_is_refused_where_only_this_machine_can_reach_it(host):
-    with pytest.raises(RequestError, match="no name of this machine"):
+    with pytest.raises(RequestError, match="not a name of this machine"):
         refuse_other_pages({"host": host}, is_local=True)
     refuse_other_pages({"host": host}, is_local=False)
 

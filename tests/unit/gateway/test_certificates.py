@@ -53,7 +53,7 @@ async def test_a_renewed_certificate_is_shown_from_the_next_connection_on(author
         files.certificate.write_bytes(renewed.certificate.read_bytes())  # not yet its key
         assert await shown(address, trusting=old)
         assert await shown(address, trusting=old)
-        assert caplog.text.count("what was read before stays in use") == 1
+        assert caplog.text.count("the contents read before stay in use") == 1
         files.key.write_bytes(renewed.key.read_bytes())
         assert not await shown(address, trusting=old)
         assert await shown(address, trusting=new)

@@ -102,4 +102,6 @@ async def test_what_a_template_refuses_is_refused_in_the_librarys_words():
         answer = await gateway.post("/v1/chat/completions", messages=SAID, max_tokens=1)
         assert not gateway.requests
     assert answer.status_code == 400
-    assert re.search("refuses it: too long: \u00fc$", answer.json()["error"]["message"])
+    assert re.search(
+        "refuses the conversation: too long: \u00fc$", answer.json()["error"]["message"]
+    )

@@ -153,7 +153,7 @@ async def test_where_a_template_leaves_out_what_users_say_a_conversation_is_refu
         assert each.status_code == 400
         error = each.json()["error"]
         assert (error["code"], error["param"]) == ("chat_template_leaves_out", param)
-        assert "chat template (ffffffffffff) leaves out what users say" in error["message"]
+        assert "chat template (ffffffffffff) leaves out users' messages" in error["message"]
     told = [it.getMessage() for it in caplog.records if "'user'" in it.getMessage()]
     assert len(told) == 1
 
@@ -161,10 +161,10 @@ async def test_where_a_template_leaves_out_what_users_say_a_conversation_is_refu
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        (LEAVING_OUT["another name"], "(ffffffffffff) leaves out what is said as 'user'"),
+        (LEAVING_OUT["another name"], "(ffffffffffff) leaves out messages of the role 'user'"),
         (
             "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
-            "(ffffffffffff) leaves out what is said as 'system'",
+            "(ffffffffffff) leaves out messages of the role 'system'",
         ),
         ("\n{{ nothing.at_all }}", "(ffffffffffff) fails: line 2: 'nothing' is undefined"),
     ],

@@ -117,8 +117,8 @@ async def test_the_connection_that_is_silent_for_longest_makes_room_and_the_log_
             assert await asked(*new, MODELS) == 200
             await ended(oldest_first.pop(0))
             oldest_first.append(new[0])
-    told = [it.getMessage() for it in caplog.records if "want of room" in it.getMessage()]
-    assert [int(line.split()[7].strip(",")) for line in told] == [1, 2]
+    told = [it.getMessage() for it in caplog.records if "limit of connections" in it.getMessage()]
+    assert [int(line.split()[6]) for line in told] == [1, 2]
 
 
 async def test_what_a_body_in_chunks_is_followed_by_is_not_read():

@@ -82,7 +82,7 @@ async def test_an_error_in_mid_stream_reaches_the_client():
     fake = FakeOrchestrator(script=[leg], chat_template=TEMPLATE)
     async with gateway_over(fake) as gateway:
         stream = await gateway.client.responses.create(**ASKED, stream=True)
-        with pytest.raises(openai.APIError, match="could not get an answer"):
+        with pytest.raises(openai.APIError, match="gateway got no answer"):
             [event async for event in stream]
 
 

@@ -99,25 +99,25 @@ FAULTS = {
     "{{ messages[9].content }}": "line 1: there is no element 9",
     "{{ nothing + 'x' }}": "line 1: 'nothing' is undefined",
     "{{ nothing() }}": "line 1: 'nothing' is undefined",
-    "{{ nothing | tojson }}": "line 1: it uses a value as what it is not",
-    "{{ messages[0].content + 1 }}": "line 1: it uses a value as what it is not",
-    "{{ messages + 1 }}": "line 1: it uses a value as what it is not",
-    "{{ none() }}": "line 1: it uses a value as what it is not",
-    "{{ messages | tojson(sort=True) }}": "line 1: it uses a value as what it is not",
-    "{{ raise_exception() }}": "line 1: it uses a value as what it is not",
-    "{% include 'x' %}": "line 1: it uses a value as what it is not",
+    "{{ nothing | tojson }}": "line 1: it uses a value in an unsupported way",
+    "{{ messages[0].content + 1 }}": "line 1: it uses a value in an unsupported way",
+    "{{ messages + 1 }}": "line 1: it uses a value in an unsupported way",
+    "{{ none() }}": "line 1: it uses a value in an unsupported way",
+    "{{ messages | tojson(sort=True) }}": "line 1: it uses a value in an unsupported way",
+    "{{ raise_exception() }}": "line 1: it uses a value in an unsupported way",
+    "{% include 'x' %}": "line 1: it uses a value in an unsupported way",
     "{{ 1 / 0 }}": "line 1: it divides by zero",
-    "{{ 2.0 ** 99999 }}": "line 1: a number there is larger than it may be",
-    "{% for a in range(99999999) %}{% endfor %}": "line 1: a number there is larger than it may be",
-    "{{ 'x' | int(base=99) }}{{ 'abc'.index('z') }}": "line 1: a value there is none",
-    "{{ {}.popitem() }}": "line 1: it reaches for what a template must not have",
-    "{{ messages.append(1) }}": "line 1: it reaches for what a template must not have",
-    "{{ ''.__class__.__mro__ }}": "line 1: it reaches for what a template must not have",
-    "{% set ns = namespace(_x=1) %}": "line 1: it reaches for what a template must not have",
-    "{% set ns = namespace() %}{% set ns._x = 1 %}": "it reaches for what a template must not have",
-    "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}": "line 1: it calls itself without an end",
+    "{{ 2.0 ** 99999 }}": "line 1: a number in it is too large",
+    "{% for a in range(99999999) %}{% endfor %}": "line 1: a number in it is too large",
+    "{{ 'x' | int(base=99) }}{{ 'abc'.index('z') }}": "line 1: a value in it cannot be used",
+    "{{ {}.popitem() }}": "line 1: it uses something forbidden to templates",
+    "{{ messages.append(1) }}": "line 1: it uses something forbidden to templates",
+    "{{ ''.__class__.__mro__ }}": "line 1: it uses something forbidden to templates",
+    "{% set ns = namespace(_x=1) %}": "line 1: it uses something forbidden to templates",
+    "{% set ns = namespace() %}{% set ns._x = 1 %}": "it uses something forbidden to templates",
+    "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}": "line 1: it calls itself endlessly",
     "{% set messages.x = 1 %}": "line 1: cannot assign attribute on non-namespace object",
-    "{{ messages | map(nonsense=1) | list }}": "line 1: it gives a filter what",
+    "{{ messages | map(nonsense=1) | list }}": "line 1: it gives a filter a wrong argument",
 }  # fmt: skip
 PYTHON = re.compile(
     r"\b(str|dict|list|tuple|int|float|bool|NoneType|Undefined|object|\w+Error|builtin\w*)\b"
@@ -183,7 +183,7 @@ async def test_what_a_template_refuses_is_told_in_its_own_words(source, words):
             await render(SAID)
     error = raised.value.body["error"]
     assert error["code"] == "chat_template_refusal"
-    assert error["message"].endswith(f"refuses it: {words}")
+    assert error["message"].endswith(f"refuses the conversation: {words}")
 
 
 async def test_what_one_conversation_leaves_behind_is_not_there_for_the_next():

@@ -88,7 +88,7 @@ async def test_a_conversation_is_written_as_by_the_library_or_refused_where_it_r
                 written[name] = await templates.render(template, checked, most_bytes=1 << 20)
             except RequestError as error:
                 refusal = error.body["error"]
-                words = refusal["message"].partition("refuses it: ")[2]
+                words = refusal["message"].partition("refuses the conversation: ")[2]
                 is_refused = refusal["code"] == "chat_template_refusal"
                 written[name] = {"refusal": words} if is_refused else {"fault": True}
     finally:

@@ -60,7 +60,7 @@ def test_the_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing
     assert alice.key.requests_at_once == 3
     rewrite(path, "- name: bob\n  sha256: short\n")
     assert keys.find("Bearer other").key.name == "bob"
-    assert "stays in use" in caplog.text
+    assert "stay in use" in caplog.text
     rewrite(path, entry("bob", "other"))
     with pytest.raises(UnauthenticatedError):
         keys.find(f"Bearer {SECRET}")

@@ -59,7 +59,7 @@ async def test_a_socket_that_has_no_room_for_one_more_is_somebodys(tmp_path):
 async def test_a_file_that_is_no_socket_is_left_alone(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("mine")
-    with pytest.raises(OSError, match="a file that is no socket"):
+    with pytest.raises(OSError, match="a file there is not a socket"):
         await begun(f"unix:{path}")
     assert path.read_text() == "mine"
 

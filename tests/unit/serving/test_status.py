@@ -85,7 +85,7 @@ def test_what_the_transport_says_has_its_class(code, error_class):
 
 def test_what_the_transport_says_of_a_deadline_is_in_our_words():
     error = decode(received("DEADLINE_EXCEEDED", "Stream removed (Deadline Exceeded)", None))
-    assert error.message == "the call's time was over"
+    assert error.message == "the call's deadline passed"
     ours = encode(errors.SlowConsumerError("read faster")).SerializeToString()
     assert decode(received("DEADLINE_EXCEEDED", "text", ours)).message == "read faster"
 

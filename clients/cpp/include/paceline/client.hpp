@@ -95,8 +95,8 @@ class EventRange {
 /// A generation as it streams; iterating sends the request.
 ///
 /// Cancellation: leaving the loop (break, return, an exception) cancels the RPC and waits for its
-/// end, and with it ends everything the servers do for it. So does the destructor. What was
-/// received stays: iterating again, or after cancel() Client::resume, goes on from there.
+/// end, and all work of the servers for it. So does the destructor. What was received stays: a new
+/// iteration continues there, and after cancel() so does Client::resume.
 ///
 /// Concurrency: one reader at a time, and a second one gets an InvalidFieldError; cancel() may be
 /// called by any thread.
@@ -112,22 +112,22 @@ class Generation {
   StreamIterator<Chunk> begin();
   StreamIterator<Chunk> end() { return {}; }
 
-  /// Iterate over chunks and, with `stream_timeline`, what happens behind them.
+  /// Iterate over chunks and, with `stream_timeline`, over the timeline's events.
   EventRange events() & { return EventRange(state_); }
   EventRange events() && = delete;  // a range-for would outlive the generation
 
-  /// Wait for the end and return the whole; of a resumed generation, all its parts.
+  /// Wait for the end, and return the whole completion, a resumed one from its start.
   Completion collect();
-  /// Wait for the end and return the whole text.
+  /// Wait for the end, and return the whole text.
   std::string text() { return collect().text(); }
 
   /// Cancel the RPC, if it is running; the reading thread then gets a ClientCancelledError. It can
   /// be called again, and by any thread.
   void cancel() noexcept;
 
-  /// What the generation will be; empty until it is known.
+  /// Seed, model and plan of the generation; empty before its first message.
   const std::optional<Started>& started() const;
-  /// How it ended, with statistics; empty until it has.
+  /// The end, with statistics; empty until then.
   const std::optional<Finished>& finished() const;
   /// Everything received so far.
   const std::vector<Chunk>& chunks() const;
@@ -142,30 +142,31 @@ class Generation {
 ///     paceline::Client client("127.0.0.1:50050");
 ///     for (const auto& chunk : client.generate("def fib(n):")) std::cout << chunk.text;
 ///
-/// Where there are several, requests are spread over those that serve, and what one of them leaves
-/// unfinished goes on at another: under Exact with the text that it would have had there.
+/// The client spreads requests over the orchestrators that serve. A generation that one of them
+/// leaves unfinished continues at another: under Exact the text is the same.
 ///
 /// A generation keeps the connections, so it may outlive its client.
 class Client {
  public:
   /// `address` is HOST:PORT, also with a gRPC scheme, such as dns:///HOST:PORT, or several of them
-  /// between commas; a name can lead to several, too. Throws InvalidFieldError if one is malformed,
-  /// if TLS material is unusable, if metadata cannot be sent, if the timeout is negative, or if
-  /// plaintext would leave this machine unasked. Connections themselves are made by calls.
+  /// separated by commas; a name can lead to several, too. Throws InvalidFieldError if one is
+  /// malformed, if TLS material is unusable, if metadata cannot be sent, if the timeout is
+  /// negative, or if plaintext would leave this machine without `insecure`. Connections themselves
+  /// are made by calls.
   explicit Client(const std::string& address, const ClientOptions& options = {});
 
-  /// Continue a prompt. Nothing is sent before the result is iterated over or collected. Throws
-  /// InvalidFieldError if an option or metadata has a value that cannot be sent, or a time or number
-  /// of attempts is negative.
+  /// Continue a prompt. The request is not sent before the result is iterated over or collected.
+  /// Throws InvalidFieldError if an option or metadata has a value that cannot be sent, or a time
+  /// or number of attempts is negative.
   Generation generate(const Prompt& prompt, const GenerateOptions& options = {},
                       const CallOptions& call = {}) const;
 
-  /// Go on with a generation that was left or broken, here or at another orchestrator. Iterating
-  /// gives what is missing; collect() and text() give the whole.
+  /// Continue a generation that was left or broken, here or at another orchestrator. Iterating
+  /// gives the missing part; collect() and text() give the whole.
   Generation resume(const Generation& generation, const CallOptions& call = {}) const;
 
-  /// Describe the models and servers the orchestrator works with now. Asks one orchestrator after
-  /// the other until one answers.
+  /// Describe the models and servers that the orchestrator works with now. Asks one orchestrator
+  /// after the other until one answers.
   SystemInfo info(std::optional<Seconds> timeout = {}, const Metadata& metadata = {}) const;
 
  private:

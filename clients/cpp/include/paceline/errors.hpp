@@ -7,7 +7,7 @@
 //   ├── UnsupportedError                leave it out, or ask another server
 //   ├── PermissionDeniedError           fix the credentials
 //   │   └── UnauthenticatedError        send the credential that it names
-//   ├── SessionError                    what an orchestrator repairs by itself
+//   ├── SessionError                    an orchestrator repairs it by itself
 //   │   ├── SessionNotFoundError
 //   │   ├── PrefixNotHeldError
 //   │   ├── PrefixMismatchError
@@ -45,23 +45,23 @@ namespace paceline {
 /// A time in seconds; any std::chrono duration converts to it.
 using Seconds = std::chrono::duration<double>;
 
-/// One field out of its limits: its path in the request, and what is wrong with it.
+/// A field out of its limits: its path in the request, and the fault.
 struct FieldViolation {
   std::string field;
   std::string description;
 };
 
-/// What an error says beyond its message.
+/// The details of an error.
 struct ErrorDetails {
   /// More facts, as in google.rpc.ErrorInfo; never prompts, tokens or handles.
   std::map<std::string, std::string> metadata;
-  /// For InvalidFieldError, what is wrong with which field.
+  /// The wrong fields of an InvalidFieldError.
   std::vector<FieldViolation> violations;
-  /// When a retry makes sense, if the server said so.
+  /// Time until a retry is useful, if the server said one.
   std::optional<Seconds> retry_after;
 };
 
-/// What all errors of one class have in common.
+/// The facts of a class of errors.
 struct ErrorKind {
   std::string_view name;    ///< The class's name.
   std::string_view code;    ///< Name of the gRPC status code.
@@ -132,7 +132,7 @@ class MalformedRequestError : public detail::ErrorClass<MalformedRequestError, P
   using ErrorClass::ErrorClass;
 };
 
-/// This server cannot do it: leave it out, or ask another server.
+/// This server does not support the request: leave the option out, or ask another server.
 class UnsupportedError : public detail::ErrorClass<UnsupportedError, PacelineError> {
  public:
   static constexpr ErrorKind info{"UnsupportedError", "UNIMPLEMENTED", "UNSUPPORTED",
@@ -157,7 +157,7 @@ class UnauthenticatedError
   using ErrorClass::ErrorClass;
 };
 
-/// What happens between an orchestrator and a model server, and is repaired there.
+/// An error between an orchestrator and a model server; the orchestrator repairs it.
 class SessionError : public detail::ErrorClass<SessionError, PacelineError> {
  public:
   static constexpr ErrorKind info{"SessionError", "INTERNAL", "",
@@ -189,14 +189,14 @@ class PrefixMismatchError : public detail::ErrorClass<PrefixMismatchError, Sessi
   using ErrorClass::ErrorClass;
 };
 
-/// A call with a higher sequence came first: drop this one.
+/// A call with a higher sequence arrived before: drop this call.
 class StaleCallError : public detail::ErrorClass<StaleCallError, SessionError> {
  public:
   static constexpr ErrorKind info{"StaleCallError", "ABORTED", "STALE_CALL", "drop this call"};
   using ErrorClass::ErrorClass;
 };
 
-/// A newer call of the session replaced this one: drop it.
+/// A newer call of the session replaced this call: drop it.
 class SupersededError : public detail::ErrorClass<SupersededError, SessionError> {
  public:
   static constexpr ErrorKind info{"SupersededError", "ABORTED", "SUPERSEDED", "drop this call"};
@@ -219,14 +219,14 @@ class TokenizerMismatchError : public detail::ErrorClass<TokenizerMismatchError,
   using ErrorClass::ErrorClass;
 };
 
-/// It may work in a moment: retry after retry_after(), or at another server.
+/// The cause may pass: retry after retry_after(), or at another server.
 class TryAgainError : public detail::ErrorClass<TryAgainError, PacelineError> {
  public:
   static constexpr ErrorKind info{"TryAgainError", "UNAVAILABLE", "", "try again in a moment"};
   using ErrorClass::ErrorClass;
 };
 
-/// No memory for another session.
+/// There is no memory for another session.
 class CacheExhaustedError : public detail::ErrorClass<CacheExhaustedError, TryAgainError> {
  public:
   static constexpr ErrorKind info{"CacheExhaustedError", "RESOURCE_EXHAUSTED", "CACHE_EXHAUSTED",
@@ -234,7 +234,7 @@ class CacheExhaustedError : public detail::ErrorClass<CacheExhaustedError, TryAg
   using ErrorClass::ErrorClass;
 };
 
-/// Too many requests at once.
+/// There are too many requests at once.
 class OverloadedError : public detail::ErrorClass<OverloadedError, TryAgainError> {
  public:
   static constexpr ErrorKind info{"OverloadedError", "RESOURCE_EXHAUSTED", "OVERLOADED",
@@ -266,7 +266,7 @@ class NoTargetError : public detail::ErrorClass<NoTargetError, TryAgainError> {
   using ErrorClass::ErrorClass;
 };
 
-/// The connection broke, or could not be made; there is no server's word for it.
+/// The connection broke or could not be made; no server reports this error.
 class ConnectionLostError : public detail::ErrorClass<ConnectionLostError, TryAgainError> {
  public:
   static constexpr ErrorKind info{"ConnectionLostError", "UNAVAILABLE", "",
@@ -274,7 +274,7 @@ class ConnectionLostError : public detail::ErrorClass<ConnectionLostError, TryAg
   using ErrorClass::ErrorClass;
 };
 
-/// The call's time is over: resume with a later deadline.
+/// The call's deadline passed: resume with a later deadline.
 class DeadlineError : public detail::ErrorClass<DeadlineError, PacelineError> {
  public:
   static constexpr ErrorKind info{"DeadlineError", "DEADLINE_EXCEEDED", "DEADLINE",
@@ -282,7 +282,7 @@ class DeadlineError : public detail::ErrorClass<DeadlineError, PacelineError> {
   using ErrorClass::ErrorClass;
 };
 
-/// The client did not read for too long: resume, and read faster.
+/// The client read nothing for too long: resume, and read faster.
 class SlowConsumerError : public detail::ErrorClass<SlowConsumerError, DeadlineError> {
  public:
   static constexpr ErrorKind info{"SlowConsumerError", "DEADLINE_EXCEEDED", "SLOW_CONSUMER",
@@ -298,7 +298,7 @@ class ClientCancelledError : public detail::ErrorClass<ClientCancelledError, Pac
   using ErrorClass::ErrorClass;
 };
 
-/// A promise was about to be broken, so the stream was stopped: report it.
+/// The stream was stopped before it could break a promise: report it.
 class InvariantViolatedError : public detail::ErrorClass<InvariantViolatedError, PacelineError> {
  public:
   static constexpr ErrorKind info{"InvariantViolatedError", "DATA_LOSS", "INVARIANT_VIOLATED",

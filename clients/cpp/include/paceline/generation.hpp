@@ -1,4 +1,4 @@
-// What a client hears of a generation: plain data, without protobuf.
+// A generation's messages as plain data, without protobuf.
 //
 // Field names, units and meanings are those of orchestrator_service.proto. Positions are absolute:
 // they count the prompt.
@@ -16,19 +16,19 @@
 
 namespace paceline {
 
-/// What the generation will be; told before any token.
+/// The first message of a generation, before any token.
 struct Started {
   std::string request_id;
-  std::uint64_t seed = 0;  ///< The seed in use: with it the same text can be had again.
+  std::uint64_t seed = 0;  ///< The seed in use; the same seed gives the same text again.
   std::string model_fingerprint;
   Strategy strategy = Strategy::Unknown;  ///< The strategy in use; never Auto.
   VerificationRule promise = VerificationRule::Unknown;
   std::int64_t prompt_token_count = 0;
   std::int64_t lookahead = 0;
   std::int64_t target_count = 0;
-  std::string plan_note;      ///< Why Auto chose so, in one line; else empty.
-  std::int64_t width = 0;     ///< How many tokens drafters find at a place; 1: chains.
-  std::int64_t branches = 0;  ///< Tokens beside the likeliest ones that each drafter forward follows.
+  std::string plan_note;      ///< The reason for Auto's choice; empty without Auto.
+  std::int64_t width = 0;     ///< Number of tokens that drafters find at a position; 1: chains.
+  std::int64_t branches = 0;  ///< Runners-up that each drafter forward also extends.
 };
 
 /// A token, and the natural logarithm of its probability.
@@ -37,9 +37,9 @@ struct TokenLogprob {
   double logprob = 0;
 };
 
-/// Final tokens and their text. `origins` and `text_lengths` (the characters of `text` that it adds)
-/// have one for each and, if asked for, `logprobs` and `top_logprobs`: what was likeliest at its
-/// place, the likeliest first.
+/// Final tokens and their text. `origins` and `text_lengths` (the characters that the token adds to
+/// `text`) have one entry for each token. So have, if requested, `logprobs` and `top_logprobs`: the
+/// likeliest tokens at the position, the likeliest first.
 struct Chunk {
   std::int64_t position = 0;
   std::vector<std::int64_t> token_ids;
@@ -50,7 +50,7 @@ struct Chunk {
   std::vector<std::int64_t> text_lengths;
 };
 
-/// A draft, a verification, or what became of them, in ns since the request arrived.
+/// A draft, a verification or its result; times are ns since the request arrived.
 struct TimelineEvent {
   TimelineEventKind kind = TimelineEventKind::Unknown;
   std::string server;
@@ -61,7 +61,7 @@ struct TimelineEvent {
   std::int64_t call_id = 0;
   std::int64_t speculation_depth = 0;
   std::int64_t branch_token_count = 0;  ///< Tokens beside the chain that were found, or are judged.
-  bool is_branch = false;  ///< A verification of what is beside the chain.
+  bool is_branch = false;  ///< A verification of tokens beside the chain.
 };
 
 /// What Generation::events() gives.
@@ -71,18 +71,18 @@ using Event = std::variant<Chunk, TimelineEvent>;
 struct Usage {
   std::int64_t prompt_token_count = 0;
   std::int64_t completion_token_count = 0;
-  /// Of the prompt's, those that a target had computed for an earlier request of this client.
+  /// Prompt tokens that a target had computed for an earlier request of this client.
   std::int64_t cached_prompt_token_count = 0;
 };
 
-/// What one of the drafters' models ran.
+/// The forwards of one of the drafters' models.
 struct ModelForwards {
   std::string model_name;
   std::int64_t forward_count = 0;
   std::int64_t forward_ns = 0;  ///< Time in these forwards.
 };
 
-/// What it took. Of a resumed generation: what its last part took.
+/// Times and counts of a generation; of a resumed generation, of its last part.
 struct Statistics {
   std::int64_t target_forward_count = 0;
   std::int64_t drafter_forward_count = 0;
@@ -101,16 +101,16 @@ struct Statistics {
   std::int64_t total_ns = 0;
   std::int64_t corrections_ahead_count = 0;  ///< Corrections found beside a drafter's chain.
   std::int64_t branch_token_count = 0;       ///< Tokens beside chains that targets judged.
-  std::int64_t branch_accepted_count = 0;    ///< Those of them that became output.
+  std::int64_t branch_accepted_count = 0;    ///< The ones that became output.
   std::int64_t max_gram_drafted_token_count = 0;   ///< Draft tokens that Max-Gram found.
-  std::int64_t max_gram_accepted_token_count = 0;  ///< Those of them that became output.
+  std::int64_t max_gram_accepted_token_count = 0;  ///< The ones that became output.
   std::vector<ModelForwards> drafter_models;  ///< By model, of a stack the largest first.
   /// SWI: the new tokens at the mean time of a target's forward, over the time in all forwards; 0
-  /// where it is not known, since calls were withdrawn.
+  /// if calls were withdrawn, so that it is not known.
   double walltime_improvement = 0;
 };
 
-/// The end of a generation; `timeline` is there if asked for.
+/// The end of a generation; `timeline` is empty unless it was requested.
 struct Finished {
   FinishReason finish_reason = FinishReason::Unknown;
   std::string stop_string;
@@ -133,7 +133,7 @@ struct Completion {
   std::vector<std::int64_t> token_ids() const;
 };
 
-/// A model server as the orchestrator sees it.
+/// A model server, as the orchestrator describes it.
 struct ServerInfo {
   std::string name;
   std::string address;
@@ -142,15 +142,15 @@ struct ServerInfo {
   std::string status;
   std::string model_fingerprint;
   std::int64_t decode_step_ns = 0;
-  std::string self_draft_kind;  ///< What it drafts for itself with, such as "medusa"; else empty.
-  bool is_invariant = false;    ///< Its choices are the same bit by bit, whatever runs beside.
-  /// In one word whether it is "used", "resting", or not used and why, such as "other_dtype"; a newer
-  /// one is "standing 99". Empty: the orchestrator is too old to say.
+  std::string self_draft_kind;  ///< Its kind of adapter, such as "medusa"; or empty.
+  bool is_invariant = false;    ///< Its logits depend on one sequence alone.
+  /// "used", "resting", or in one word why the server is not used, such as "other_dtype"; a newer
+  /// word is "standing 99". Empty: the orchestrator is older than this field.
   std::string standing;
-  std::string standing_detail;  ///< More on that, for people, mostly about "it"; may be empty.
+  std::string standing_detail;  ///< More on that, for people; may be empty.
 };
 
-/// What an orchestrator works with.
+/// The models and servers of an orchestrator.
 struct SystemInfo {
   std::string version;
   std::string model_name;

@@ -1,4 +1,4 @@
-// What a client asks for. What is left out is the server's default.
+// The options of a client and of a generation. An option left out has the server's default.
 //
 // Numbers are signed, so that a negative one is refused by name instead of wrapping around.
 
@@ -21,21 +21,21 @@ namespace paceline {
 /// Text in UTF-8, or token ids.
 using Prompt = std::variant<std::string, std::vector<std::int64_t>>;
 
-/// How to trust the server, and how to be trusted by it (mTLS): PEM, in files or as text.
+/// The certificates of TLS and mTLS: PEM, in files or as text.
 struct Tls {
-  std::optional<std::string> ca_file;           ///< Whom to trust. Default: the system's.
+  std::optional<std::string> ca_file;           ///< Trusted authorities. Default: the system's.
   std::optional<std::string> certificate_file;  ///< The client's own certificate, for mTLS.
   std::optional<std::string> key_file;          ///< Its private key.
   std::optional<std::string> server_name;       ///< In the certificate, if not the address's.
-  std::optional<std::string> ca;                ///< What a ca_file would hold.
-  std::optional<std::string> certificate;       ///< What a certificate_file would hold.
-  std::optional<std::string> key;               ///< What a key_file would hold.
+  std::optional<std::string> ca;                ///< The content of a ca_file.
+  std::optional<std::string> certificate;       ///< The content of a certificate_file.
+  std::optional<std::string> key;               ///< The content of a key_file.
 };
 
-/// What goes along with calls: printable ASCII by name, or bytes if the name ends in "-bin".
+/// Metadata of calls: printable ASCII by name, or bytes if the name ends in "-bin".
 using Metadata = std::map<std::string, std::string>;
 
-/// Metadata, or what is called for each call and returns it.
+/// Metadata, or a function that returns it for each call.
 using MetadataSource = std::variant<Metadata, std::function<Metadata()>>;
 
 /// A value of one of gRPC's channel arguments.
@@ -47,26 +47,26 @@ struct ClientOptions {
   bool insecure = false;    ///< Allow plaintext to another machine.
   Seconds timeout{120};     ///< The default deadline of a call; more than a week is a week.
   MetadataSource metadata;  ///< Goes along with every call.
-  /// Called for each call, resumptions included: what it returns goes along as "authorization:
-  /// Bearer ...". What it throws, the call throws.
+  /// Called for each call, resumptions included: its result is sent as "authorization: Bearer ...".
+  /// Its exceptions become the call's.
   std::function<std::string()> token;
   std::map<std::string, ChannelOption> channel_options;  ///< gRPC's channel arguments, over ours.
 };
 
-/// How long and how often to try, and what goes along.
+/// The deadline, the attempts and the metadata of a call.
 struct CallOptions {
   std::optional<Seconds> timeout;  ///< The deadline for all of it. Default: the client's.
-  /// How often to go on by itself after a TryAgainError, such as a broken connection. The text has
-  /// no gap and no duplicate. Default: with one orchestrator never, with several until all of them
-  /// have been asked in vain, again and again. A request that is refused because the orchestrator
-  /// is shutting down goes to the next one in any case.
+  /// How often a generation resumes by itself after a TryAgainError, such as a broken connection.
+  /// The text has no gap and no duplicate. Default: never with one orchestrator; with several,
+  /// until all of them have failed several times. A request that is refused because the
+  /// orchestrator is shutting down goes to the next one in any case.
   std::optional<int> resume_attempts{};
   Metadata metadata{};  ///< Goes along with this call, beside the client's.
 };
 
 /// Every option of a generation. Limits are checked by the server.
 struct GenerateOptions {
-  std::optional<std::int64_t> max_tokens;  ///< Default 256, or what the context leaves.
+  std::optional<std::int64_t> max_tokens;  ///< Default 256, or fewer if the context has less room.
   std::vector<std::string> stop;           ///< End before the first of these strings.
   std::optional<double> temperature;       ///< 0 (the default) is greedy.
   std::optional<std::int64_t> top_k;       ///< Keep the k most likely tokens; 0 keeps all.
@@ -74,21 +74,21 @@ struct GenerateOptions {
   std::optional<double> min_p;       ///< Keep tokens this times as likely as the likeliest; 0: all.
   std::optional<std::int64_t> seed;  ///< Chosen, and told in `started`, if absent.
   std::optional<Strategy> strategy;  ///< Default Auto.
-  std::optional<std::int64_t> lookahead;       ///< Draft tokens in a verification; else planned.
-  std::optional<std::int64_t> targets;         ///< Targets to use at most; else planned.
-  std::optional<std::int64_t> drafters;        ///< Drafters to use at most. Default 1.
-  /// How many tokens drafters find at a place: with 2 or more targets judge trees, and corrections
-  /// are found ahead. Default 1.
+  std::optional<std::int64_t> lookahead;       ///< Draft tokens in a verification; or planned.
+  std::optional<std::int64_t> targets;         ///< Most targets to use. Default: planned.
+  std::optional<std::int64_t> drafters;        ///< Most drafters to use. Default 1.
+  /// Number of tokens that drafters find at a position: with 2 or more, targets judge trees, and
+  /// corrections are found ahead. Default 1.
   std::optional<std::int64_t> width;
-  /// How many tokens beside the likeliest ones each drafter forward follows. Default 0.
+  /// Number of runners-up that each drafter forward also extends. Default 0.
   std::optional<std::int64_t> branches;
-  std::optional<DrafterKind> drafter;  ///< Who drafts. Default: servers, Max-Gram without one.
-  std::optional<VerificationRule> rule;        ///< What the output promises. Default Exact.
+  std::optional<DrafterKind> drafter;  ///< Default: servers, Max-Gram without one.
+  std::optional<VerificationRule> rule;        ///< The promise about the output. Default Exact.
   /// When blocks are sent, and whether SI drafts ahead. Default WorkConserving.
   std::optional<DispatchPolicy> dispatch;
-  bool ignore_eos = false;                     ///< Go on after an end-of-text token.
+  bool ignore_eos = false;                     ///< Continue after an end-of-text token.
   bool logprobs = false;                       ///< Return each token's log probability.
-  std::optional<std::int64_t> top_logprobs;    ///< So many of the likeliest at each place; to 20.
+  std::optional<std::int64_t> top_logprobs;    ///< Likeliest tokens at each position, to 20.
   std::optional<bool> add_special_tokens;      ///< To a text prompt. Default true.
   std::optional<bool> parse_special_tokens;    ///< Written in a text prompt. Default false.
   bool include_timeline = false;               ///< Put everything into `finished.timeline`.

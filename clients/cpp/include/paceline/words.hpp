@@ -1,7 +1,7 @@
 // The enumerations and their words: "distributed" is Strategy::Distributed.
 //
-// Numbers are those of the wire. Unknown is what a newer server says and this client has no word
-// for.
+// Numbers are those of the wire. Unknown is a value of a newer server that this client does not
+// know.
 
 #ifndef PACELINE_WORDS_HPP_
 #define PACELINE_WORDS_HPP_
@@ -12,15 +12,15 @@
 
 namespace paceline {
 
-/// How a request is decoded. The output is the same with every one.
+/// How a request is decoded. The output is the same with every strategy.
 enum class Strategy { Unknown, Auto, Autoregressive, Speculative, Distributed, SelfSpeculative };
 
-/// How draft tokens are accepted, and with it what the output promises.
+/// The rule by which draft tokens are accepted; it decides the promise about the output.
 ///
 /// Exact promises the target's own tokens for the seed, Rejection the target's distribution.
 enum class VerificationRule { Unknown, Exact, Rejection };
 
-/// Who drafts: servers, Max-Gram (the text itself, without a model), or both.
+/// The drafter: servers, Max-Gram (the text itself, without a model), or both.
 enum class DrafterKind { Unknown, Server, MaxGram, ServerAndMaxGram };
 
 /// When draft tokens are sent to targets.
@@ -29,10 +29,10 @@ enum class DispatchPolicy { Unknown, WorkConserving, Blocks };
 /// Why a generation ended.
 enum class FinishReason { Unknown, Length, Eos, StopString };
 
-/// Where a token came from: a drafter's guess, or the target itself.
+/// The origin of a token: an accepted draft token, or the target's own token.
 enum class TokenOrigin { Unknown, AcceptedDraft, Target };
 
-/// What a timeline event tells of.
+/// The kind of a timeline event.
 enum class TimelineEventKind {
   Unknown,
   Drafted,

@@ -1,5 +1,5 @@
 // Paceline-generate continues a prompt, and streams the text to standard output. The last line, on
-// standard error, says what it took. Ctrl-C cancels the work on all servers.
+// standard error, has the numbers of tokens and seconds. Ctrl-C cancels the work on all servers.
 package main
 
 import (
@@ -76,7 +76,7 @@ func advice(failure *paceline.Error) string {
 	return failure.Kind.Advice()
 }
 
-// report says what went wrong and what to do, and returns the exit code.
+// report prints an error with its advice, and returns the exit code.
 func report(err error, output io.Writer) int {
 	var failure *paceline.Error
 	switch {

@@ -16,7 +16,7 @@ import (
 
 const strategies = "auto, autoregressive, speculative, distributed, self_speculative"
 
-// settings are what the command line says. Limits are checked by the library and the server.
+// settings are the command line's options. Limits are checked by the library and the server.
 type settings struct {
 	address  string
 	prompt   string
@@ -24,7 +24,7 @@ type settings struct {
 	generate []paceline.GenerateOption
 }
 
-// parse reads the arguments; what is wrong with them it says on output.
+// parse reads the arguments, and writes errors to output.
 func parse(arguments []string, output io.Writer) (*settings, error) {
 	var s settings
 	flags := flag.NewFlagSet("paceline-generate", flag.ContinueOnError)
@@ -52,10 +52,10 @@ func parse(arguments []string, output io.Writer) (*settings, error) {
 func (s *settings) connectionFlags(flags *flag.FlagSet) (addTLS func()) {
 	var files paceline.TLS
 	flags.StringVar(&s.address, "address", "127.0.0.1:50050", "the orchestrator, `HOST:PORT`")
-	flags.StringVar(&files.CAFile, "ca", "", "whom to trust: a PEM `file`; with it the connection is TLS")
+	flags.StringVar(&files.CAFile, "ca", "", "PEM `file` with the authorities to trust; turns TLS on")
 	flags.StringVar(&files.CertificateFile, "certificate", "", "the client's own certificate: a PEM `file`")
 	flags.StringVar(&files.KeyFile, "key", "", "its private key: a PEM `file`")
-	flags.Func("api-key-file", "`file` with the API key, where the orchestrator asks for one", func(name string) error {
+	flags.Func("api-key-file", "`file` with the API key, if the orchestrator requires one", func(name string) error {
 		key, err := keyIn(name)
 		s.dial = append(s.dial, paceline.WithToken(func(context.Context) (string, error) { return key, nil }))
 		return err
@@ -74,7 +74,7 @@ func (s *settings) connectionFlags(flags *flag.FlagSet) (addTLS func()) {
 	}
 }
 
-// keyIn reads the one key that a file holds. What else is in it is not shown.
+// keyIn reads the one key in a file. Other contents are not shown.
 func keyIn(name string) (string, error) {
 	content, err := os.ReadFile(name)
 	if err != nil {
@@ -95,7 +95,7 @@ func (s *settings) generateFlags(flags *flag.FlagSet) {
 	s.number(flags, "temperature", "a `number`; 0, the server's default, is greedy", func(temperature float64) {
 		add(paceline.WithTemperature(temperature))
 	})
-	flags.Func("seed", "the same `seed` gives the same text; else chosen", func(value string) error {
+	flags.Func("seed", "the same `seed` gives the same text; without it one is chosen", func(value string) error {
 		seed, err := strconv.ParseUint(value, 10, 64)
 		add(paceline.WithSeed(seed))
 		return asUsage(err, "must be a whole number, 0 or more")

@@ -21,7 +21,7 @@ type answer struct {
 	ElapsedSeconds    float64       `json:"elapsed_seconds"`
 }
 
-// A report is what was read of one stream.
+// A report has the received data of one stream.
 type report struct {
 	Chunks   []chunkReport   `json:"chunks"`
 	Text     string          `json:"text"`
@@ -175,7 +175,7 @@ func (a *answer) add(event paceline.Event, after time.Duration) {
 	}
 }
 
-// end takes in how the stream ended. A cancellation that was asked for is no error.
+// end notes how the stream ended. A requested cancellation is not an error.
 func (a *answer) end(stream *paceline.Stream, cancelling bool) {
 	a.Started, a.Finished = reportStarted(stream.Started()), reportFinished(stream.Finished())
 	if cancelling && errors.Is(stream.Err(), paceline.ErrClientCancelled) {

@@ -17,7 +17,7 @@ import (
 	paceline "github.com/paceline/paceline/clients/go"
 )
 
-// unsupported is what this driver, or Go, cannot do.
+// unsupported is the error for a request that this driver, or Go, cannot do.
 type unsupported string
 
 func (u unsupported) Error() string { return string(u) }

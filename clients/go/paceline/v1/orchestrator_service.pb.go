@@ -319,7 +319,7 @@ type FallbackKind int32
 const (
 	// Not set; never sent.
 	FallbackKind_FALLBACK_KIND_UNSPECIFIED FallbackKind = 0
-	// A server had lost a session; it was opened anew, there or elsewhere.
+	// A server had lost a session; it was opened again, there or elsewhere.
 	FallbackKind_FALLBACK_KIND_SESSION_LOST FallbackKind = 1
 	// A session did not hold the expected tokens; the whole prefix was sent.
 	FallbackKind_FALLBACK_KIND_PREFIX_RESENT FallbackKind = 2
@@ -478,9 +478,9 @@ const (
 	ServerStanding_SERVER_STANDING_OTHER_TOKENIZER ServerStanding = 4
 	// It is healthy and not used: most targets compute the same model in another dtype.
 	ServerStanding_SERVER_STANDING_OTHER_DTYPE ServerStanding = 5
-	// It is healthy and not used: its logits do not depend on other calls (is_invariant), and those
-	// of most targets do; or the other way round. A stream with both kinds of targets would lose this
-	// promise.
+	// It is healthy and not used: its logits do not depend on other calls (is_invariant), and the
+	// logits of most targets do; or the other way round. A stream with both kinds of targets would
+	// lose this promise.
 	ServerStanding_SERVER_STANDING_OTHER_INVARIANCE ServerStanding = 6
 	// It is healthy and not used: it is a drafter and listed as a target, or the other way round.
 	ServerStanding_SERVER_STANDING_OTHER_ROLE ServerStanding = 7

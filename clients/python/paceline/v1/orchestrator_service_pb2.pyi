@@ -196,7 +196,7 @@ class _FallbackKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Fallback
     FALLBACK_KIND_UNSPECIFIED: _FallbackKind.ValueType  # 0
     """Not set; never sent."""
     FALLBACK_KIND_SESSION_LOST: _FallbackKind.ValueType  # 1
-    """A server had lost a session; it was opened anew, there or elsewhere."""
+    """A server had lost a session; it was opened again, there or elsewhere."""
     FALLBACK_KIND_PREFIX_RESENT: _FallbackKind.ValueType  # 2
     """A session did not hold the expected tokens; the whole prefix was sent."""
     FALLBACK_KIND_TARGET_LOST: _FallbackKind.ValueType  # 3
@@ -218,7 +218,7 @@ class FallbackKind(_FallbackKind, metaclass=_FallbackKindEnumTypeWrapper):
 FALLBACK_KIND_UNSPECIFIED: FallbackKind.ValueType  # 0
 """Not set; never sent."""
 FALLBACK_KIND_SESSION_LOST: FallbackKind.ValueType  # 1
-"""A server had lost a session; it was opened anew, there or elsewhere."""
+"""A server had lost a session; it was opened again, there or elsewhere."""
 FALLBACK_KIND_PREFIX_RESENT: FallbackKind.ValueType  # 2
 """A session did not hold the expected tokens; the whole prefix was sent."""
 FALLBACK_KIND_TARGET_LOST: FallbackKind.ValueType  # 3
@@ -302,9 +302,9 @@ class _ServerStandingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Server
     SERVER_STANDING_OTHER_DTYPE: _ServerStanding.ValueType  # 5
     """It is healthy and not used: most targets compute the same model in another dtype."""
     SERVER_STANDING_OTHER_INVARIANCE: _ServerStanding.ValueType  # 6
-    """It is healthy and not used: its logits do not depend on other calls (is_invariant), and those
-    of most targets do; or the other way round. A stream with both kinds of targets would lose this
-    promise.
+    """It is healthy and not used: its logits do not depend on other calls (is_invariant), and the
+    logits of most targets do; or the other way round. A stream with both kinds of targets would
+    lose this promise.
     """
     SERVER_STANDING_OTHER_ROLE: _ServerStanding.ValueType  # 7
     """It is healthy and not used: it is a drafter and listed as a target, or the other way round."""
@@ -349,9 +349,9 @@ other meanings.
 SERVER_STANDING_OTHER_DTYPE: ServerStanding.ValueType  # 5
 """It is healthy and not used: most targets compute the same model in another dtype."""
 SERVER_STANDING_OTHER_INVARIANCE: ServerStanding.ValueType  # 6
-"""It is healthy and not used: its logits do not depend on other calls (is_invariant), and those
-of most targets do; or the other way round. A stream with both kinds of targets would lose this
-promise.
+"""It is healthy and not used: its logits do not depend on other calls (is_invariant), and the
+logits of most targets do; or the other way round. A stream with both kinds of targets would
+lose this promise.
 """
 SERVER_STANDING_OTHER_ROLE: ServerStanding.ValueType  # 7
 """It is healthy and not used: it is a drafter and listed as a target, or the other way round."""

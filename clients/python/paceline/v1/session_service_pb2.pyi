@@ -273,8 +273,9 @@ class SessionCall(_message.Message):
     of the tokens that it builds on. A call with a higher sequence supersedes every pending or
     running call of the session; superseded calls end with ABORTED / SUPERSEDED.
 
-    After a call that was cancelled, superseded or failed the session holds the first min(what it
-    held, base_length) tokens; Draft and Decode calls also keep their streamed tokens.
+    After a call that was cancelled, superseded or failed the session holds the first
+    min(tokens held before, base_length) tokens; Draft and Decode calls also keep their streamed
+    tokens.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -82,7 +82,7 @@ class SessionServiceServicer:
     def RenewSession(self, request, context):
         """Keep an idle session for another lease.
 
-        Precondition: the session exists. Effect: its lease starts anew. Idempotency: idempotent.
+        Precondition: the session exists. Effect: its lease starts again. Idempotency: idempotent.
         Errors:
         NOT_FOUND / SESSION_NOT_FOUND           open a new one
         """

@@ -53,7 +53,7 @@ class SessionServiceStub:
     RenewSession: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.RenewSessionRequest, _session_service_pb2.RenewSessionResponse]
     """Keep an idle session for another lease.
 
-    Precondition: the session exists. Effect: its lease starts anew. Idempotency: idempotent.
+    Precondition: the session exists. Effect: its lease starts again. Idempotency: idempotent.
     Errors:
       NOT_FOUND / SESSION_NOT_FOUND           open a new one
     """
@@ -90,7 +90,7 @@ class SessionServiceAsyncStub(SessionServiceStub):
     RenewSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.RenewSessionRequest, _session_service_pb2.RenewSessionResponse]  # type: ignore[assignment]
     """Keep an idle session for another lease.
 
-    Precondition: the session exists. Effect: its lease starts anew. Idempotency: idempotent.
+    Precondition: the session exists. Effect: its lease starts again. Idempotency: idempotent.
     Errors:
       NOT_FOUND / SESSION_NOT_FOUND           open a new one
     """
@@ -136,7 +136,7 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_session_service_pb2.RenewSessionResponse, _abc.Awaitable[_session_service_pb2.RenewSessionResponse]]:
         """Keep an idle session for another lease.
 
-        Precondition: the session exists. Effect: its lease starts anew. Idempotency: idempotent.
+        Precondition: the session exists. Effect: its lease starts again. Idempotency: idempotent.
         Errors:
           NOT_FOUND / SESSION_NOT_FOUND           open a new one
         """

@@ -44,7 +44,7 @@ export interface ErrorInfo_MetadataEntry {
 
 /** As google.rpc.RetryInfo. */
 export interface RetryInfo {
-  /** When a retry makes sense. */
+  /** Time until a retry is useful. */
   retryDelay: Delay | undefined;
 }
 
@@ -66,7 +66,7 @@ export interface BadRequest {
 export interface FieldViolation {
   /** Its path in the request. */
   field: string;
-  /** What is wrong with it. */
+  /** The fault. */
   description: string;
 }
 

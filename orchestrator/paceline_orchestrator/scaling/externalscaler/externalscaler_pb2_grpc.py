@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ExternalScalerStub:
-    """Answers for the whole service, whichever orchestrator is asked.
+    """Answers for the whole service; all orchestrators give the same answer.
 
     Idempotency: all methods only read.
 
@@ -63,7 +63,7 @@ class ExternalScalerStub:
 
 
 class ExternalScalerServicer:
-    """Answers for the whole service, whichever orchestrator is asked.
+    """Answers for the whole service; all orchestrators give the same answer.
 
     Idempotency: all methods only read.
 
@@ -131,7 +131,7 @@ def add_ExternalScalerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExternalScaler:
-    """Answers for the whole service, whichever orchestrator is asked.
+    """Answers for the whole service; all orchestrators give the same answer.
 
     Idempotency: all methods only read.
 

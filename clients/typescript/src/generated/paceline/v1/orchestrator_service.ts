@@ -109,7 +109,7 @@ export enum FinishReason {
 export enum FallbackKind {
   /** FALLBACK_KIND_UNSPECIFIED - Not set; never sent. */
   FALLBACK_KIND_UNSPECIFIED = 0,
-  /** FALLBACK_KIND_SESSION_LOST - A server had lost a session; it was opened anew, there or elsewhere. */
+  /** FALLBACK_KIND_SESSION_LOST - A server had lost a session; it was opened again, there or elsewhere. */
   FALLBACK_KIND_SESSION_LOST = 1,
   /** FALLBACK_KIND_PREFIX_RESENT - A session did not hold the expected tokens; the whole prefix was sent. */
   FALLBACK_KIND_PREFIX_RESENT = 2,
@@ -169,9 +169,9 @@ export enum ServerStanding {
   /** SERVER_STANDING_OTHER_DTYPE - It is healthy and not used: most targets compute the same model in another dtype. */
   SERVER_STANDING_OTHER_DTYPE = 5,
   /**
-   * SERVER_STANDING_OTHER_INVARIANCE - It is healthy and not used: its logits do not depend on other calls (is_invariant), and those
-   * of most targets do; or the other way round. A stream with both kinds of targets would lose this
-   * promise.
+   * SERVER_STANDING_OTHER_INVARIANCE - It is healthy and not used: its logits do not depend on other calls (is_invariant), and the
+   * logits of most targets do; or the other way round. A stream with both kinds of targets would
+   * lose this promise.
    */
   SERVER_STANDING_OTHER_INVARIANCE = 6,
   /** SERVER_STANDING_OTHER_ROLE - It is healthy and not used: it is a drafter and listed as a target, or the other way round. */
