@@ -82,8 +82,7 @@ async def _measure(settings: RoundsSettings) -> int:
     stream_rows = [asdict(it) for it in streams]
     print(rounds_table(rows), end="")
     if streams:
-        print("
-" + streams_table(stream_rows), end="")
+        print("\n" + streams_table(stream_rows), end="")
     if settings.json_file is not None:
         write_json(
             settings.json_file,
