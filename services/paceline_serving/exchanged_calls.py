@@ -5,7 +5,7 @@ An RPC costs gRPC's Python server some 300 us of CPU, a message on an open strea
 it is parsed, counted, bounded in time and traced alike, and its handler does not know the
 difference. `_ExchangedCall` stands for what gRPC gives a handler, the context of an RPC.
 
-    caller ══ ExchangeCalls ══► _Exchange.run ──► a task for each call ──► guard ──► servicer
+    caller ══ ExchangeCalls ══► Exchange.run ──► a task for each call ──► guard ──► servicer
            ◄═════ batches ═════ _write_answers ◄── outbox ◄── _ExchangedCall.write, abort
 """
 
@@ -84,7 +84,7 @@ def add_call_service(
     }
 
     async def exchange(requests: AsyncIterable[bytes], context: Any) -> None:
-        await _Exchange(guarded, context, write_stall_seconds=write_stall_seconds).run(requests)
+        await Exchange(guarded, context, write_stall_seconds=write_stall_seconds).run(requests)
 
     handler = grpc.stream_stream_rpc_method_handler(exchange)
     handlers = {"ExchangeCalls": handler}
@@ -93,8 +93,13 @@ def add_call_service(
     )
 
 
-class _Exchange:
+class Exchange:
     """One stream: its running calls, and the answers that wait to be sent.
+
+    Args:
+        handlers: The handler of each method; it is given a request's bytes.
+        context: The stream's.
+        write_stall_seconds: How long the caller may leave answers unread.
 
     Invariants:
         A call's answers are sent in the order in which they came, its end last.
@@ -126,6 +131,8 @@ class _Exchange:
             MalformedRequestError: A message breaks the rules.
             SlowConsumerError: Answers are not read.
         """
+        # A status after a stalled first message would send the metadata again: gRPC refuses that.
+        await self._context.send_initial_metadata(())
         try:
             async with asyncio.TaskGroup() as tasks:
                 writing = tasks.create_task(self._write_answers(), name="write answers")
@@ -177,6 +184,8 @@ class _Exchange:
             try:
                 async with asyncio.timeout(self._write_stall_seconds):
                     await self._context.write(batch.SerializeToString())
+            except grpc.aio.BaseError:
+                return  # the caller has left, and gRPC ends the stream
             except TimeoutError:
                 raise SlowConsumerError(
                     f"nothing was read for {self._write_stall_seconds:g} s"
@@ -205,10 +214,13 @@ class _ExchangedCall:
     """One call, to its handler the context of an RPC.
 
     Attributes:
-        status: What it was aborted with.
+        status: The error that it was aborted with.
+        bounds_writes: A caller that does not read ends its stream: no write waits for ever.
     """
 
-    def __init__(self, exchange: _Exchange, message: CallMessage) -> None:
+    bounds_writes = True
+
+    def __init__(self, exchange: Exchange, message: CallMessage) -> None:
         self._exchange = exchange
         self._message = message
         self._number = message.number
@@ -235,7 +247,7 @@ class _ExchangedCall:
             else:
                 await handler.unary_stream(self._message.request, self)
         except PacelineError as error:
-            self.status = status.encode(error)
+            self.status = self.status or status.encode(error)
         except asyncio.CancelledError:
             if self.time_remaining() > 0:
                 raise

@@ -159,7 +159,7 @@ async def test_a_target_whose_model_hangs_for_long_ends_by_itself_and_waits_for_
         assert server.wait() == 1
         assert server.process.stderr is not None
         log = server.process.stderr.read()
-    assert "this server cannot go on: a forward has hung for " in log
+    assert "this server has to stop: a forward has hung for " in log
 
 
 def test_no_collection_looks_at_what_a_server_has_loaded():

@@ -18,6 +18,7 @@ import grpc
 
 from paceline.errors import PacelineError
 from paceline.status import DETAILS_KEY, encode
+from paceline_serving.exchanged_calls import Exchange
 from support.ports import free_address
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
 )
+_EXCHANGE = "/paceline.v1.CallService/ExchangeCalls"
 # Of each connection, not of the call: gRPC sets its own.
 _OWN_METADATA = "user-agent"
 
@@ -191,10 +193,76 @@ class _EveryMethod(grpc.GenericRpcHandler):
         self._relay = relay
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        if handler_call_details.method == _EXCHANGE:
+            return grpc.stream_stream_rpc_method_handler(self._exchange)
+
         async def handler(requests: Any, context: Any) -> None:  # gRPC tells it by its kind
             await self._relay(handler_call_details.method, requests, context)
 
         return grpc.stream_stream_rpc_method_handler(handler)
+
+    async def _exchange(self, requests: Any, context: Any) -> None:
+        """Take calls off a stream: each meets its method's faults, and goes on as an RPC."""
+        handlers = _Exchanged(self._relay)
+        await Exchange(handlers, context, write_stall_seconds=60).run(requests)
+
+
+class _Exchanged(dict[str, Any]):
+    """The handlers of all methods whose calls can come on a stream."""
+
+    def __init__(self, relay: Any) -> None:
+        self._relay = relay
+
+    def get(self, method: str, default: Any = None) -> Any:
+        async def handler(raw: bytes, call: Any) -> None:
+            context = _ContextOfAMessage(call)
+            await self._relay(method, _only(raw), context)
+            await context.end()
+
+        return grpc.unary_stream_rpc_method_handler(handler, response_serializer=bytes)
+
+
+class _ContextOfAMessage:
+    """What an RPC's context can do beyond a message's."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._code: Any = grpc.StatusCode.OK
+        self._details = ""
+        self._trailers: Any = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        """Messages have none."""
+
+    def set_code(self, code: Any) -> None:
+        self._code = code
+
+    def set_details(self, details: str) -> None:
+        self._details = details
+
+    def set_trailing_metadata(self, metadata: Any) -> None:
+        self._trailers = metadata
+
+    async def abort(self, code: Any, details: str = "", trailers: Any = ()) -> None:
+        """End the call, and the handler with it, as gRPC does."""
+        self._code, self._details, self._trailers = code, details, trailers
+        await self.end()
+        raise _AbortedError("the call has its status")
+
+    async def end(self) -> None:
+        if self._code is not grpc.StatusCode.OK:
+            await self._call.abort(self._code, self._details, self._trailers)
+
+
+class _AbortedError(PacelineError):
+    """Ends a handler whose call has its status."""
+
+
+async def _only(raw: bytes) -> AsyncIterator[bytes]:
+    yield raw
 
 
 def _passed(metadata: Any) -> Metadata:

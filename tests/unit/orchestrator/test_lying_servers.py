@@ -36,11 +36,11 @@ class Liar(VirtualServer):
     Attributes:
         error: What it answers calls with; None: as it should.
         grant: What it does to what OpenSession answers.
-        live: What it says which call of a session it has; None: the newest.
+        claimed: What it says which call of a session it has; None: the newest.
     """
 
     error: errors.PacelineError | None = None
-    live: int | None = None
+    claimed: int | None = None
 
     def grant(self, grant):
         return grant
@@ -56,7 +56,7 @@ class Liar(VirtualServer):
 
     def renew(self, session_id):
         super().renew(session_id)
-        return self._live.get(session_id, 0) if self.live is None else self.live
+        return self.live.get(session_id, 0) if self.claimed is None else self.claimed
 
     @property
     def health(self):
@@ -366,7 +366,7 @@ async def test_a_drafter_that_only_says_it_has_the_call_is_done_without(way):
 @virtually
 async def test_a_call_that_was_never_sent_is_not_in_sight(live):
     liar = a_keeper_of_calls("target")
-    liar.live = live
+    liar.claimed = live
     async with virtual_system(liar, an_honest_target()) as system:
         stream = await system.generate(max_tokens=TOKENS, **PLAIN)
         assert stream.token_ids == RIGHT

@@ -10,11 +10,11 @@ import pytest
 
 import paceline
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_bench.node import SimulatedNode
 from paceline_bench.plan.forecast import forecast
 from paceline_bench.plan.jobs import forecast_jobs
-from paceline_bench.plan.tables import table_rows
+from paceline_bench.plan.tables import json_rows
 from paceline_bench.protocol_runs import Setup, run_protocol
+from paceline_bench.simulated_servers import SimulatedServers
 from paceline_orchestrator.planning.forecasts import FORECASTS
 from paceline_orchestrator.planning.measurements import Measurements
 from paceline_orchestrator.planning.planner import DrafterKind, Planner, Wish
@@ -130,11 +130,11 @@ def test_a_new_method_is_weighed_by_the_planner(known, drafter):
 
 def test_a_new_method_has_a_line_in_the_benchmarks(known):
     step = ServerLatency(10, 10)
-    node = SimulatedNode(target=step, drafter=step, acceptance_rate=0.5, target_count=2)
+    node = SimulatedServers(target=step, drafter=step, acceptance_rate=0.5, target_count=2)
     jobs = forecast_jobs(node, token_count=4, repeats=1)
     (own,) = (forecast(job) for job in jobs if job.strategy is LAST)
     assert own.mean_ns > 0
-    assert table_rows([own])[0][0] == "last"
+    assert json_rows([own])[0]["name"] == "last"
 
 
 def test_a_new_method_can_be_traced(known):

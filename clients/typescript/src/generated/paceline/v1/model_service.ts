@@ -144,6 +144,8 @@ export interface GetModelInfoResponse {
    * the model has no such tokens, or its server does not know them.
    */
   fimTokenIds: number[];
+  /** Whether the server takes calls as messages of a stream (CallService). */
+  exchangesCalls: boolean;
 }
 
 /** The hardware on which a model computes; other servers may compute on the same hardware. */
@@ -309,6 +311,7 @@ function createBaseGetModelInfoResponse(): GetModelInfoResponse {
     hardware: undefined,
     version: "",
     fimTokenIds: [],
+    exchangesCalls: false,
   };
 }
 
@@ -415,6 +418,9 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
         writer.uint32(v);
       }
       writer.join();
+    }
+    if (message.exchangesCalls !== false) {
+      writer.uint32(248).bool(message.exchangesCalls);
     }
     return writer;
   },
@@ -702,6 +708,14 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
 
             break;
           }
+          case 31: {
+            if (tag !== 248) {
+              break;
+            }
+
+            message.exchangesCalls = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -751,6 +765,7 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
       : undefined;
     message.version = object.version ?? "";
     message.fimTokenIds = object.fimTokenIds?.map((e) => e) || [];
+    message.exchangesCalls = object.exchangesCalls ?? false;
     return message;
   },
 };
