@@ -12,6 +12,7 @@ difference. `_ExchangedCall` stands for what gRPC gives a handler, the context o
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -21,8 +22,10 @@ from google.rpc.status_pb2 import Status
 from paceline import status
 from paceline.errors import (
     DeadlineError,
+    InternalError,
     InvalidFieldError,
     MalformedRequestError,
+    OverloadedError,
     PacelineError,
     SlowConsumerError,
     UnsupportedError,
@@ -40,11 +43,15 @@ if TYPE_CHECKING:
 
     from paceline_serving.interceptors import EdgeInterceptor
 
+_log = logging.getLogger(__name__)
+
 SERVICE = "paceline.v1.CallService"
 
 # Answers of one message, in bytes, beyond which the next message begins: a caller's channel takes
 # 4 MiB, and parses 1 MiB in 3 ms.
 _BATCH_BYTES = 1 << 20
+# As many as gRPC lets a connection have RPCs here.
+_MOST_RUNNING = 4096
 # Answers that may wait for a caller that does not read; then the calls wait that would add more.
 _MOST_WAITING_BYTES = 4 << 20
 
@@ -137,6 +144,7 @@ class Exchange:
             async with asyncio.TaskGroup() as tasks:
                 writing = tasks.create_task(self._write_answers(), name="write answers")
                 async for raw in requests:
+                    await self._has_room.wait()
                     for message in _parsed(raw).calls:
                         self._take(message, tasks)
                 while self._running:
@@ -157,6 +165,9 @@ class Exchange:
             raise MalformedRequestError("calls.number does not increase")
         self._newest = message.number
         call = _ExchangedCall(self, message)
+        if len(self._running) >= _MOST_RUNNING:
+            call.refuse(OverloadedError("too many calls run on this stream", retry_after_seconds=1))
+            return
         handler = self._handlers.get(message.method)
         task = tasks.create_task(call.serve(handler), name=message.method)
         self._running[message.number] = task
@@ -238,23 +249,44 @@ class _ExchangedCall:
         task = asyncio.current_task()
         assert task is not None
         timer = self._loop.call_at(self._ends_at, task.cancel)
-        response = None
         try:
             self._check(handler)
-            self._serialize = handler.response_serializer
-            if handler.unary_unary is not None:
-                response = await handler.unary_unary(self._message.request, self)
-            else:
-                await handler.unary_stream(self._message.request, self)
+            last = await self._handled(handler)
         except PacelineError as error:
-            self.status = self.status or status.encode(error)
+            last = self._failed(error)
         except asyncio.CancelledError:
             if self.time_remaining() > 0:
                 raise
-            self.status = status.encode(DeadlineError("the call's time was over"))
+            last = self._failed(DeadlineError("the call's time was over"))
+        except Exception as bug:  # noqa: BLE001 - it must not end the calls of others
+            # The guard lets none through; what is left is a response that cannot be written.
+            _log.exception("an answer could not be written", exc_info=bug)
+            last = self._failed(InternalError("the answer could not be written"))
         finally:
             timer.cancel()
-        self._end(response)
+        self._exchange.post(last)
+
+    def refuse(self, error: PacelineError) -> None:
+        """Answer without any work."""
+        self._exchange.post(self._failed(error))
+
+    async def _handled(self, handler: Any) -> AnswerMessage:
+        """Run the handler, and return the last answer."""
+        self._serialize = handler.response_serializer
+        last = AnswerMessage(number=self._number, ended=True)
+        if handler.unary_unary is not None:
+            response = await handler.unary_unary(self._message.request, self)
+            if self.status is None:
+                last.response = self._serialize(response)
+        else:
+            await handler.unary_stream(self._message.request, self)
+        if self.status is not None:
+            last.status = self.status.SerializeToString()
+        return last
+
+    def _failed(self, error: PacelineError) -> AnswerMessage:
+        told = self.status or status.encode(error)
+        return AnswerMessage(number=self._number, ended=True, status=told.SerializeToString())
 
     def _check(self, handler: Any) -> None:
         if handler is None:
@@ -267,19 +299,6 @@ class _ExchangedCall:
                 f"has {len(self._message.request)} bytes, at most {MOST_EXCHANGED_BYTES} are"
                 " allowed on a stream",
             )
-
-    def _end(self, response: Any) -> None:
-        if self.status is not None:
-            answer = AnswerMessage(
-                number=self._number, ended=True, status=self.status.SerializeToString()
-            )
-        elif response is not None:
-            answer = AnswerMessage(
-                number=self._number, ended=True, response=self._serialize(response)
-            )
-        else:
-            answer = AnswerMessage(number=self._number, ended=True)
-        self._exchange.post(answer)
 
     # --- the context of an RPC ----------------------------------------------------------------
 

@@ -131,12 +131,14 @@ class ExchangingChannel:
     def _current(self) -> _CallStream:
         """Return the stream for a new call, which is another one after the end of the last."""
         if self._stream is None or self._stream.is_over:
-            self._stream = _CallStream()
+            stream = self._stream = _CallStream()
             task = asyncio.get_running_loop().create_task(
-                self._run(self._stream), name="exchange calls", context=Context()
+                self._run(stream), name="exchange calls", context=Context()
             )
             self._running.add(task)
             task.add_done_callback(self._running.discard)
+            # A task that is cancelled before it began runs no `finally`.
+            task.add_done_callback(lambda _: stream.end())
         return self._stream
 
     async def _run(self, stream: _CallStream) -> None:
@@ -187,7 +189,7 @@ class _CallStream:
             AioRpcError: What the stream ended with.
             UsageError: The channel is closed.
         """
-        failure: Exception = _failure(grpc.StatusCode.UNAVAILABLE, "the stream of calls has ended")
+        failure: Exception | None = None
         rpc = writing = None
         try:
             rpc = open_rpc()
@@ -203,14 +205,20 @@ class _CallStream:
         except DecodeError:
             failure = _failure(grpc.StatusCode.INTERNAL, "an answer cannot be decoded")
         finally:
-            self.is_over = True
             if rpc is not None:
                 rpc.cancel()
             if writing is not None:
                 writing.cancel()
-            calls, self._calls = self._calls, {}
-            for call in calls.values():
-                call.fail(failure)
+            self.end(failure)
+
+    def end(self, failure: Exception | None = None) -> None:
+        """Fail the calls that wait, and take no more; again is fine."""
+        self.is_over = True
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.fail(
+                failure or _failure(grpc.StatusCode.UNAVAILABLE, "the stream of calls has ended")
+            )
 
     def _post(self, message: CallMessage) -> None:
         self._outbox[message.number] = message
@@ -224,7 +232,8 @@ class _CallStream:
                 batch = ExchangeCallsRequest(calls=[self._outbox.pop(it) for it in numbers])
                 if not self._outbox:
                     self._ready.clear()
-                await rpc.write(batch.SerializeToString())
+                if numbers:  # they may all have been withdrawn
+                    await rpc.write(batch.SerializeToString())
         except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
             return  # the stream has ended, as its reader hears, too
 

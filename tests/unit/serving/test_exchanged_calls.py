@@ -231,6 +231,32 @@ async def test_the_end_of_the_stream_fails_its_calls_and_the_next_call_opens_ano
         await stream.close()
 
 
+async def test_a_channel_that_is_closed_in_the_turn_of_a_call_fails_the_call():
+    async with Server().running() as channel:
+        stream = exchanging(channel)
+        call = begin(stream, WAIT)
+        await stream.close()
+        assert type(await call_result(call)) is errors.ConnectionLostError
+
+
+async def test_a_stream_may_have_as_many_calls_as_a_connection_rpcs(monkeypatch):
+    monkeypatch.setattr(exchanged_calls, "_MOST_RUNNING", 2)
+    async with Server().running() as channel:
+        stream = exchanging(channel)
+        running = [begin(stream, WAIT) for _ in range(2)]
+        assert type(await call_result(begin(stream, ECHO))) is errors.OverloadedError
+        for call in running:
+            call.cancel()
+        await begin(stream, ECHO, b"x" * MOST_EXCHANGED_BYTES)  # an RPC: the cancels have arrived
+        await until_served(stream)
+        await stream.close()
+
+
+async def until_served(stream: ExchangingChannel) -> None:
+    while type(await call_result(begin(stream, ECHO))) is errors.OverloadedError:
+        pass
+
+
 async def call_result(call: Any) -> Any:
     try:
         return await call

@@ -68,8 +68,9 @@ class CallMessage(_message.Message):
     timeout_ns: _builtins.int
     """The time that the call has, in nanoseconds from its arrival on. Required, 1 or more."""
     traceparent: _builtins.str
-    """The caller's place in a trace (W3C), and the request's id for logs; may be empty."""
+    """The caller's place in a trace (W3C traceparent). Empty: the server begins one."""
     request_id: _builtins.str
+    """The request's id in logs. Empty: the server draws one."""
     cancel: _builtins.bool
     """Withdraw the call with this number, as the cancel of an RPC does; all else is empty. A call
     that has ended, or never was, is nothing to withdraw. A withdrawn call is not answered.
