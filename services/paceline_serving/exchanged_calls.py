@@ -1,9 +1,8 @@
 """The server's side of CallService: calls that come as messages of one stream.
 
-An RPC costs gRPC's Python server some 300 us of CPU, a message on an open stream a tenth of that
-(bench/LOG.md). A call that comes as a message passes the same guard as an RPC (`EdgeInterceptor`):
-it is parsed, counted, bounded in time and traced alike, and its handler does not know the
-difference. `_ExchangedCall` stands for what gRPC gives a handler, the context of an RPC.
+ADR 42 has the reasons, and bench/LOG.md the costs. A call that comes as a message passes the same
+guard as an RPC (`EdgeInterceptor`): it is parsed, counted, bounded in time and traced alike,
+and the same handler serves it. `_ExchangedCall` stands for an RPC's context.
 
     caller ══ ExchangeCalls ══► Exchange.run ──► a task for each call ──► guard ──► servicer
            ◄═════ batches ═════ _write_answers ◄── outbox ◄── _ExchangedCall.write, abort
@@ -37,6 +36,7 @@ from paceline.v1.call_service_pb2 import (
     ExchangeCallsResponse,
 )
 from paceline_contract.limits import MOST_EXCHANGED_BYTES, MOST_EXCHANGED_CALLS
+from paceline_serving.exchange_batches import check_entry_count
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Mapping, Sequence
@@ -50,7 +50,7 @@ SERVICE = "paceline.v1.CallService"
 # Answers of one message, in bytes, beyond which the next message begins: a caller's channel takes
 # 4 MiB, and parses 1 MiB in 3 ms.
 _BATCH_BYTES = 1 << 20
-# As many as gRPC lets a connection have RPCs here.
+# As many RPCs gRPC lets a connection have here.
 _MOST_RUNNING = 4096
 # Answers that may wait for a caller that does not read; then the calls wait that would add more.
 _MOST_WAITING_BYTES = 4 << 20
@@ -128,6 +128,7 @@ class Exchange:
         self._ready = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
+        self._has_left = False
         self._has_sent_all = asyncio.Event()
         self._has_sent_all.set()
 
@@ -181,8 +182,10 @@ class Exchange:
 
     def post(self, answer: AnswerMessage) -> None:
         """Put an answer behind those that wait: it ends a call, so there is one for each."""
+        if self._has_left:
+            return
         self._outbox.append(answer)
-        self._waiting_bytes += len(answer.response)
+        self._waiting_bytes += answer.ByteSize()
         if self._waiting_bytes > _MOST_WAITING_BYTES:
             self._has_room.clear()
         self._ready.set()
@@ -195,8 +198,10 @@ class Exchange:
             try:
                 async with asyncio.timeout(self._write_stall_seconds):
                     await self._context.write(batch.SerializeToString())
-            except grpc.aio.BaseError:
-                return  # the caller has left, and gRPC ends the stream
+            except grpc.aio.BaseError:  # the caller has left, and gRPC ends the stream
+                self._has_left = True
+                self._has_room.set()
+                return
             except TimeoutError:
                 raise SlowConsumerError(
                     f"nothing was read for {self._write_stall_seconds:g} s"
@@ -207,10 +212,11 @@ class Exchange:
     def _next_batch(self) -> ExchangeCallsResponse:
         """Take the answers that wait, as many as one message may have."""
         size = count = 0
-        for answer in self._outbox:
-            if count and size + len(answer.response) > _BATCH_BYTES:
+        for answer in self._outbox[:MOST_EXCHANGED_CALLS]:
+            answer_size = answer.ByteSize()
+            if count and size + answer_size > _BATCH_BYTES:
                 break
-            size += len(answer.response)
+            size += answer_size
             count += 1
         batch = ExchangeCallsResponse(answers=self._outbox[:count])
         del self._outbox[:count]
@@ -341,11 +347,9 @@ class _ExchangedCall:
 
 def _parsed(raw: bytes) -> ExchangeCallsRequest:
     try:
-        request = ExchangeCallsRequest.FromString(raw)
+        check_entry_count(raw, most=MOST_EXCHANGED_CALLS)
+        return ExchangeCallsRequest.FromString(raw)
     except DecodeError:
-        raise MalformedRequestError("the bytes are not the request message") from None
-    if len(request.calls) > MOST_EXCHANGED_CALLS:
         raise MalformedRequestError(
-            f"calls has {len(request.calls)} entries, at most {MOST_EXCHANGED_CALLS} are allowed"
-        )
-    return request
+            f"the bytes are not the request message, with at most {MOST_EXCHANGED_CALLS} calls"
+        ) from None

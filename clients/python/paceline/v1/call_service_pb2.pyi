@@ -20,15 +20,15 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ExchangeCallsRequest(_message.Message):
-    """What the caller says at one moment, in this order."""
+    """Calls and cancels, in the order in which the caller made them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CALLS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallMessage]:
-        """At most 256. Larger requests than 64 KiB belong into an RPC of their own, since all that
-        follows on a stream waits for them: they get INVALID_ARGUMENT / INVALID_FIELD.
+        """At most 256. A request of more than 64 KiB belongs in an RPC of its own, since all that follows
+        on a stream waits for it: it gets INVALID_ARGUMENT / INVALID_FIELD.
         """
 
     def __init__(
@@ -72,8 +72,9 @@ class CallMessage(_message.Message):
     request_id: _builtins.str
     """The request's id in logs. Empty: the server draws one."""
     cancel: _builtins.bool
-    """Withdraw the call with this number, as the cancel of an RPC does; all else is empty. A call
-    that has ended, or never was, is nothing to withdraw. A withdrawn call is not answered.
+    """Withdraw the call with this number, as the cancel of an RPC does. Other fields are empty. A call
+    that has ended, or never was, is nothing to withdraw. Answers that were under way may still
+    come: ignore them.
     """
     def __init__(
         self,
@@ -96,14 +97,14 @@ Global___CallMessage: _TypeAlias = CallMessage  # noqa: Y015
 
 @_typing.final
 class ExchangeCallsResponse(_message.Message):
-    """What the server says at one moment, in this order."""
+    """Answers, in the order in which the server made them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ANSWERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___AnswerMessage]:
-        """One or more."""
+        """1 to 256."""
 
     def __init__(
         self,
@@ -129,7 +130,7 @@ class AnswerMessage(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """The call's."""
+    """The number of the answered call."""
     response: _builtins.bytes
     """A response of the method, serialized; its last one if `ended`."""
     ended: _builtins.bool

@@ -32,7 +32,7 @@ class CallServiceStub:
     An RPC of its own costs each side more than a short forward does. On a stream a call is a message,
     and calls that begin together travel together. What a call means, its errors, its fence and its
     effects are those of its method: see DrafterService and TargetService, whose unary and streaming
-    RPCs stay for everybody.
+    RPCs stay for all callers.
     """
 
     def __init__(self, channel):
@@ -55,7 +55,7 @@ class CallServiceServicer:
     An RPC of its own costs each side more than a short forward does. On a stream a call is a message,
     and calls that begin together travel together. What a call means, its errors, its fence and its
     effects are those of its method: see DrafterService and TargetService, whose unary and streaming
-    RPCs stay for everybody.
+    RPCs stay for all callers.
     """
 
     def ExchangeCalls(self, request_iterator, context):
@@ -95,7 +95,7 @@ class CallService:
     An RPC of its own costs each side more than a short forward does. On a stream a call is a message,
     and calls that begin together travel together. What a call means, its errors, its fence and its
     effects are those of its method: see DrafterService and TargetService, whose unary and streaming
-    RPCs stay for everybody.
+    RPCs stay for all callers.
     """
 
     @staticmethod

@@ -33,7 +33,7 @@ class CallServiceStub:
     An RPC of its own costs each side more than a short forward does. On a stream a call is a message,
     and calls that begin together travel together. What a call means, its errors, its fence and its
     effects are those of its method: see DrafterService and TargetService, whose unary and streaming
-    RPCs stay for everybody.
+    RPCs stay for all callers.
     """
 
     @_typing.overload
@@ -59,7 +59,7 @@ class CallServiceAsyncStub(CallServiceStub):
     An RPC of its own costs each side more than a short forward does. On a stream a call is a message,
     and calls that begin together travel together. What a call means, its errors, its fence and its
     effects are those of its method: see DrafterService and TargetService, whose unary and streaming
-    RPCs stay for everybody.
+    RPCs stay for all callers.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -81,7 +81,7 @@ class CallServiceServicer(metaclass=_abc_1.ABCMeta):
     An RPC of its own costs each side more than a short forward does. On a stream a call is a message,
     and calls that begin together travel together. What a call means, its errors, its fence and its
     effects are those of its method: see DrafterService and TargetService, whose unary and streaming
-    RPCs stay for everybody.
+    RPCs stay for all callers.
     """
 
     @_abc_1.abstractmethod

@@ -170,7 +170,9 @@ class GetModelInfoResponse(_message.Message):
     version: _builtins.str
     """Paceline's version, for example "0.2.1". Servers before 0.2 leave it empty."""
     exchanges_calls: _builtins.bool
-    """Whether the server takes calls as messages of a stream (CallService)."""
+    """Whether the server takes calls of Verify, Decode and Draft as messages of a stream
+    (CallService), with the limits that call_service.proto gives.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end a text, unless the request ignores them."""
