@@ -181,7 +181,12 @@ def frontier_nodes(path: Sequence[Node], *, task: DecodingTask, growing: bool) -
     root = path[0]
     urgent = task.dispatch is DispatchPolicy.WORK_CONSERVING or root.dispatch.judged is not None
     nodes = due_nodes(path, task=task, growing=growing, urgent=urgent)
-    return nodes if nodes and nodes[0] is root else (root,)
+    if nodes and nodes[0] is root:
+        return nodes
+    # Another verification may assume the token whose fate decides, and so have it assigned. It is
+    # judged here all the same: under rejection sampling nothing else may decide what follows.
+    judged = root.dispatch.judged
+    return (root,) if judged is None else (root, judged)
 
 
 def _distributions(judged: Iterable[Node]) -> tuple[Distribution, ...]:

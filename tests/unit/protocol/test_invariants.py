@@ -84,6 +84,30 @@ models = st.builds(
     drafter_count=1,
     text=True,
 )
+# The text's token was judged, was withdrawn, and was assumed by a block when the root came to it.
+@example(
+    strategy=Strategy.DISTRIBUTED,
+    task=DecodingTask(
+        prompt=(0, 0),
+        max_tokens=11,
+        lookahead=3,
+        rule=VerificationRule.REJECTION,
+        draft_window=3,
+        broadcast_prefill=True,
+    ),
+    models=Models(seed=0, agreement=0.0),
+    weather=Weather(
+        drafter_weight=5.0,
+        failure=0.0,
+        ghosts=0.0,
+        short_verdicts=0.0,
+        capacity_change=0.0,
+    ),
+    seed=27,
+    target_count=2,
+    drafter_count=1,
+    text=True,
+)
 def test_the_invariants_hold_whatever_the_weather(
     strategy, task, models, weather, seed, target_count, drafter_count, text
 ):

@@ -194,7 +194,8 @@ type GetModelInfoResponse struct {
 	// first text, the token before the last text, and the token after both, in this order. Empty if
 	// the model has no such tokens, or its server does not know them.
 	FimTokenIds []uint32 `protobuf:"varint,30,rep,packed,name=fim_token_ids,json=fimTokenIds,proto3" json:"fim_token_ids,omitempty"`
-	// Whether the server takes calls as messages of a stream (CallService).
+	// Whether the server takes calls of Verify, Decode and Draft as messages of a stream
+	// (CallService), with the limits that call_service.proto gives.
 	ExchangesCalls bool `protobuf:"varint,31,opt,name=exchanges_calls,json=exchangesCalls,proto3" json:"exchanges_calls,omitempty"`
 }
 

@@ -144,7 +144,10 @@ export interface GetModelInfoResponse {
    * the model has no such tokens, or its server does not know them.
    */
   fimTokenIds: number[];
-  /** Whether the server takes calls as messages of a stream (CallService). */
+  /**
+   * Whether the server takes calls of Verify, Decode and Draft as messages of a stream
+   * (CallService), with the limits that call_service.proto gives.
+   */
   exchangesCalls: boolean;
 }
 
