@@ -246,6 +246,9 @@ class TokenTree:
             draft.drafter, draft.distribution = drafter, distribution
         draft.is_branch, draft.rank = False, 1
         tip.draft.followers.setdefault(drafter, node)
+        # It may have been a branch that a target had judged already.
+        if (decided := node.decided_child()) is not None and decided.draft.is_branch:
+            self._adopt(decided)
         return node
 
     def branch(self, parent: Node, token_id: int, *, drafter: int, rank: int, rate: float) -> Node:

@@ -150,6 +150,26 @@ def test_the_invariants_hold_with_three_models_and_disagreeing_drafters(
     drafter_count=st.integers(1, 2),
     text=st.booleans(),
 )
+# A branch that a target had judged became a chain: what it led to has to be in the chain, too.
+@example(
+    strategy=Strategy.DISTRIBUTED,
+    task=DecodingTask(
+        prompt=(1,),
+        max_tokens=12,
+        lookahead=2,
+        draft_window=1,
+        broadcast_prefill=True,
+        width=3,
+        tree_tokens=2,
+        tree_depth=1,
+    ),
+    models=Models(seed=4154, agreement=0.0),
+    weather=Weather(failure=0.0, ghosts=0.0, short_verdicts=0.0, capacity_change=0.0),
+    seed=1,
+    target_count=3,
+    drafter_count=2,
+    text=True,
+)
 def test_the_invariants_hold_with_trees(
     strategy, task, models, weather, seed, target_count, drafter_count, text
 ):
