@@ -134,6 +134,7 @@ async def test_trees_are_unsupported_under_rejection():
 
 
 async def test_a_foreign_drafter_is_never_used(caplog):
+    caplog.set_level("INFO")
     foreign = a_drafter(tokenizer=byte_tokenizer().to_str(pretty=True).encode())
     async with orchestrating(drafters=[foreign], targets=targets(1)) as system:
         for _ in range(2):
