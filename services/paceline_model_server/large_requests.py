@@ -17,6 +17,7 @@ from paceline.errors import InvalidFieldError, MalformedRequestError
 from paceline.v1.session_service_pb2 import SessionCall
 from paceline_contract.calls import VerificationRule
 from paceline_engine.terms.validation import MOST_ENTRIES, MOST_TOKENS
+from paceline_serving.wire_format import fields_of, varint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 # A block of 1024 ids, and all fields that are not lists.
 _SMALL_BYTES = 1 << 16
 _ID_BYTES = 5  # the longest varint of a uint32
-_VARINT_BYTES = 10  # the longest of all
 _PROBABILITY_BYTES = 4
 _CALL_TAG = 0x0A  # field 1, length-delimited
 _PROPOSAL_TAG = 0x12  # field 2 of VerifyRequest, length-delimited
@@ -57,15 +57,18 @@ def check_large_request(raw: bytes, *, host: ModelHost, caller: str) -> None:
         return
     model = host.description
     limit_bytes = _SMALL_BYTES + _ID_BYTES * model.context_length
-    call = _leading_call(raw, limit_bytes=limit_bytes)
-    spec = host.spec_of(call.session_id, caller=caller)
-    is_rejection = spec.rule is VerificationRule.REJECTION
-    _check_fields(
-        raw,
-        limit_bytes=limit_bytes,
-        block=min(MOST_TOKENS, spec.longest_length) if is_rejection else 0,
-        distribution_bytes=_largest_distribution(model.vocabulary_size),
-    )
+    try:
+        call = _leading_call(raw, limit_bytes=limit_bytes)
+        spec = host.spec_of(call.session_id, caller=caller)
+        is_rejection = spec.rule is VerificationRule.REJECTION
+        _check_fields(
+            raw,
+            limit_bytes=limit_bytes,
+            block=min(MOST_TOKENS, spec.longest_length) if is_rejection else 0,
+            distribution_bytes=_largest_distribution(model.vocabulary_size),
+        )
+    except DecodeError:
+        raise MalformedRequestError("the bytes are not the request message") from None
 
 
 def _check_fields(raw: bytes, *, limit_bytes: int, block: int, distribution_bytes: int) -> None:
@@ -99,60 +102,24 @@ def _check_fields(raw: bytes, *, limit_bytes: int, block: int, distribution_byte
 
 def _parts(raw: bytes) -> Iterator[tuple[bool, int]]:
     """Yield each field of a request and its proposals: whether it is a distribution, its bytes."""
-    for tag, start, content, end in _fields(raw, 0, len(raw)):
-        if tag != _PROPOSAL_TAG:
-            yield False, end - start
+    for field in fields_of(raw):
+        if field.tag != _PROPOSAL_TAG:
+            yield False, field.end - field.start
             continue
-        yield False, content - start
-        for inner_tag, inner_start, _, inner_end in _fields(raw, content, end):
-            yield inner_tag == _DISTRIBUTION_TAG, inner_end - inner_start
-
-
-def _fields(raw: bytes, start: int, limit: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the tag of each field of a message, and where it, its content and its end are."""
-    while start < limit:
-        tag, end = _varint(raw, start)
-        content = end
-        match tag & 7:
-            case 0:
-                _, end = _varint(raw, end)
-            case 1:
-                end += 8
-            case 2:
-                length, content = _varint(raw, end)
-                end = content + length
-            case 5:
-                end += 4
-            case _:  # a group, which no message of ours has
-                raise _no_message()
-        if end > limit:
-            raise _no_message()
-        yield tag, start, content, end
-        start = end
+        yield False, field.content - field.start
+        for inner in fields_of(raw, start=field.content, limit=field.end):
+            yield inner.tag == _DISTRIBUTION_TAG, inner.end - inner.start
 
 
 def _leading_call(raw: bytes, *, limit_bytes: int) -> SessionCall:
     """Parse a request's first field alone."""
-    length, start = _varint(raw, 1)
+    length, start = varint(raw, 1)
     if length > limit_bytes:
         raise _too_large(length, limit_bytes)
     call = raw[start : start + length]
     if raw[0] != _CALL_TAG or len(call) != length:
         raise MalformedRequestError("a large request has to begin with its call")
-    try:
-        return SessionCall.FromString(call)
-    except DecodeError:
-        raise _no_message() from None
-
-
-def _varint(raw: bytes, start: int) -> tuple[int, int]:
-    """Return the number at a place, and where it ends."""
-    value = 0
-    for index in range(start, min(start + _VARINT_BYTES, len(raw))):
-        value |= (raw[index] & 0x7F) << 7 * (index - start)
-        if raw[index] < 0x80:
-            return value, index + 1
-    raise _no_message()
+    return SessionCall.FromString(call)
 
 
 def _largest_distribution(vocabulary_size: int) -> int:
@@ -160,10 +127,6 @@ def _largest_distribution(vocabulary_size: int) -> int:
     id_bytes = -(-vocabulary_size.bit_length() // 7)
     entries = min(MOST_ENTRIES, vocabulary_size)
     return _DISTRIBUTION_FRAME_BYTES + entries * (id_bytes + _PROBABILITY_BYTES)
-
-
-def _no_message() -> MalformedRequestError:
-    return MalformedRequestError("the bytes are not the request message")
 
 
 def _too_large(byte_count: int, limit_bytes: int) -> InvalidFieldError:

@@ -36,7 +36,7 @@ from paceline.v1.call_service_pb2 import (
     ExchangeCallsResponse,
 )
 from paceline_contract.limits import MOST_EXCHANGED_BYTES, MOST_EXCHANGED_CALLS
-from paceline_serving.exchange_batches import check_entry_count
+from paceline_serving.wire_format import check_field_count
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Mapping, Sequence
@@ -347,7 +347,7 @@ class _ExchangedCall:
 
 def _parsed(raw: bytes) -> ExchangeCallsRequest:
     try:
-        check_entry_count(raw, most=MOST_EXCHANGED_CALLS)
+        check_field_count(raw, most=MOST_EXCHANGED_CALLS)
         return ExchangeCallsRequest.FromString(raw)
     except DecodeError:
         raise MalformedRequestError(

@@ -30,8 +30,8 @@ from paceline.v1.call_service_pb2 import (
 )
 from paceline_contract.limits import MOST_EXCHANGED_BYTES, MOST_EXCHANGED_CALLS
 from paceline_serving import tracing
-from paceline_serving.exchange_batches import check_entry_count
 from paceline_serving.interceptors import reading_quietly
+from paceline_serving.wire_format import check_field_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -231,7 +231,7 @@ class _CallStream:
             loop = asyncio.get_running_loop()
             writing = loop.create_task(self._write_calls(rpc), name="write calls")
             while (raw := await rpc.read()) is not _EOF:
-                check_entry_count(raw, most=MOST_EXCHANGED_CALLS)
+                check_field_count(raw, most=MOST_EXCHANGED_CALLS)
                 for answer in ExchangeCallsResponse.FromString(raw).answers:
                     self._take(answer)
         except grpc.aio.AioRpcError as error:
