@@ -36,6 +36,7 @@ from paceline.v1.call_service_pb2 import (
     ExchangeCallsResponse,
 )
 from paceline_contract.limits import MOST_EXCHANGED_BYTES, MOST_EXCHANGED_CALLS
+from paceline_serving.transport import MOST_POD_CALLS
 from paceline_serving.wire_format import check_field_count
 
 if TYPE_CHECKING:
@@ -47,26 +48,25 @@ _log = logging.getLogger(__name__)
 
 SERVICE = "paceline.v1.CallService"
 
-# Answers of one message, in bytes, beyond which the next message begins: a caller's channel takes
-# 4 MiB, and parses 1 MiB in 3 ms.
+# The most bytes of the answers in one message, unless a single answer has more. An orchestrator's
+# channel takes messages of 4 MiB.
 _BATCH_BYTES = 1 << 20
-# As many RPCs gRPC lets a connection have here.
-_MOST_RUNNING = 4096
-# Answers that may wait for a caller that does not read; then the calls wait that would add more.
+# The most bytes of answers that wait for the caller to read. Beyond it streamed answers wait in
+# their calls, and no new calls are read.
 _MOST_WAITING_BYTES = 4 << 20
 
 
 class _Handlers:
-    """Takes the handlers that generated code would give a server."""
+    """Collects the handlers that generated code would add to a server."""
 
     def __init__(self) -> None:
         self.by_method: dict[str, Any] = {}
 
     def add_generic_rpc_handlers(self, _handlers: Sequence[Any]) -> None:
-        """Ignore what `add_registered_method_handlers` is told as well."""
+        """Ignore these: `add_registered_method_handlers` is given the same handlers by name."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """Note a service's handlers."""
+        """Keep a service's handlers."""
         self.by_method.update({f"/{service}/{name}": it for name, it in handlers.items()})
 
 
@@ -76,13 +76,15 @@ def add_call_service(
     *,
     edge: EdgeInterceptor,
     write_stall_seconds: float = 30.0,
+    most_running: int = MOST_POD_CALLS,
 ) -> None:
-    """Serve the calls of some services on streams, too.
+    """Serve CallService: the calls of other services, as messages of a stream.
 
     Args:
-        add_servicer: Adds their servicers to a server, as generated code does.
+        add_servicer: Adds the other services' servicers to a server, as generated code does.
         edge: The guard around each call.
         write_stall_seconds: How long a caller may leave answers unread.
+        most_running: How many calls of one stream may run at once.
     """
     collected = _Handlers()
     add_servicer(collected)
@@ -91,34 +93,41 @@ def add_call_service(
     }
 
     async def exchange(requests: AsyncIterable[bytes], context: Any) -> None:
-        await Exchange(guarded, context, write_stall_seconds=write_stall_seconds).run(requests)
+        stream = Exchange(
+            guarded, context, write_stall_seconds=write_stall_seconds, most_running=most_running
+        )
+        await stream.run(requests)
 
-    handler = grpc.stream_stream_rpc_method_handler(exchange)
-    handlers = {"ExchangeCalls": handler}
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(SERVICE, handlers),),
-    )
+    handlers = {"ExchangeCalls": grpc.stream_stream_rpc_method_handler(exchange)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
 
 class Exchange:
     """One stream: its running calls, and the answers that wait to be sent.
 
     Args:
-        handlers: The handler of each method; it is given a request's bytes.
-        context: The stream's.
+        handlers: The handler of each method; a handler is given the bytes of a request.
+        context: The context of the stream.
         write_stall_seconds: How long the caller may leave answers unread.
+        most_running: How many calls may run at once.
 
     Invariants:
-        A call's answers are sent in the order in which they came, its end last.
+        A call's answers are sent in the order in which its handler gave them, its end last.
         When `run` returns or raises, no call runs any more.
     """
 
     def __init__(
-        self, handlers: Mapping[str, Any], context: Any, *, write_stall_seconds: float
+        self,
+        handlers: Mapping[str, Any],
+        context: Any,
+        *,
+        write_stall_seconds: float,
+        most_running: int = MOST_POD_CALLS,
     ) -> None:
         self._handlers = handlers
         self._context = context
         self._write_stall_seconds = write_stall_seconds
+        self._most_running = most_running
         self.peer_identity = context.auth_context()
         self.metadata = tuple(context.invocation_metadata() or ())
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -133,7 +142,7 @@ class Exchange:
         self._has_sent_all.set()
 
     async def run(self, requests: AsyncIterable[bytes]) -> None:
-        """Serve calls until the caller has sent its last one, and all are answered.
+        """Serve calls until the caller has sent the last one and all calls are answered.
 
         Raises:
             MalformedRequestError: A message breaks the rules.
@@ -166,7 +175,7 @@ class Exchange:
             raise MalformedRequestError("calls.number does not increase")
         self._newest = message.number
         call = _ExchangedCall(self, message)
-        if len(self._running) >= _MOST_RUNNING:
+        if len(self._running) >= self._most_running:
             call.refuse(OverloadedError("too many calls run on this stream", retry_after_seconds=1))
             return
         handler = self._handlers.get(message.method)
@@ -175,13 +184,13 @@ class Exchange:
         task.add_done_callback(lambda _: self._running.pop(message.number, None))
 
     async def send(self, answer: AnswerMessage) -> None:
-        """Put an answer behind those that wait, as soon as there is room."""
+        """Append an answer to the outbox, once the outbox has room."""
         while not self._has_room.is_set():
             await self._has_room.wait()
         self.post(answer)
 
     def post(self, answer: AnswerMessage) -> None:
-        """Put an answer behind those that wait: it ends a call, so there is one for each."""
+        """Append an answer to the outbox, even beyond its limit: a call has one last answer."""
         if self._has_left:
             return
         self._outbox.append(answer)
@@ -210,7 +219,7 @@ class Exchange:
                 self._has_sent_all.set()
 
     def _next_batch(self) -> ExchangeCallsResponse:
-        """Take the answers that wait, as many as one message may have."""
+        """Take as many answers out of the outbox as one message may have."""
         size = count = 0
         for answer in self._outbox[:MOST_EXCHANGED_CALLS]:
             answer_size = answer.ByteSize()
@@ -228,11 +237,11 @@ class Exchange:
 
 
 class _ExchangedCall:
-    """One call, to its handler the context of an RPC.
+    """One call. Its handler is given this object as the context of an RPC.
 
     Attributes:
         status: The error that it was aborted with.
-        bounds_writes: A caller that does not read ends its stream: no write waits for ever.
+        bounds_writes: Tells the guard to set no time limit on a write: the stream has one.
     """
 
     bounds_writes = True
@@ -247,10 +256,10 @@ class _ExchangedCall:
         self.status: Status | None = None
 
     async def serve(self, handler: Any) -> None:
-        """Have it handled, and answer.
+        """Run the handler, and send the call's last answer.
 
         Cancellation:
-            A call that is withdrawn, and a call of a stream that has ended, is not answered.
+            No answer is sent to a call that was withdrawn, or whose stream has ended.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -265,7 +274,7 @@ class _ExchangedCall:
                 raise
             last = self._failed(DeadlineError("the call's time was over"))
         except Exception as bug:  # noqa: BLE001 - it must not end the calls of others
-            # The guard lets none through; what is left is a response that cannot be written.
+            # The guard masks the handler's exceptions. A response may still not serialize.
             _log.exception("an answer could not be written", exc_info=bug)
             last = self._failed(InternalError("the answer could not be written"))
         finally:
@@ -273,7 +282,7 @@ class _ExchangedCall:
         self._exchange.post(last)
 
     def refuse(self, error: PacelineError) -> None:
-        """Answer without any work."""
+        """Answer with an error instead of running the handler."""
         self._exchange.post(self._failed(error))
 
     async def _handled(self, handler: Any) -> AnswerMessage:
@@ -309,12 +318,12 @@ class _ExchangedCall:
     # --- the context of an RPC ----------------------------------------------------------------
 
     def auth_context(self) -> Mapping[str, Any]:
-        """Return what the caller's certificate says."""
+        """Return the properties of the caller's certificate."""
         identity: Mapping[str, Any] = self._exchange.peer_identity
         return identity
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """Return the stream's metadata, and the call's place in a trace."""
+        """Return the stream's metadata with the call's own trace and request id."""
         return (
             *self._exchange.metadata,
             ("traceparent", self._message.traceparent),
@@ -326,7 +335,7 @@ class _ExchangedCall:
         return max(0.0, self._ends_at - self._loop.time())
 
     def code(self) -> None:
-        """Return no code: a handler sets none but by `abort`."""
+        """Return None: handlers set a code by `abort` only."""
 
     async def write(self, response: Any) -> None:
         """Send a message of the answer."""
@@ -339,7 +348,7 @@ class _ExchangedCall:
         details: str = "",
         trailing_metadata: Sequence[tuple[str, bytes]] = (),
     ) -> None:
-        """Note the error that the call ends with. Unlike gRPC's, this returns."""
+        """Keep the error that the call ends with. Unlike gRPC's `abort`, this returns."""
         found = dict(trailing_metadata).get(status.DETAILS_KEY)
         number: int = code.value[0]
         self.status = Status.FromString(found) if found else Status(code=number, message=details)

@@ -1,12 +1,13 @@
 """The caller's side of CallService: RPCs that travel as messages of one stream, where they can.
 
-Generated stubs take an `ExchangingChannel` for a channel. A call of an exchanged method becomes a
-message of the channel's stream, which is opened with the first one; calls that are made in one turn
-of the event loop leave in one message. All others are RPCs of their own: those of other methods, a
-request that is too large to let others wait behind it, and all while the server has not said that
-it knows CallService.
+Generated stubs accept an `ExchangingChannel` as a channel. A call of an exchanged method is sent on
+the channel's stream. The first such call opens the stream, and the calls of one turn of the event
+loop leave in one message. A call is an RPC of its own if its method is another one, if its request
+is so large that other calls would wait behind it, or if the server has not said that it serves
+CallService.
 
-A call looks like grpc.aio's own: awaited or iterated over, cancelled, and failing with AioRpcError.
+Callers handle a call on the stream like a call of grpc.aio: they await it or iterate over it, they
+can cancel it, and it fails with AioRpcError.
 """
 
 from __future__ import annotations
@@ -47,16 +48,18 @@ EXCHANGED_METHODS = frozenset(
         "/paceline.v1.TargetService/Verify",
     }
 )
-# A stream takes no new call after this: see `_current`.
+# A stream takes new calls for so long: see `_current`.
 _STREAM_SECONDS = 60.0
-# A call whose time is over is withdrawn so much later, so that the server's own clock comes first.
+# So long after the end of its time a call is withdrawn: the server's own clock comes first.
 _EXPIRED_SECONDS = 1.0
-# Nobody reads slowly here: what is left unread is a server's flood. An answer takes some bytes more
-# than it has.
+# An orchestrator reads at once, so more unread answers than this are a server's flood. An answer in
+# the queue takes some bytes more than its content.
 _MOST_UNREAD_BYTES = 8 << 20
 _ANSWER_BYTES = 64
-# As of an RPC's trailers.
+# The limit of an RPC's trailers.
 _MOST_STATUS_BYTES = 8 << 10
+# With these codes a stream ends if an older server has come to the address, or if a proxy on the
+# way lets no stream through. Calls are RPCs then.
 _NO_STREAM = {
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNAUTHENTICATED,
@@ -67,12 +70,12 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class ExchangingChannel:
-    """A channel whose calls share a stream, as soon as its server is known to serve one.
+    """A channel whose calls share a stream, once its server is known to serve CallService.
 
     Args:
         channel: Makes the RPCs.
         methods: The methods whose calls may go on the stream.
-        may_exchange: Whether any may.
+        may_exchange: Whether any call may go on a stream.
 
     Attributes:
         exchanges: Whether the server serves CallService, as far as is known.
@@ -146,43 +149,43 @@ class ExchangingChannel:
     def _current(self) -> _CallStream:
         """Return the stream for a new call.
 
-        A stream takes new calls for a minute. The next one is opened by a channel with the
-        certificates of then, and on a connection that its server is not about to end.
+        A stream takes new calls for a minute. So a renewed certificate and a connection that its
+        server is about to end concern no new call after that.
         """
-        loop = asyncio.get_running_loop()
-        stream = self._stream
-        if stream is not None and loop.time() - stream.opened_at > _STREAM_SECONDS:
-            stream.retire()
-        if stream is None or stream.is_over:
-            stream = self._stream = _CallStream(opened_at=loop.time())
-            ended = stream.end
-            task = loop.create_task(self._run(stream), name="exchange calls", context=Context())
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
-            # A task that is cancelled before it began runs no `finally`.
-            task.add_done_callback(lambda _: ended())
+        now = asyncio.get_running_loop().time()
+        if self._stream is not None and now - self._stream.opened_at > _STREAM_SECONDS:
+            self._stream.retire()
+        if self._stream is None or self._stream.is_over:
+            self._stream = self._begin_stream(now)
+        return self._stream
+
+    def _begin_stream(self, now: float) -> _CallStream:
+        stream = _CallStream(opened_at=now)
+        task = asyncio.get_running_loop().create_task(
+            self._run(stream), name="exchange calls", context=Context()
+        )
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        # A task that is cancelled before its first step runs no `finally`.
+        task.add_done_callback(lambda _: stream.end())
         return stream
 
     async def _run(self, stream: _CallStream) -> None:
         try:
             await stream.run(self._open)
         except grpc.aio.AioRpcError as error:
-            # An older server has come to this address, or what lies between lets no stream through.
             if error.code() in _NO_STREAM:
                 self.exchanges = False
         except grpc.aio.UsageError:
-            pass  # the channel was closed: calls are told by their failure
+            pass  # the channel was closed: `run` has failed its calls
 
 
 class _CallStream:
     """One stream, and the calls that wait for answers on it.
 
-    Args:
-        opened_at: The loop's time.
-
     Attributes:
-        opened_at: The same.
-        is_over: Whether no call can begin any more.
+        opened_at: When it was opened, on the loop's clock.
+        is_over: Whether it takes no new call.
     """
 
     def __init__(self, *, opened_at: float) -> None:
@@ -191,11 +194,10 @@ class _CallStream:
         self._outbox: dict[int, CallMessage] = {}
         self._ready = asyncio.Event()
         self._newest = 0
-        self._is_retired = False
         self.is_over = False
 
     def begin(self, call: _Call, message: CallMessage) -> None:
-        """Send a call, together with all that begin in this turn of the event loop."""
+        """Send a call in one message with the others of this turn of the event loop."""
         self._newest += 1
         message.number = self._newest
         if (served := tracing.current()) is not None:
@@ -205,7 +207,7 @@ class _CallStream:
         self._post(message)
 
     def forget(self, number: int) -> None:
-        """Withdraw a call, if it is not over: one that was not sent yet never is."""
+        """Withdraw a call that is not over. A call that waits in the outbox is never sent."""
         if self._calls.pop(number, None) is None:
             return
         if self._outbox.pop(number, None) is None:
@@ -213,12 +215,12 @@ class _CallStream:
         self._ready.set()
 
     def retire(self) -> None:
-        """Take no call any more, and end with the last one."""
-        self._is_retired = self.is_over = True
+        """Take no new call, and end with the last one."""
+        self.is_over = True
         self._ready.set()
 
     async def run(self, open_rpc: Callable[[], Any]) -> None:
-        """Carry calls and answers until the RPC ends; then the calls that wait fail.
+        """Carry calls and answers until the RPC ends; then fail the calls that wait.
 
         Raises:
             AioRpcError: What the stream ended with.
@@ -235,8 +237,8 @@ class _CallStream:
                 for answer in ExchangeCallsResponse.FromString(raw).answers:
                     self._take(answer)
         except grpc.aio.AioRpcError as error:
-            # A stream's own end is a lost connection to its calls, whatever it says: what it says
-            # is not about them. A server that stops says CANCELLED.
+            # To its calls a stream that ended is a lost connection, since its status is not about
+            # them. A server that stops ends its calls with CANCELLED, and so the stream.
             if error.code() is grpc.StatusCode.CANCELLED:
                 code = grpc.StatusCode.CANCELLED
             raise
@@ -250,14 +252,14 @@ class _CallStream:
             self.end(code)
 
     def end(self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
-        """Fail the calls that wait, and take no more; again is fine."""
+        """Fail the calls that wait, and take no new call. It can be called again."""
         self.is_over = True
         calls, self._calls = self._calls, {}
         for call in calls.values():
-            call.fail(_failure(code, "the stream of calls has ended"))
+            call.finish(_failure(code, "the stream of calls has ended"))
 
     def _spoil(self) -> None:
-        """Answer the calls that wait with what cannot be decoded: so is what the server sent."""
+        """Answer the calls that wait with None, as if each answer could not be decoded."""
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.spoil()
@@ -275,11 +277,11 @@ class _CallStream:
                     numbers = list(islice(self._outbox, MOST_EXCHANGED_CALLS))
                     calls = [self._dated(self._outbox.pop(number)) for number in numbers]
                     await rpc.write(ExchangeCallsRequest(calls=calls).SerializeToString())
-                if self._is_retired and not self._calls:
+                if self.is_over and not self._calls:
                     await rpc.done_writing()
                     return
         except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
-            rpc.cancel()  # the stream has ended, as its reader hears, too
+            rpc.cancel()  # the stream has ended; its reader fails the calls
 
     def _dated(self, message: CallMessage) -> CallMessage:
         """Give a message the time that its call has left."""
@@ -289,10 +291,10 @@ class _CallStream:
         return message
 
     def _take(self, answer: AnswerMessage) -> None:
-        """Hand an answer to its call, unless it was withdrawn.
+        """Hand an answer to its call. The answer to a withdrawn call is dropped.
 
         Raises:
-            DecodeError: No call has that number.
+            DecodeError: No call ever had that number.
         """
         if answer.number > self._newest:
             raise DecodeError("an answer to no call")
@@ -306,11 +308,11 @@ class _CallStream:
 
 
 class _Call:
-    """A call on a stream, which looks like grpc.aio's.
+    """A call on a stream, with the methods of grpc.aio's calls that are in use.
 
     Args:
-        deserialize: Reads an answer.
-        seconds: How long it may take.
+        deserialize: Makes an answer of its bytes; None of bytes that are no answer.
+        seconds: How long the call may take.
     """
 
     def __init__(self, deserialize: Callable[[bytes], Any], *, seconds: float) -> None:
@@ -326,18 +328,18 @@ class _Call:
 
     @property
     def seconds_left(self) -> float:
-        """How long it may still take."""
+        """How long the call may still take."""
         return self._ends_at - self._loop.time()
 
     def when_given_up(self, forget: Callable[[], None]) -> None:
-        """Have this called when nobody waits for it any more."""
+        """Set the function that takes the call off its stream."""
         self._forget = forget
 
     async def next(self) -> Any:
-        """Wait for the next answer; None if it cannot be decoded.
+        """Wait for the next answer, and return it; None if it cannot be decoded.
 
         Raises:
-            StopAsyncIteration: There is no other.
+            StopAsyncIteration: The call has ended, and all answers are read.
             AioRpcError: What the server or the transport said.
             CancelledError: The call was withdrawn.
         """
@@ -359,49 +361,47 @@ class _Call:
         return self._deserialize(raw)
 
     def done(self) -> bool:
-        """Whether nothing more comes."""
+        """Whether no more answers come."""
         return self._end is not None
 
     def cancel(self) -> bool:
-        """Withdraw it; return whether there was something to withdraw."""
+        """Withdraw the call; return False if it had ended."""
         if self._end is not None:
             return False
         self._forget()
         self._answers.clear()
-        self._finish(asyncio.CancelledError())
+        self.finish(asyncio.CancelledError())
         return True
 
     def take(self, answer: AnswerMessage) -> None:
-        """Take an answer in, or the end."""
+        """Take in an answer, or the call's end. Nothing follows the first end."""
+        if self._end is not None:
+            return
         if answer.HasField("response"):
             self._answers.append(answer.response)
             self._unread_bytes += len(answer.response) + _ANSWER_BYTES
         if self._unread_bytes > _MOST_UNREAD_BYTES:
             self._forget()
-            self._finish(_failure(grpc.StatusCode.INTERNAL, "answers come faster than any is read"))
+            self.finish(_failure(grpc.StatusCode.INTERNAL, "answers come faster than any is read"))
         elif not answer.ended:
             self._wake()
         elif answer.status:
-            self._finish(_read_failure(answer.status))
+            self.finish(_read_failure(answer.status))
         else:
-            self._finish(StopAsyncIteration())
+            self.finish(StopAsyncIteration())
 
     def spoil(self) -> None:
-        """End with an answer that cannot be decoded."""
+        """End the call with an answer that cannot be decoded."""
         self._answers.append(None)
-        self._finish(StopAsyncIteration())
-
-    def fail(self, failure: BaseException) -> None:
-        """End with a failure."""
-        self._finish(failure)
+        self.finish(StopAsyncIteration())
 
     def _expire(self) -> None:
         if self._end is None:
-            # The server has a clock, too, and hears of it in case it began later.
             self._loop.call_later(_EXPIRED_SECONDS, self._forget)
-            self._finish(_failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+            self.finish(_failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))
 
-    def _finish(self, end: BaseException) -> None:
+    def finish(self, end: BaseException) -> None:
+        """End the call with what `next` raises after the last answer."""
         self._end = end
         self._timer.cancel()
         self._wake()
@@ -414,8 +414,6 @@ class _Call:
 class _UnaryCall(_Call):
     """A call of a method that answers once."""
 
-    is_unary = True
-
     def __await__(self) -> Generator[Any, None, Any]:
         return self._only().__await__()
 
@@ -423,9 +421,9 @@ class _UnaryCall(_Call):
         try:
             return await self.next()
         except StopAsyncIteration:
-            return None  # as of an answer that cannot be decoded
+            return None  # an end without an answer is a bad answer
         finally:
-            self.cancel()  # nothing more is waited for, whether its server ends it or not
+            self.cancel()  # does nothing if the server has ended the call, as it has to
 
 
 class _StreamedCall(_Call):

@@ -70,11 +70,14 @@ POD_CHANNEL_OPTIONS: _Options = (
     ("grpc.max_receive_message_length", _POD_ANSWER_BYTES),
 )
 
+MOST_POD_CALLS = 4096
+"""The most calls that run at once on a connection to a model server, or on a stream of calls."""
+
 POD_SERVER_OPTIONS: _Options = (
     *_PING_POLICY,
     # A request has one call of each kind at a time here; `queue_limit` and `session_limit` refuse
     # with a time to come back, gRPC's core without a word.
-    (_STREAMS, 4096),
+    (_STREAMS, MOST_POD_CALLS),
     # An orchestrator watches health, so its connection is never idle; one that never calls is.
     ("grpc.max_connection_idle_ms", 60_000),
     ("grpc.server_handshake_timeout_ms", 3000),

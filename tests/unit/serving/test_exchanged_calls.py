@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from paceline import errors
 from paceline.status import DETAILS_KEY, decode
 from paceline.v1.call_service_pb2 import (
+    AnswerMessage,
     CallMessage,
     ExchangeCallsRequest,
     ExchangeCallsResponse,
@@ -52,7 +53,7 @@ class Server:
 
     @asynccontextmanager
     async def running(self, **settings: Any) -> AsyncIterator[grpc.aio.Channel]:
-        edge = EdgeInterceptor(RpcMetrics(CollectorRegistry()))
+        edge = EdgeInterceptor(RpcMetrics(CollectorRegistry()), access=settings.pop("access", None))
         server = grpc.aio.server(interceptors=[edge], options=POD_SERVER_OPTIONS)
         handlers = self._handlers()
         server.add_generic_rpc_handlers(
@@ -239,9 +240,8 @@ async def test_a_channel_that_is_closed_in_the_turn_of_a_call_fails_the_call():
         assert type(await call_result(call)) is errors.ConnectionLostError
 
 
-async def test_a_stream_may_have_as_many_calls_as_a_connection_rpcs(monkeypatch):
-    monkeypatch.setattr(exchanged_calls, "_MOST_RUNNING", 2)
-    async with Server().running() as channel:
+async def test_a_call_beyond_the_streams_limit_is_refused_until_another_has_ended():
+    async with Server().running(most_running=2) as channel:
         stream = exchanging(channel)
         running = [begin(stream, WAIT) for _ in range(2)]
         assert type(await call_result(begin(stream, ECHO))) is errors.OverloadedError
@@ -348,3 +348,165 @@ async def test_withdrawing_what_is_unknown_does_nothing():
             [CallMessage(number=1, cancel=True)],
         )
         assert BytesValue.FromString(answer.response).value == b"x"
+
+
+async def test_a_role_that_may_open_the_stream_may_not_call_every_service_on_it():
+    class Access:
+        def check(self, service: str, identity: Any) -> None:
+            if service == "test.Service":
+                raise errors.PermissionDeniedError("not this service")
+
+    async with Server().running(access=Access()) as channel:
+        (answer,) = await said(channel, [message(1)])
+        assert type(error_in(answer.status)) is errors.PermissionDeniedError
+
+
+async def test_too_many_calls_are_refused_before_they_are_parsed(monkeypatch):
+    class Unparsed:
+        @staticmethod
+        def FromString(raw: bytes) -> None:  # noqa: N802 - protobuf's name
+            raise AssertionError("it was parsed")
+
+    monkeypatch.setattr(exchanged_calls, "ExchangeCallsRequest", Unparsed)
+    async with Server().running() as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await said(channel, b"\x0a\x00" * (MOST_EXCHANGED_CALLS + 1))
+        assert type(decode(caught.value)) is errors.MalformedRequestError
+
+
+class Liar:
+    """A server of CallService that answers each message with what it is told to.
+
+    Attributes:
+        received: The calls and cancels that came, on all streams.
+        opened: How many streams were opened.
+        ended: How many of them their caller has ended.
+    """
+
+    def __init__(self, *answers: bytes, failure: grpc.StatusCode | None = None) -> None:
+        self._answers = answers
+        self._failure = failure
+        self.received: list[CallMessage] = []
+        self.opened = self.ended = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[ExchangingChannel]:
+        server = grpc.aio.server(options=POD_SERVER_OPTIONS)
+        handlers = {"ExchangeCalls": grpc.stream_stream_rpc_method_handler(self._exchange)}
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("paceline.v1.CallService", handlers),)
+        )
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        stream = exchanging(grpc.aio.insecure_channel(address, POD_CHANNEL_OPTIONS))
+        try:
+            yield stream
+        finally:
+            await stream.close()
+            await server.stop(0)
+
+    async def _exchange(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
+        self.opened += 1
+        async for raw in requests:
+            self.received += ExchangeCallsRequest.FromString(raw).calls
+            if self._failure is not None:
+                await context.abort(self._failure, "so says the stream")
+            for answer in self._answers:
+                yield answer
+        self.ended += 1
+
+    def cancels(self) -> list[int]:
+        return [it.number for it in self.received if it.cancel]
+
+
+def answered(*answers: AnswerMessage) -> bytes:
+    return ExchangeCallsResponse(answers=answers).SerializeToString()
+
+
+ECHOED = BytesValue(value=b"x").SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        b"\xff\xff",
+        b"\x0a\x00" * (MOST_EXCHANGED_CALLS + 1),
+        answered(AnswerMessage(number=2, response=ECHOED, ended=True)),
+        answered(AnswerMessage(number=1, response=b"\xff\xff", ended=True)),
+        answered(AnswerMessage(number=1, ended=True)),
+    ],
+    ids=["no message", "too many answers", "to no call", "no response", "an end alone"],
+)
+async def test_what_no_server_may_say_on_the_stream_is_an_answer_that_cannot_be_decoded(lie):
+    async with Liar(lie).running() as stream:
+        assert await begin(stream, ECHO) is None
+
+
+async def test_too_many_answers_are_refused_before_they_are_parsed(monkeypatch):
+    class Unparsed:
+        @staticmethod
+        def FromString(raw: bytes) -> None:  # noqa: N802 - protobuf's name
+            raise AssertionError("it was parsed")
+
+    monkeypatch.setattr("paceline_serving.exchanging_channel.ExchangeCallsResponse", Unparsed)
+    async with Liar(b"\x0a\x00" * (MOST_EXCHANGED_CALLS + 1)).running() as stream:
+        assert await begin(stream, ECHO) is None
+
+
+async def test_a_call_that_is_answered_and_not_ended_is_withdrawn():
+    liar = Liar(answered(AnswerMessage(number=1, response=ECHOED)))
+    async with liar.running() as stream:
+        assert (await begin(stream, ECHO)).value == b"x"
+        await until(lambda: liar.cancels() == [1], what="it was withdrawn")
+
+
+async def test_a_status_larger_than_any_trailer_is_not_read():
+    status = Status(code=14, message="x" * 9000).SerializeToString()
+    async with Liar(
+        answered(AnswerMessage(number=1, status=status, ended=True))
+    ).running() as stream:
+        error = await call_result(begin(stream, ECHO))
+        assert type(error) is errors.InternalError
+        assert "larger than any" in error.message
+
+
+async def test_a_call_has_the_time_that_is_left_and_is_withdrawn_after_it(monkeypatch):
+    monkeypatch.setattr("paceline_serving.exchanging_channel._EXPIRED_SECONDS", 0.01)
+    liar = Liar()
+    async with liar.running() as stream:
+        stub = stream.unary_unary(ECHO, BytesValue.SerializeToString, BytesValue.FromString)
+        error = await call_result(stub(BytesValue(), timeout=0.5))
+        assert type(error) is errors.DeadlineError
+        await until(lambda: liar.cancels() == [1], what="it was withdrawn")
+        assert 0 < liar.received[0].timeout_ns <= 500_000_000
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "exchanges"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, errors.ConnectionLostError, True),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, errors.ConnectionLostError, True),
+        (grpc.StatusCode.CANCELLED, errors.DrainingError, True),
+        (grpc.StatusCode.PERMISSION_DENIED, errors.ConnectionLostError, False),
+        (grpc.StatusCode.UNAUTHENTICATED, errors.ConnectionLostError, False),
+    ],
+)
+async def test_what_a_stream_ends_with_is_not_said_of_its_calls(code, kind, exchanges):
+    async with Liar(failure=code).running() as stream:
+        assert type(await call_result(begin(stream, ECHO))) is kind
+        assert stream.exchanges == exchanges
+
+
+async def test_a_stream_that_is_a_minute_old_takes_no_new_call_and_ends_with_its_last(monkeypatch):
+    liar = Liar()
+    async with liar.running() as stream:
+        older = begin(stream, ECHO)
+        await until(lambda: len(liar.received) == 1, what="the first call came")
+        monkeypatch.setattr("paceline_serving.exchanging_channel._STREAM_SECONDS", 0.0)
+        begin(stream, ECHO)
+        monkeypatch.undo()
+        await until(lambda: len(liar.received) == 2, what="the second call came")
+        assert (liar.opened, liar.ended) == (2, 0)
+        older.cancel()
+        await until(lambda: liar.ended == 1, what="the older stream ended")
+        assert liar.cancels() == [1]

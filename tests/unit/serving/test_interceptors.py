@@ -136,7 +136,7 @@ def begin(channel: grpc.aio.Channel, method: str, **call: Any) -> Any:
 
 
 def is_unary(call: Any) -> bool:
-    return isinstance(call, grpc.aio.UnaryUnaryCall) or getattr(call, "is_unary", False)
+    return not hasattr(call, "__aiter__")
 
 
 async def finish(call: Any) -> int:
