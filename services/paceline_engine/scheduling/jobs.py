@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import KW_ONLY, dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from paceline_engine.terms.backend import Interrupt
+from paceline_engine.terms.items import Item
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from paceline_engine.terms.items import Item
+    from collections.abc import Callable, Iterable
 
 
 _Value = TypeVar("_Value")
@@ -63,11 +63,12 @@ class Outlet(AsyncIterator[Step[_Value]]):
     """
 
     def __init__(self) -> None:
-        # Bounded, because the number of a job's steps has a limit.
-        self._steps: asyncio.Queue[Step[_Value] | None] = asyncio.Queue()
+        self._steps: deque[Step[_Value]] = deque()
         self._error: BaseException | None = None
         self._ended = False
-        self._is_read = False
+        self._due_at = 0.0
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def failed(self) -> bool:
@@ -79,17 +80,17 @@ class Outlet(AsyncIterator[Step[_Value]]):
         """Whether no more steps will come."""
         return self._ended
 
-    def put(self, step: Step[_Value]) -> None:
-        """Hand over a step, unless the end was announced."""
+    def put(self, steps: Iterable[Step[_Value]]) -> None:
+        """Hand over steps, unless the end was announced."""
         if not self._ended:
-            self._steps.put_nowait(step)
+            self._steps.extend(steps)
+            self._wake_if_due()
 
     def end(self, error: BaseException | None = None) -> None:
         """Announce the end. An error counts even after a normal end; the first one stays."""
         self._error = self._error or error
-        if not self._ended:
-            self._ended = True
-            self._steps.put_nowait(None)
+        self._ended = True
+        self._wake_if_due()
 
     def check(self) -> None:
         """Raise the error that it ended with, if it ended with one."""
@@ -97,14 +98,10 @@ class Outlet(AsyncIterator[Step[_Value]]):
             raise self._error
 
     async def __anext__(self) -> Step[_Value]:
-        if self._is_read:
+        await self._until_due(self._due_at)
+        if not self._steps:
             raise StopAsyncIteration
-        step = await self._steps.get()
-        self.check()
-        if step is None:
-            self._is_read = True
-            raise StopAsyncIteration
-        return step
+        return self._steps.popleft()
 
     async def parcels(self, *, interval_seconds: float) -> AsyncGenerator[list[Step[_Value]]]:
         """Yield lists of steps with at least an interval between two lists.
@@ -113,18 +110,46 @@ class Outlet(AsyncIterator[Step[_Value]]):
         """
         loop = asyncio.get_running_loop()
         due_at = loop.time()
-        async for step in self:
-            parcel = [step]
-            while loop.time() < due_at or not self._steps.empty():
-                try:
-                    async with asyncio.timeout_at(due_at):
-                        parcel.append(await anext(self))
-                except (TimeoutError, StopAsyncIteration):
-                    break
+        while True:
+            await self._until_due(due_at)
+            if not self._steps:
+                return
+            parcel = list(self._steps)
+            self._steps.clear()
             due_at = loop.time() + interval_seconds
-            # A newer call may have come in the loop's turn in which the interval ended.
-            self.check()
             yield parcel
+
+    async def _until_due(self, due_at: float) -> None:
+        """Wait for a step and for a time, or for the end; raise the error that it ended with."""
+        self._due_at = due_at
+        while not self._is_due:
+            self._waiter = asyncio.get_running_loop().create_future()
+            self._wake_if_due()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
+        self.check()
+
+    @property
+    def _is_due(self) -> bool:
+        if self._ended or not self._steps:
+            return self._ended
+        return asyncio.get_running_loop().time() >= self._due_at
+
+    def _wake_if_due(self) -> None:
+        """Wake the caller only if it has something to do: a wake-up costs as much as a step."""
+        if self._waiter is None or self._waiter.done():
+            return
+        if self._is_due:
+            self._waiter.set_result(None)
+        elif self._steps:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._waiter.get_loop().call_at(self._due_at, self._wake_if_due)
 
 
 @dataclass(eq=False, slots=True)
@@ -142,6 +167,7 @@ class Job:
         successor: The job that the model goes on with by itself after this one.
         ns_per_row: What a row of its long prefix took in its last forward; None: not known.
         unclaimed_ns: How long it was computed before a call asked for it.
+        kept_steps: The steps of an answer that is not complete yet.
     """
 
     work: Item | Errand[Any]
@@ -153,7 +179,20 @@ class Job:
     was_passed_over: bool = False
     ns_per_row: float | None = None
     unclaimed_ns: int = 0
+    kept_steps: list[Step[Any]] = field(default_factory=list)
     successor: Job | None = None
+
+    def take(self, step: Step[Any], *, is_last: bool) -> list[Step[Any]]:
+        """Take in a step, and return the steps of complete answers.
+
+        A withdrawn job keeps no step: nobody would be told of it later.
+        """
+        self.kept_steps.append(step)
+        is_open = isinstance(self.work, Item) and not self.work.completes_answer()
+        if is_open and not is_last and self.withdrawn_ns is None:
+            return []
+        steps, self.kept_steps = self.kept_steps, []
+        return steps
 
     @property
     def urgency(self) -> tuple[Rank, int]:

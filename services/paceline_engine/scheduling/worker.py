@@ -13,21 +13,22 @@ under `_changed`, a condition.
                        ^                            | backend.run(items, interrupt)
                        |                            v
                        +---- not done yet ------- _finish(batch, answers)
-    outlet <------------- _tell(_deliver, ...) ------+
+    outlet <----------- _tell(_hand_over, ...) ------+
 
 A *job* is an item (or an errand, such as loading the model) with its outlet. `Batching.choose`
 picks the jobs of the next forward. After the forward each job is in one of three states:
 
 - It is done. Its last step and its end go to the outlet.
-- It has more steps, as a draft of several tokens has. Its step goes to the outlet, and the job goes
-  back into the queue: to the end if the step found tokens, so that drafts take turns; to its old
-  place if it computed a part of a prompt or was interrupted.
+- It has more steps, as a draft of several tokens has. The steps that complete an answer go to the
+  outlet, and the job goes back into the queue: to the end if the step found tokens, so that drafts
+  take turns; to its old place if it computed a part of a prompt or was interrupted.
 - It failed. Its error goes to the outlet.
 
 Three rules keep this fast and right; a change has to keep them.
 
 1. The thread never waits for the loop. It hands results over with `call_soon_threadsafe`, once for
-   all jobs of a forward, because to wake the loop costs more than the rest of `_finish`.
+   all jobs of a forward, and not for a step that no caller can use yet, because to wake the loop
+   costs more than the rest of `_finish`.
 2. A withdrawn job is never delivered to. `withdraw` takes it out of the queue. If its forward runs
    already, the forward is interrupted only when *every* job in it is withdrawn: other callers'
    rows are in it, too. An interrupted job that nobody withdrew is put back into the queue.
@@ -127,6 +128,7 @@ class ModelWorker:
         self._queue: list[Job] = []
         self._changed = threading.Condition()
         self._running: Batch | None = None
+        self._uncounted: list[Sequence[Outcome]] = []  # by forward
         self._stopping = False
         self._refusal: DrainingError | None = None
         self.interrupted_count = 0
@@ -347,21 +349,36 @@ class ModelWorker:
                     shared_row_count=sum(row_counts),
                     shared_job_count=len(batch.jobs),
                 )
-                deliveries.append(_Delivery(job, step, self._advance(job, answer)))
-            # One call for all jobs: to wake the loop for each would cost more than the rest.
-            self._tell(_deliver, deliveries)
+                is_last = self._advance(job, answer)
+                if steps := job.take(step, is_last=is_last):
+                    deliveries.append(_Delivery(job, steps, is_last))
+            if deliveries or not any(job.kept_steps for job in batch.jobs):
+                # One call for all jobs: to wake the loop for each would cost more than the rest.
+                forwards, self._uncounted = self._uncounted, []
+                self._tell(self._hand_over, forwards, deliveries)
+
+    def _hand_over(
+        self, forwards: Sequence[Sequence[Outcome]], deliveries: Sequence[_Delivery]
+    ) -> None:
+        """Deliver steps, and count forwards before the callers run."""
+        for each in deliveries:
+            each.job.outlet.put(each.steps)
+            if each.is_last:
+                each.job.outlet.end()
+        for outcomes in forwards:
+            self._on_forward(outcomes)
 
     def _learn(
         self, batch: Batch, answers: Sequence[Any], *, row_counts: Sequence[int], forward_ns: int
     ) -> None:
-        """Learn from a forward what forwards cost, and report its outcomes."""
+        """Learn from a forward what forwards cost, and keep its outcomes to be counted."""
         if not any(row_counts):  # a stack may find the tokens that it copies without a forward
             return
         outcomes = [each for each in answers if isinstance(each, Outcome)]
         # What a stack's smaller models take says nothing about the largest.
         if not any(outcome.stage for outcome in outcomes):
             self._batching.learn(batch, row_counts, forward_ns=forward_ns)
-        self._tell(self._on_forward, outcomes)
+        self._uncounted.append(outcomes)
 
     def _charge(self, batch: Batch, row_counts: Sequence[int], *, forward_ns: int) -> None:
         """Charge a forward to the shares of its jobs, by rows; without rows in equal parts."""
@@ -414,18 +431,11 @@ class ModelWorker:
 
 @dataclass(frozen=True, slots=True)
 class _Delivery:
-    """A step for the caller that waits for a job."""
+    """The steps of an answer, for the caller that waits for a job."""
 
     job: Job
-    step: Step[Any]
+    steps: Sequence[Step[Any]]
     is_last: bool
-
-
-def _deliver(deliveries: Sequence[_Delivery]) -> None:
-    for each in deliveries:
-        each.job.outlet.put(each.step)
-        if each.is_last:
-            each.job.outlet.end()
 
 
 def _fail(jobs: list[Job], error: BaseException) -> None:

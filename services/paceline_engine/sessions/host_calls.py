@@ -193,7 +193,10 @@ class HostCalls:
             validation.check_drafting(call, options, spec=session.spec, model=model)
             max_tokens, is_tree = options.max_tokens, options.width > 1
             task = Draft(
-                max_tokens, width=options.width, branch_count=options.branch_count if is_tree else 0
+                max_tokens,
+                chunk_tokens=options.chunk_tokens,
+                width=options.width,
+                branch_count=options.branch_count if is_tree else 0,
             )
             length = call.prefix_length + max_tokens * (1 + task.branch_count)
             self._make_room(session, length)

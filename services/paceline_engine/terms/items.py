@@ -59,12 +59,14 @@ class Draft:
 
     Attributes:
         max_tokens: The chain's length, at most.
+        chunk_tokens: The chain's tokens in an answer; the last answer may have fewer.
         width: How many tokens to find at a position: the chain's token and its runners-up.
         branch_count: How many tokens beside the chain's a forward may extend.
     """
 
     max_tokens: int = 1
     _: KW_ONLY
+    chunk_tokens: int = 1
     width: int = 1
     branch_count: int = 0
 
@@ -136,6 +138,7 @@ class Item:
         is_anticipated: Whether no caller has asked for it yet: less urgent than every other item.
         patience_ns: How long one of its forwards may take before it counts as hung; None: for ever.
         found_count: How many tokens were decoded, or drafted in the chain, so far.
+        answered_count: How many of a draft's tokens are in complete answers.
         goes_on: For a Judge: whether the model goes on by itself after a correction.
         draft_tree: A draft's tree so far.
     """
@@ -149,6 +152,7 @@ class Item:
     is_anticipated: bool = False
     patience_ns: int | None = None
     found_count: int = 0
+    answered_count: int = 0
     goes_on: bool = False
     draft_tree: DraftTree = _SEED
 
@@ -257,6 +261,17 @@ class Item:
             self.prefix.extend(outcome.chain)
         self.found_count += len(outcome.chain)
         return self.found_count >= self.task.max_tokens
+
+    def completes_answer(self) -> bool:
+        """Take note of complete answers, and tell whether the last step completed one.
+
+        The steps of Judge and Decode are answers by themselves.
+        """
+        if not isinstance(self.task, Draft):
+            return True
+        chunk = self.task.chunk_tokens
+        before, self.answered_count = self.answered_count, self.found_count // chunk * chunk
+        return self.answered_count > before
 
     def _append(self, judgement: Judgement, task: Decode) -> bool:
         self.prefix.append(judgement.next_token)

@@ -143,12 +143,12 @@ def step(number: int) -> Step[int]:
 async def test_what_is_there_travels_together_and_the_first_at_once():
     outlet: Outlet[int] = Outlet()
     parcels = outlet.parcels(interval_seconds=0)
-    outlet.put(step(1))
+    outlet.put([step(1)])
     assert [each.outcome for each in await anext(parcels)] == [1]
     for number in (2, 3, 4):
-        outlet.put(step(number))
+        outlet.put([step(number)])
     assert [each.outcome for each in await anext(parcels)] == [2, 3, 4]
-    outlet.put(step(5))
+    outlet.put([step(5)])
     outlet.end()
     assert [each.outcome for each in await anext(parcels)] == [5]
     assert [each async for each in parcels] == []
@@ -157,13 +157,13 @@ async def test_what_is_there_travels_together_and_the_first_at_once():
 async def test_within_the_interval_steps_wait_for_each_other_but_not_beyond_the_end():
     outlet: Outlet[int] = Outlet()
     parcels = outlet.parcels(interval_seconds=3600)
-    outlet.put(step(1))
+    outlet.put([step(1)])
     assert len(await anext(parcels)) == 1
-    outlet.put(step(2))
+    outlet.put([step(2)])
     waiting = asyncio.ensure_future(anext(parcels))
     await asyncio.sleep(0.01)
     assert not waiting.done()
-    outlet.put(step(3))
+    outlet.put([step(3)])
     outlet.end()
     assert [each.outcome for each in await waiting] == [2, 3]
 
@@ -171,9 +171,9 @@ async def test_within_the_interval_steps_wait_for_each_other_but_not_beyond_the_
 async def test_an_error_overtakes_what_waits_for_the_interval():
     outlet: Outlet[int] = Outlet()
     parcels = outlet.parcels(interval_seconds=3600)
-    outlet.put(step(1))
+    outlet.put([step(1)])
     await anext(parcels)
-    outlet.put(step(2))
+    outlet.put([step(2)])
     waiting = asyncio.ensure_future(anext(parcels))
     await asyncio.sleep(0)
     outlet.end(ZeroDivisionError())
@@ -185,9 +185,9 @@ async def test_an_error_overtakes_what_waits_for_the_interval():
 async def test_nothing_is_handed_over_after_an_error_in_the_turn_in_which_the_interval_ends():
     outlet: Outlet[int] = Outlet()
     parcels = outlet.parcels(interval_seconds=1)
-    outlet.put(step(1))
+    outlet.put([step(1)])
     await anext(parcels)
-    outlet.put(step(2))
+    outlet.put([step(2)])
     waiting = asyncio.ensure_future(anext(parcels))
     loop = asyncio.get_running_loop()
     due_at = loop.time() + 1

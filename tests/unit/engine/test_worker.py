@@ -55,14 +55,16 @@ class Text:
         return 0
 
 
-def item(step=lambda _: None, *, steps=1, depth=0, share="", patience_ns=None) -> Item:
+def item(
+    step=lambda _: None, *, steps=1, chunk_tokens=1, depth=0, share="", patience_ns=None
+) -> Item:
     """A draft that is done after so many tokens: steps, unless a step finds something else."""
     step = Text(step)
     return Item(
         step,
         SessionSpec(1, share=share),
         prefix=array("I"),
-        task=Draft(steps),
+        task=Draft(steps, chunk_tokens=chunk_tokens),
         depth=depth,
         patience_ns=patience_ns,
     )
@@ -166,6 +168,57 @@ async def test_a_draft_is_done_when_it_has_its_tokens_however_many_a_step_finds(
         ]
         assert finds == [[9]]
         assert draft.prefix.tolist() == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("finds", [[1] * 7, [2, 0, 1, 3, 1], [7]])
+async def test_steps_are_handed_over_once_their_answer_is_complete(finds):
+    async with working() as worker:
+        outlet, found, seen = Outlet(), 0, []
+        tokens = iter(finds)
+
+        def step(_):
+            nonlocal found
+            seen.append((found, len(handed)))
+            found += (count := next(tokens))
+            return [5] * count
+
+        handed: list[int] = []
+        worker.submit(item(step, steps=7, chunk_tokens=3), outlet=outlet)
+        put = outlet.put
+        outlet.put = lambda steps: (
+            handed.append(sum(len(each.outcome.chain) for each in steps)),
+            put(steps),
+        )
+        assert sum([len(each.outcome.chain) async for each in outlet]) == 7
+        assert all(sum(handed[:count]) >= 3 * count for count in range(len(handed)))
+        assert len(handed) <= 3, "the loop is woken once for an answer"
+
+
+async def test_forwards_are_counted_one_by_one_however_many_an_answer_takes():
+    counted = []
+    async with working(on_forward=counted.append) as worker:
+        outlet = Outlet()
+        worker.submit(item(steps=5, chunk_tokens=4), outlet=outlet)
+        assert len([step async for step in outlet]) == 5
+    assert [len(outcomes) for outcomes in counted] == [1] * 5
+
+
+async def test_the_steps_of_a_draft_that_was_withdrawn_are_counted_too():
+    counted = []
+    async with working(on_forward=counted.append) as worker:
+        entered, let_go, begun = threading.Event(), threading.Event(), []
+
+        def step(_):
+            begun.append(1)
+            if len(begun) == 3:
+                entered.set()
+                let_go.wait(5)
+
+        job = worker.submit(item(step, steps=5, chunk_tokens=5), outlet=Outlet())
+        await until(entered.is_set)
+        worker.withdraw(job)
+        let_go.set()
+        await until(lambda: len(counted) == 3)
 
 
 async def test_an_errand_goes_before_all_items_and_is_no_step_of_one():
@@ -613,7 +666,7 @@ async def test_the_loop_goes_on_during_a_step():
 @pytest.mark.parametrize("ended_before", [False, True])
 async def test_an_error_overtakes_steps_that_were_not_fetched(ended_before):
     outlet = Outlet()
-    outlet.put("step")
+    outlet.put(["step"])
     if ended_before:
         outlet.end()
     outlet.end(DrainingError("now"))
@@ -624,7 +677,7 @@ async def test_an_error_overtakes_steps_that_were_not_fetched(ended_before):
 
 async def test_a_normal_end_comes_after_the_steps():
     outlet = Outlet()
-    outlet.put("step")
+    outlet.put(["step"])
     outlet.end()
-    outlet.put("late")
+    outlet.put(["late"])
     assert [step async for step in outlet] == ["step"]
