@@ -67,6 +67,21 @@ class _Sampling(CallerSettings):
         None,
         description="keep tokens with at least this fraction of the likeliest token's probability",
     )
+    logit_bias: dict[int, float] | None = Field(
+        None, description="numbers to add to the logits of token ids: '{\"42\": -100}'"
+    )
+    presence_penalty: float | None = Field(
+        None, description="taken once from the logit of each token that the answer has"
+    )
+    frequency_penalty: float | None = Field(
+        None, description="taken from it for each time that the answer has the token"
+    )
+    repetition_penalty: float | None = Field(
+        None, description="above 1, tokens of prompt and answer become less likely"
+    )
+    min_tokens: int | None = Field(
+        None, description="the text does not end by itself before it has so many tokens"
+    )
     seed: int | None = Field(
         None, description="the same seed gives the same text; without it one is chosen"
     )
@@ -218,8 +233,8 @@ def _options(settings: GenerateSettings) -> GenerateOptions:
     }
     chosen = {
         name: getattr(settings, name)
-        for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "lookahead",
-                     "targets", "width", "branches", "dispatch")
+        for name in (*_Sampling.__annotations__, "max_tokens", "lookahead", "targets", "width",
+                     "branches", "dispatch")
     }  # fmt: skip
     if settings.drafter is not None:
         options["drafter"] = _DRAFTERS[settings.drafter]

@@ -113,6 +113,49 @@ func WithMinP(p float64) GenerateOption {
 	})
 }
 
+// WithLogitBias adds numbers in [-100, 100] to the logits of token ids.
+func WithLogitBias(biases map[uint32]float64) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		given := make(map[uint32]float64, len(biases))
+		for id, bias := range biases {
+			if math.IsNaN(bias) || math.IsInf(bias, 0) {
+				return invalidField("logit_bias", fmt.Sprintf("must be finite, not %v", bias))
+			}
+			given[id] = bias
+		}
+		sampling(r).LogitBias = given
+		return nil
+	})
+}
+
+// WithPresencePenalty is taken once from the logit of each token that the answer has already.
+func WithPresencePenalty(penalty float64) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		return setFloat(&sampling(r).PresencePenalty, "presence_penalty", penalty)
+	})
+}
+
+// WithFrequencyPenalty is taken from it for each time that the answer has the token.
+func WithFrequencyPenalty(penalty float64) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		return setFloat(&sampling(r).FrequencyPenalty, "frequency_penalty", penalty)
+	})
+}
+
+// WithRepetitionPenalty makes tokens of prompt and answer less likely if above 1, the default.
+func WithRepetitionPenalty(penalty float64) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		return setFloat(&sampling(r).RepetitionPenalty, "repetition_penalty", penalty)
+	})
+}
+
+// WithMinTokens keeps the text from ending by itself before it has so many tokens.
+func WithMinTokens(count int) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		return setCount(&sampling(r).MinTokens, "min_tokens", count)
+	})
+}
+
 // WithSeed sets the seed, in [0, 2^53). The same seed gives the same text, with every
 // strategy. Default: chosen, and told in Started.
 func WithSeed(seed uint64) GenerateOption {

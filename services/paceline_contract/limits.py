@@ -20,6 +20,18 @@ MOST_BRANCHES = 64
 MOST_TOP_LOGPROBS = 20
 """top_logprobs of GenerateRequest, VerifyRequest and DecodeRequest."""
 
+MOST_BIASED_TOKENS = 1024
+"""SamplingParameters.logit_bias."""
+
+MOST_BIAS = 100.0
+"""SamplingParameters.logit_bias: the largest number, and below 0 the smallest."""
+
+MOST_PENALTY = 2.0
+"""SamplingParameters.presence_penalty and frequency_penalty: as of a bias."""
+
+MOST_REPETITION_PENALTY = 100.0
+"""SamplingParameters.repetition_penalty."""
+
 MOST_CHUNK_TOKENS = 64
 """DraftRequest.chunk_tokens."""
 

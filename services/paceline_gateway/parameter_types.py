@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, TypeAlias, TypeGuard
 
 from pydantic import AfterValidator, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from paceline import FillIn, PromptPart
+from paceline_contract.limits import MOST_BIAS, MOST_BIASED_TOKENS
 
 MOST_UINT32 = (1 << 32) - 1
 """The range of a number on the wire."""
+
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 Prompt: TypeAlias = str | list[int] | list[PromptPart] | FillIn
 
@@ -46,12 +50,6 @@ def _unsupported(words: str) -> PydanticCustomError:
     )
 
 
-def _zero(value: float) -> float:
-    if value:
-        raise _unsupported("0")
-    return value
-
-
 def _prompts(value: object) -> list[str | list[int]]:
     """Turn OpenAI's four forms of a prompt into a list of prompts."""
     if _is_prompt(value):
@@ -75,6 +73,22 @@ def _stop(value: object) -> list[str]:
     if isinstance(value, list) and all(isinstance(it, str) for it in value):
         return value
     raise PydanticCustomError("stop", "must be text or a list of texts")
+
+
+def _biases(value: object) -> dict[int, float]:
+    """Turn OpenAI's biases, whose token ids are texts, into numbers."""
+    problem = PydanticCustomError(
+        "biases",
+        "must be an object of at most {most} token ids, each with a number in [-{limit}, {limit}]",
+        {"most": MOST_BIASED_TOKENS, "limit": f"{MOST_BIAS:g}"},
+    )
+    if not isinstance(value, dict) or len(value) > MOST_BIASED_TOKENS:
+        raise problem
+    for token, bias in value.items():
+        is_number = type(bias) in {int, float} and -MOST_BIAS <= bias <= MOST_BIAS
+        if not (_TOKEN_ID.fullmatch(token) and int(token) <= MOST_UINT32 and is_number):
+            raise problem
+    return {int(token): float(bias) for token, bias in value.items()}
 
 
 def _content(value: object) -> str | tuple[str, ...]:
@@ -104,4 +118,4 @@ NoList: TypeAlias = Annotated[object, only([])]
 NoObject: TypeAlias = Annotated[object, only({})]
 NoText: TypeAlias = Annotated[object, only("")]
 NoToolChoice: TypeAlias = Annotated[object, only("none", "auto")]
-ZeroOnly: TypeAlias = Annotated[float, AfterValidator(_zero)]
+Biases: TypeAlias = Annotated[dict[int, float], PlainValidator(_biases)]

@@ -23,6 +23,8 @@ from paceline import DrafterKind, FillIn, GenerateOptions, Strategy, Verificatio
 from paceline_contract.limits import (
     MOST_BRANCHES,
     MOST_LOOKAHEAD,
+    MOST_PENALTY,
+    MOST_REPETITION_PENALTY,
     MOST_TARGETS,
     MOST_TOP_LOGPROBS,
     MOST_WIDTH,
@@ -30,6 +32,7 @@ from paceline_contract.limits import (
 from paceline_gateway.parameter_types import (
     MOST_UINT32,
     AnyBoolean,
+    Biases,
     Content,
     FalseOnly,
     NoList,
@@ -39,7 +42,6 @@ from paceline_gateway.parameter_types import (
     Prompt,
     Prompts,
     Stops,
-    ZeroOnly,
     one_of,
     only,
 )
@@ -130,9 +132,14 @@ class Body(_Request):
     max_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
     n: int = Field(1, ge=1, le=128)
     stop: Stops = []
-    frequency_penalty: ZeroOnly = 0.0
-    presence_penalty: ZeroOnly = 0.0
-    logit_bias: NoObject = None
+    frequency_penalty: float = Field(0.0, ge=-MOST_PENALTY, le=MOST_PENALTY)
+    presence_penalty: float = Field(0.0, ge=-MOST_PENALTY, le=MOST_PENALTY)
+    logit_bias: Biases = {}
+    # Not OpenAI's, but usual.
+    min_p: float | None = Field(None, ge=0, le=1)
+    min_tokens: int | None = Field(None, ge=0, le=MOST_UINT32)
+    repetition_penalty: float | None = Field(None, gt=0, le=MOST_REPETITION_PENALTY)
+    top_k: int | None = Field(None, ge=-1, le=MOST_UINT32)
 
     @field_validator("stream_options")
     @classmethod
@@ -157,6 +164,18 @@ class Body(_Request):
         """Return the options for the client library."""
         options = super().options()
         options["stop"] = self.stop
+        options["frequency_penalty"] = self.frequency_penalty
+        options["presence_penalty"] = self.presence_penalty
+        options["logit_bias"] = self.logit_bias
+        if self.min_tokens is not None:
+            options["min_tokens"] = self.min_tokens
+        if self.repetition_penalty is not None:
+            options["repetition_penalty"] = self.repetition_penalty
+        # Paceline's own names for these come first.
+        if self.min_p is not None:
+            options.setdefault("min_p", self.min_p)
+        if self.top_k is not None:
+            options.setdefault("top_k", max(0, self.top_k))  # elsewhere -1 keeps all
         return options
 
 

@@ -99,6 +99,8 @@ def session_spec(
         limit_length=message.limit_length if message.HasField("limit_length") else None,
         share=message.share,
         owner=owner,
+        prompt_length=message.prompt_length,
+        end_token_ids=tuple(message.end_token_ids),
     )
 
 
@@ -234,6 +236,7 @@ def model_info(
         ],
         hardware=_hardware(model.hardware),
         fim_token_ids=model.fim_token_ids,
+        shapes_logits=model.shapes_logits,
     )
 
 
@@ -282,6 +285,7 @@ def _expect_model(path: str, fingerprint: str, *, model: ModelDescription) -> No
 
 def _sampling(message: sampling_pb2.SamplingParameters) -> SamplingParameters:
     given = {field.name: value for field, value in message.ListFields()}
+    given["logit_bias"] = tuple(sorted(message.logit_bias.items()))
     return SamplingParameters(**given)
 
 

@@ -104,6 +104,7 @@ class FakeModelServer:
         rules: The verification rules that it says it knows; it decides by equality all the same,
             and drafts what could be no other.
         takes_trees: Whether it judges, or drafts, trees.
+        shapes_logits: Whether it says that it knows biases, penalties and min_tokens.
         model_name: The model's.
         fingerprint: The model's.
         dtype: What it says that it computes in.
@@ -148,6 +149,7 @@ class FakeModelServer:
     eos_ids: tuple[int, ...] = (EOS,)
     rules: tuple[VerificationRule, ...] = (VerificationRule.EXACT,)
     takes_trees: bool = True
+    shapes_logits: bool = False
     model_name: str = ""
     fingerprint: str = ""
     dtype: str = ""
@@ -241,6 +243,7 @@ class FakeModelServer:
             cancels_between_layers=True,
             shares_forwards=False,
             takes_trees=self.takes_trees,
+            shapes_logits=self.shapes_logits,
             is_invariant=self.is_invariant,
             verification_rules=self.rules,
             self_draft_depth=self.self_draft_depth,

@@ -6,6 +6,7 @@ Plain Python, one row at a time. Of the engine's code only the noise is used, wh
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
 from support.gumbel import gumbel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from paceline_engine.terms.calls import SamplingParameters
 
@@ -31,6 +32,29 @@ class Draw:
     purpose: str
     position: int
     outcome: bool | int
+
+
+def shaped(
+    logits: Sequence[float],
+    parameters: SamplingParameters,
+    *,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    end_ids: Collection[int],
+) -> list[float]:
+    """Change the logits of the token after an answer by the tokens so far."""
+    changed = [*logits]
+    for token in {*prompt, *answer}:
+        penalty = parameters.repetition_penalty
+        changed[token] *= 1 / penalty if changed[token] > 0 else penalty
+    for token, count in Counter(answer).items():
+        changed[token] -= count * parameters.frequency_penalty + parameters.presence_penalty
+    for token, bias in parameters.logit_bias:
+        changed[token] += bias
+    if len(answer) < parameters.min_tokens:
+        for token in end_ids:
+            changed[token] = -math.inf
+    return changed
 
 
 def filtered(logits: Sequence[float], parameters: SamplingParameters) -> dict[int, float]:

@@ -130,6 +130,10 @@ std::map<std::string, Setter> setters() {
       PACELINE_OPTION(top_k),
       PACELINE_OPTION(top_p),
       PACELINE_OPTION(min_p),
+      PACELINE_OPTION(presence_penalty),
+      PACELINE_OPTION(frequency_penalty),
+      PACELINE_OPTION(repetition_penalty),
+      PACELINE_OPTION(min_tokens),
       PACELINE_OPTION(seed),
       PACELINE_OPTION(strategy),
       PACELINE_OPTION(lookahead),
@@ -149,6 +153,12 @@ std::map<std::string, Setter> setters() {
       PACELINE_OPTION(stream_timeline),
       PACELINE_OPTION(request_id),
       {"stop", set_stop},
+      {"logit_bias",
+       [](auto& options, const auto& value) {
+         for (const auto& [id, bias] : value.items()) {
+           options.logit_bias[std::stoll(id)] = bias.template get<double>();
+         }
+       }},
       {"resume_token_ids",
        [](auto& options, const auto& value) {
          options.resume_token_ids = integers("resume_token_ids", value);

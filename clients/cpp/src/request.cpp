@@ -58,6 +58,19 @@ void set_prompt(const Prompt& prompt, v1::GenerateRequest& request) {
   }
 }
 
+void set_penalties(const GenerateOptions& options, v1::SamplingParameters& sampling) {
+  if (options.presence_penalty) {
+    sampling.set_presence_penalty(finite("presence_penalty", *options.presence_penalty));
+  }
+  if (options.frequency_penalty) {
+    sampling.set_frequency_penalty(finite("frequency_penalty", *options.frequency_penalty));
+  }
+  if (options.repetition_penalty) {
+    sampling.set_repetition_penalty(finite("repetition_penalty", *options.repetition_penalty));
+  }
+  if (options.min_tokens) sampling.set_min_tokens(count("min_tokens", *options.min_tokens));
+}
+
 void set_sampling(const GenerateOptions& options, v1::GenerateRequest& request) {
   v1::SamplingParameters sampling;
   if (options.temperature) {
@@ -66,6 +79,10 @@ void set_sampling(const GenerateOptions& options, v1::GenerateRequest& request) 
   if (options.top_k) sampling.set_top_k(count("top_k", *options.top_k));
   if (options.top_p) sampling.set_top_p(finite("top_p", *options.top_p));
   if (options.min_p) sampling.set_min_p(finite("min_p", *options.min_p));
+  for (const auto& [id, bias] : options.logit_bias) {
+    (*sampling.mutable_logit_bias())[count("logit_bias", id)] = finite("logit_bias", bias);
+  }
+  set_penalties(options, sampling);
   if (sampling.ByteSizeLong() > 0) *request.mutable_sampling() = sampling;
 }
 

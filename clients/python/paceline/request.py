@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 from paceline.errors import InvalidFieldError
@@ -43,6 +43,11 @@ class GenerateOptions(TypedDict, total=False):
         top_k: Keep the k most likely tokens; 0 keeps all.
         top_p: Keep the fewest likeliest tokens whose probabilities add up to this; 1 keeps all.
         min_p: Keep tokens with at least this fraction of the likeliest token's probability.
+        logit_bias: Numbers in [-100, 100] to add to the logits of token ids.
+        presence_penalty: Taken once from the logit of each token that the answer has already.
+        frequency_penalty: Taken from it for each time that the answer has the token.
+        repetition_penalty: Makes tokens of prompt and answer less likely if above 1, the default.
+        min_tokens: The text does not end by itself before it has so many tokens.
         seed: The same seed gives the same text, with every strategy. Default: a random seed,
             which `started` has.
         strategy: Default AUTO.
@@ -74,6 +79,11 @@ class GenerateOptions(TypedDict, total=False):
     top_k: int
     top_p: float
     min_p: float
+    logit_bias: Mapping[int, float]
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    min_tokens: int
     seed: int
     strategy: Strategy | StrategyName
     lookahead: int
@@ -103,7 +113,9 @@ _WIRE_NAMES: Final = {
     "stop": "stop_strings",
 }
 _LISTS: Final = frozenset({"ids", "stop", "resume_token_ids"})
-_SAMPLING: Final = frozenset({"temperature", "top_k", "top_p", "min_p"})
+_SAMPLING: Final = frozenset(
+    field.name for field in sampling_pb2.SamplingParameters.DESCRIPTOR.fields
+)
 _ENUMS: Final = {
     "strategy": (Strategy, orchestrator_pb.Strategy, "STRATEGY_"),
     "drafter": (DrafterKind, orchestrator_pb.DrafterKind, "DRAFTER_KIND_"),
@@ -162,10 +174,21 @@ def _assign(message: Any, name: str, value: object) -> None:
             raise ValueError(f"must be finite, not {value}")
         if name in _LISTS:
             getattr(message, field).extend(value)
+        elif name == "logit_bias":
+            _assign_biases(message.logit_bias, value)
         else:
             setattr(message, field, value)
     except (AttributeError, TypeError, ValueError) as error:
         raise InvalidFieldError.of(name, str(error)) from error
+
+
+def _assign_biases(biases: Any, value: object) -> None:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"must be a mapping of token ids to numbers, not {value!r}")
+    for token, bias in value.items():
+        if not math.isfinite(bias):
+            raise ValueError(f"must be finite, not {bias}")
+        biases[token] = bias
 
 
 def _enum_number(name: str, value: object) -> int:

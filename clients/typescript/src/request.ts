@@ -38,6 +38,16 @@ export interface GenerateOptions {
   topP?: number | undefined;
   /** Keep tokens with at least this fraction of the likeliest token's probability. */
   minP?: number | undefined;
+  /** Numbers in [-100, 100] to add to the logits of token ids. */
+  logitBias?: Readonly<Record<number, number>> | undefined;
+  /** Taken once from the logit of each token that the answer has already. */
+  presencePenalty?: number | undefined;
+  /** Taken from it for each time that the answer has the token. */
+  frequencyPenalty?: number | undefined;
+  /** Makes tokens of prompt and answer less likely if above 1, the default. */
+  repetitionPenalty?: number | undefined;
+  /** The text does not end by itself before it has so many tokens. */
+  minTokens?: number | undefined;
   /**
    * The same seed gives the same text, with every strategy. In [0, 2^53). Default: chosen,
    * and told in `started`.
@@ -94,6 +104,11 @@ const CHECKS: Readonly<Record<keyof GenerateOptions, Check>> = {
   topK: uint32,
   topP: finite,
   minP: finite,
+  logitBias: biases,
+  presencePenalty: finite,
+  frequencyPenalty: finite,
+  repetitionPenalty: finite,
+  minTokens: uint32,
   seed: integerTo(Number.MAX_SAFE_INTEGER),
   strategy: oneOf(STRATEGIES),
   lookahead: uint32,
@@ -157,9 +172,20 @@ export function buildRequest(prompt: Prompt, options: GenerateOptions): wire.Gen
   };
 }
 
-function samplingOf({ temperature, topK, topP, minP }: GenerateOptions) {
-  const given = { temperature, topK, topP, minP };
-  return Object.values(given).some((value) => value !== undefined) ? given : undefined;
+function samplingOf(options: GenerateOptions) {
+  const given = {
+    temperature: options.temperature,
+    topK: options.topK,
+    topP: options.topP,
+    minP: options.minP,
+    logitBias: options.logitBias,
+    presencePenalty: options.presencePenalty,
+    frequencyPenalty: options.frequencyPenalty,
+    repetitionPenalty: options.repetitionPenalty,
+    minTokens: options.minTokens,
+  };
+  const isGiven = Object.values(given).some((value) => value !== undefined);
+  return isGiven ? { ...given, logitBias: { ...given.logitBias } } : undefined;
 }
 
 function checkOptions(options: GenerateOptions): void {
@@ -197,6 +223,14 @@ function integerTo(limit: number): Check {
 
 function finite(value: unknown): string | undefined {
   return Number.isFinite(value) ? undefined : `must be a finite number, not ${shown(value)}`;
+}
+
+function biases(value: unknown): string | undefined {
+  if (typeof value !== "object" || value === null) {
+    return `must be an object of token ids and numbers, not ${shown(value)}`;
+  }
+  const problem = firstProblem(Object.keys(value).map(Number), uint32);
+  return problem ?? firstProblem(Object.values(value), finite);
 }
 
 function flag(value: unknown): string | undefined {

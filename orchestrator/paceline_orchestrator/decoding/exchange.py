@@ -18,6 +18,7 @@ class SessionSpec:
 
     Attributes:
         sampling: As the client sent it: handed on unread. None is greedy.
+        end_token_ids: The tokens that `min_tokens` keeps from being chosen.
     """
 
     fingerprint: str
@@ -28,6 +29,8 @@ class SessionSpec:
     rule: VerificationRule = VerificationRule.EXACT
     request_id: str = ""
     share: str = ""
+    prompt_length: int = 0
+    end_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,8 @@ async def open_session(server: ModelServer, spec: SessionSpec, *, timeout_second
         limit_length=spec.limit_length,
         request_id=spec.request_id,
         share=spec.share,
+        prompt_length=spec.prompt_length,
+        end_token_ids=spec.end_token_ids,
     )
     request = OpenSessionRequest(spec=message)
     response = await answer(server.sessions.OpenSession(request, timeout=timeout_seconds))

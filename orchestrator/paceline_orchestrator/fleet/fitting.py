@@ -28,8 +28,8 @@ def commonest_model(servers: Iterable[ModelServer]) -> ModelFacts | None:
 
     A lone server must not speak for the others. Of equally many those count that compute the same
     bits whatever is beside, since who asked for that must not lose it. Its context is the longest
-    of them: a target with less is used for what it has room for. It knows REJECTION where one of
-    them does: the others are passed over.
+    of them: a target with less is used for what it has room for. It knows REJECTION, and shapes
+    logits, where one of them does: the others are passed over.
     """
     known = [it.facts for it in servers if it.facts]
     counts = Counter(it.identity for it in known)
@@ -38,10 +38,14 @@ def commonest_model(servers: Iterable[ModelServer]) -> ModelFacts | None:
         return counts[facts.identity], facts.is_invariant, facts.context_length
 
     model = max(known, key=rank, default=None)
-    if model is None or model.rejection_sampling:
-        return model
-    knows = any(it.rejection_sampling for it in known if it.identity == model.identity)
-    return replace(model, rejection_sampling=knows) if knows else model
+    if model is None:
+        return None
+    alike = [it for it in known if it.identity == model.identity]
+    return replace(
+        model,
+        rejection_sampling=any(it.rejection_sampling for it in alike),
+        shapes_logits=any(it.shapes_logits for it in alike),
+    )
 
 
 def fits(target: ModelFacts, model: ModelFacts) -> bool:

@@ -271,6 +271,8 @@ def _limits(facts: ModelFacts, model: ModelFacts) -> Iterator[str]:
         yield f"its context is {ours} tokens, the longest {theirs}: longer texts go on without it"
     if model.rejection_sampling and not facts.rejection_sampling:
         yield "it works for no request under REJECTION"
+    if model.shapes_logits and not facts.shapes_logits:
+        yield "it works for no request with biases, penalties or min_tokens"
 
 
 def _some(names: Iterable[str]) -> str:

@@ -85,6 +85,7 @@ class ModelFacts:
         version: Paceline's there; empty if it did not say.
         fim_token_ids: Before a prefix, before a suffix, and after both; empty if it has none.
         exchanges_calls: Whether it takes calls as messages of a stream.
+        shapes_logits: Whether it knows biases, penalties and min_tokens.
     """
 
     model_name: str
@@ -111,6 +112,7 @@ class ModelFacts:
     version: str = ""
     fim_token_ids: tuple[int, ...] = ()
     exchanges_calls: bool = False
+    shapes_logits: bool = False
 
     @property
     def identity(self) -> tuple[str, str, int, frozenset[int], bool]:
@@ -257,6 +259,7 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
         version=info.version,
         fim_token_ids=tuple(info.fim_token_ids),
         exchanges_calls=info.exchanges_calls,
+        shapes_logits=info.shapes_logits,
     )
 
 

@@ -32,11 +32,14 @@ class Options:
     Attributes:
         wish: What it says of how it is to be decoded.
         sampling: Handed on to model servers unread.
+        plain_sampling: The same without biases, penalties and min_tokens, for drafters that do not
+            know them; None: it has none of these.
     """
 
     wish: Wish
     drafter_count: int = 1
     sampling: object | None = None
+    plain_sampling: object | None = None
     ignore_eos: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
@@ -131,7 +134,7 @@ class Order:
         return self._drafts and (self.plan.drafter is None or self.plan.drafter.has_text)
 
     def suits(self, server: ModelFacts, *, role: Role, length: int) -> bool:
-        """Whether a server's context is long enough for it.
+        """Whether a server's context is long enough for it, and a target knows its sampling.
 
         Drafters draft as far as theirs goes. A target has to hold all that the text may become.
 
@@ -142,7 +145,8 @@ class Order:
         """
         if role is Role.DRAFTER:
             return length < server.context_length
-        return self.limit_length <= server.context_length
+        knows = server.shapes_logits or self.options.plain_sampling is None
+        return knows and self.limit_length <= server.context_length
 
     def session_spec(self, server: ModelFacts, *, length: int) -> SessionSpec:
         """Say what a session for it is opened for: no more than the server's context has room for.
@@ -152,15 +156,18 @@ class Order:
             length: How long the text is by now, prompt included.
         """
         limit = min(self.limit_length, server.context_length)
+        is_plain = self.options.plain_sampling is not None and not server.shapes_logits
         return SessionSpec(
             fingerprint=server.fingerprint,
-            sampling=self.options.sampling,
+            sampling=self.options.plain_sampling if is_plain else self.options.sampling,
             seed=self.seed,
             rule=self.options.wish.rule,
             reserve_length=min(length + _RESERVED_AHEAD, limit),
             limit_length=limit,
             request_id=self.request_id,
             share=self.share,
+            prompt_length=min(len(self.prompt), limit),
+            end_token_ids=tuple(sorted(self.model.eos_token_ids)),
         )
 
     def task(self, *, is_alone: bool) -> DecodingTask:

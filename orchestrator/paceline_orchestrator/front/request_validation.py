@@ -18,9 +18,13 @@ from paceline.errors import (
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline_contract.limits import (
+    MOST_BIAS,
+    MOST_BIASED_TOKENS,
     MOST_BRANCHES,
     MOST_DRAFTERS,
     MOST_LOOKAHEAD,
+    MOST_PENALTY,
+    MOST_REPETITION_PENALTY,
     MOST_TARGETS,
     MOST_TOP_LOGPROBS,
     MOST_WIDTH,
@@ -83,6 +87,35 @@ _CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
         lambda it: not it.sampling.HasField("top_p") or 0 < it.sampling.top_p <= 1,
     ),
     ("sampling.min_p", "must be in [0, 1]", lambda it: 0 <= it.sampling.min_p <= 1),
+    (
+        "sampling.logit_bias",
+        f"must be at most {MOST_BIASED_TOKENS} tokens, each in [-{MOST_BIAS:g}, {MOST_BIAS:g}]",
+        lambda it: (
+            len(it.sampling.logit_bias) <= MOST_BIASED_TOKENS
+            and all(-MOST_BIAS <= bias <= MOST_BIAS for bias in it.sampling.logit_bias.values())
+        ),
+    ),
+    *(
+        (
+            f"sampling.{name}",
+            f"must be in [-{MOST_PENALTY:g}, {MOST_PENALTY:g}]",
+            lambda it, name=name: -MOST_PENALTY <= getattr(it.sampling, name) <= MOST_PENALTY,
+        )
+        for name in ("presence_penalty", "frequency_penalty")
+    ),
+    (
+        "sampling.repetition_penalty",
+        f"must be in (0, {MOST_REPETITION_PENALTY:g}]",
+        lambda it: (
+            not it.sampling.HasField("repetition_penalty")
+            or 0 < it.sampling.repetition_penalty <= MOST_REPETITION_PENALTY
+        ),
+    ),
+    (
+        "sampling.min_tokens",
+        "must be at most max_tokens",
+        lambda it: not it.HasField("max_tokens") or it.sampling.min_tokens <= it.max_tokens,
+    ),
     ("seed", f"must be in [0, 2^{_SEED_BITS})", lambda it: it.seed < 2**_SEED_BITS),
     ("strategy", "is unknown", lambda it: it.strategy in pb.Strategy.values()),
     ("drafter", "is unknown", lambda it: it.drafter in pb.DrafterKind.values()),
@@ -180,8 +213,8 @@ def check_tokens(
 
     Raises:
         InvalidFieldError: A field is out of the model's limits.
-        UnsupportedError: The model's servers do not know the verification rule, or it knows no
-            trees.
+        UnsupportedError: The model's servers do not know the verification rule or the sampling, or
+            it knows no trees.
     """
     size = model.vocabulary_size
     if not prompt:
@@ -192,8 +225,7 @@ def check_tokens(
     ):
         if max(token_ids, default=0) >= size:
             raise InvalidFieldError.of(field, f"must be in [0, {size})")
-    if request.sampling.top_k > size:
-        raise InvalidFieldError.of("sampling.top_k", f"must be in [0, {size}]")
+    _check_sampling(request, model)
     # The last one may be: then only the stream's last message was missed.
     if not (request.ignore_eos or model.eos_token_ids.isdisjoint(request.resume_token_ids[:-1])):
         raise InvalidFieldError.of("resume_token_ids", "must not go on after an end-of-text token")
@@ -202,6 +234,18 @@ def check_tokens(
             raise UnsupportedError("verification_rule: this model's servers know EXACT only")
         if request.width > 1 and not is_greedy(request):
             raise UnsupportedError("width: must be 1 under REJECTION, which judges chains only")
+
+
+def _check_sampling(request: pb.GenerateRequest, model: ModelFacts) -> None:
+    size = model.vocabulary_size
+    if request.sampling.top_k > size:
+        raise InvalidFieldError.of("sampling.top_k", f"must be in [0, {size}]")
+    if max(request.sampling.logit_bias, default=0) >= size:
+        raise InvalidFieldError.of("sampling.logit_bias", f"must be of tokens in [0, {size})")
+    if shapes_logits(request) and not model.shapes_logits:
+        raise UnsupportedError(
+            "sampling: this model's servers know no biases, no penalties and no min_tokens"
+        )
 
 
 def allowed_tokens(request: pb.GenerateRequest, model: ModelFacts, *, prompt_length: int) -> int:
@@ -223,7 +267,22 @@ def allowed_tokens(request: pb.GenerateRequest, model: ModelFacts, *, prompt_len
     limit = request.max_tokens if request.HasField("max_tokens") else min(_DEFAULT_MAX_TOKENS, room)
     if len(request.resume_token_ids) > limit:
         raise InvalidFieldError.of("resume_token_ids", f"must be at most max_tokens ({limit})")
+    if request.sampling.min_tokens > limit:
+        raise InvalidFieldError.of("sampling.min_tokens", f"must be at most max_tokens ({limit})")
     return limit
+
+
+def shapes_logits(request: pb.GenerateRequest) -> bool:
+    """Whether logits depend on the request's sampling before temperature, filters and noise do."""
+    sampling = request.sampling
+    penalty = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1
+    return bool(
+        sampling.logit_bias
+        or sampling.presence_penalty
+        or sampling.frequency_penalty
+        or penalty != 1
+        or sampling.min_tokens
+    )
 
 
 def is_greedy(request: pb.GenerateRequest) -> bool:

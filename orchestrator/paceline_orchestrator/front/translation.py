@@ -16,7 +16,7 @@ from paceline_orchestrator.decoding.statistics import EventKind, Fallback
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.words import Word
 from paceline_orchestrator.front.order import Options
-from paceline_orchestrator.front.request_validation import is_greedy
+from paceline_orchestrator.front.request_validation import is_greedy, shapes_logits
 from paceline_orchestrator.planning.planner import DrafterKind, Wish
 from paceline_protocol.draft_shape import Shape
 from paceline_protocol.messages import FinishReason
@@ -37,6 +37,8 @@ ClientMessage: TypeAlias = pb.GenerateResponse
 
 # What servers say of one call is checked where it is read; the sum of many calls is cut off here.
 _MOST_UINT32, _MOST_UINT64 = (1 << 32) - 1, (1 << 64) - 1
+
+_PLAIN_SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p"})
 
 _NUMBER_OF_STRATEGY = {it: pb.Strategy.Value(f"STRATEGY_{it.name}") for it in Strategy}
 # The other numbers leave the choice to the planner.
@@ -85,12 +87,22 @@ def read_options(request: pb.GenerateRequest) -> Options:
         ),
         drafter_count=max(1, request.drafter_count),
         sampling=request.sampling,
+        plain_sampling=_plain(request.sampling) if shapes_logits(request) else None,
         ignore_eos=request.ignore_eos,
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
         include_timeline=request.include_timeline,
         stream_timeline=request.stream_timeline,
     )
+
+
+def _plain(sampling: sampling_pb2.SamplingParameters) -> sampling_pb2.SamplingParameters:
+    """Return sampling parameters without those that change logits by the tokens so far."""
+    plain = sampling_pb2.SamplingParameters()
+    for field, value in sampling.ListFields():
+        if field.name in _PLAIN_SAMPLING:
+            setattr(plain, field.name, value)
+    return plain
 
 
 def started_message(order: Order, *, target_count: int) -> ClientMessage:

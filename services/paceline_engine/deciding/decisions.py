@@ -37,18 +37,29 @@ if TYPE_CHECKING:
     from paceline_engine.terms.items import Item, Judge
 
 
-def judge_by(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -> Judgement:
+def judge_by(
+    logits: Tensor, task: Judge, *, spec: SessionSpec, position: int, told: Tensor | None = None
+) -> Judgement:
     """Judge a chain, or under EXACT a tree.
 
     Args:
         logits: (T + 1, V), any float dtype; row 0 follows the prefix, row i + 1 the i-th token.
         task: The proposal, with checked distributions.
         position: The position of the token after the prefix.
+        told: The logits that log probabilities are told of; None: `logits`.
     """
+    told = logits if told is None else told
     if isinstance(task, ReviewTask):
         return review_by(logits, task, spec=spec, position=position)
     if task.proposal.parents:
-        return _judge_tree(logits, task, spec=spec, position=position)
+        path, next_token = accept_along(
+            task.proposal,
+            logits,
+            first_position=position,
+            parameters=spec.sampling,
+            seed=spec.seed,
+        )
+        return _judgement(path, next_token, task=task, logits=told)
     token_ids = task.proposal.token_ids
     if spec.rule is VerificationRule.REJECTION:
         accepted_count, next_token = accept_sampled(
@@ -63,18 +74,7 @@ def judge_by(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -
         accepted_count, next_token = accept_exact(
             token_ids, logits, first_position=position, parameters=spec.sampling, seed=spec.seed
         )
-    return _judgement(tuple(range(accepted_count)), next_token, task=task, logits=logits)
-
-
-def _judge_tree(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -> Judgement:
-    path, next_token = accept_along(
-        task.proposal,
-        logits,
-        first_position=position,
-        parameters=spec.sampling,
-        seed=spec.seed,
-    )
-    return _judgement(path, next_token, task=task, logits=logits)
+    return _judgement(tuple(range(accepted_count)), next_token, task=task, logits=told)
 
 
 def choose_next(rows: Sequence[tuple[Item, Tensor]]) -> dict[Item, int]:

@@ -253,6 +253,7 @@ def _describe(models: Sequence[ModelDescription], *, drafting: str) -> ModelDesc
         shares_forwards=all(model.shares_forwards for model in models),
         takes_trees=False,
         is_invariant=all(model.is_invariant for model in models),
+        shapes_logits=all(model.shapes_logits for model in models),
         stage_names=tuple(model.name for model in models),
         verification_rules=tuple(
             rule

@@ -23,12 +23,32 @@ DEFAULT_LEASE_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """How the next token is chosen; limits and meaning as in sampling.proto."""
+    """How the next token is chosen; limits and meaning as in sampling.proto.
+
+    Attributes:
+        logit_bias: Tokens and their biases, by token id.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+
+    @property
+    def shapes(self) -> bool:
+        """Whether logits depend on these parameters before temperature, filters and noise do."""
+        return bool(
+            self.logit_bias
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1
+            or self.min_tokens
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +57,8 @@ class SessionSpec:
 
     Attributes:
         limit_length: Tokens it may grow to; None is what is reserved at once.
+        prompt_length: Where the answer begins, whose tokens penalties and `min_tokens` count.
+        end_token_ids: The tokens that `min_tokens` keeps from being chosen.
         owner: Who opened it; for all others it does not exist. Empty where peers have no names.
     """
 
@@ -49,6 +71,8 @@ class SessionSpec:
     limit_length: int | None = None
     share: str = ""
     owner: str = ""
+    prompt_length: int = 0
+    end_token_ids: tuple[int, ...] = ()
 
     @property
     def longest_length(self) -> int:
@@ -104,6 +128,7 @@ class ModelDescription:
 
     Attributes:
         takes_trees: Whether one forward computes a tree; else proposals have to be chains.
+        shapes_logits: Whether it knows biases, penalties and `min_tokens`.
         self_draft_depth: How many tokens after its own it can propose; 0: it does not.
         self_draft_kind: With what: see the proto.
         stage_names: Of a stack its models' names, largest first.
@@ -127,6 +152,7 @@ class ModelDescription:
     takes_trees: bool
     is_invariant: bool
     verification_rules: tuple[VerificationRule, ...]
+    shapes_logits: bool = False
     self_draft_depth: int = 0
     self_draft_kind: str = ""
     stage_names: tuple[str, ...] = ()

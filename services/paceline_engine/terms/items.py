@@ -182,7 +182,9 @@ class Item:
 
     @property
     def chooses_next(self) -> bool:
-        """Whether its steps only choose the next token, as the rule EXACT does."""
+        """Whether its steps only choose the next token, by that row's logits alone, under EXACT."""
+        if self.spec.sampling.shapes:
+            return False
         if isinstance(self.task, Decode):
             return not (self.task.logprobs or self.task.top_logprobs)
         is_exact = self.spec.rule is VerificationRule.EXACT

@@ -19,11 +19,15 @@ from paceline_contract.calls import (
 )
 from paceline_contract.limits import (
     LEASE_SECONDS,
+    MOST_BIAS,
+    MOST_BIASED_TOKENS,
     MOST_BRANCHES,
     MOST_CHUNK_TOKENS,
     MOST_DISTRIBUTION_ENTRIES,
     MOST_END_TOKENS,
+    MOST_PENALTY,
     MOST_PROPOSAL_TOKENS,
+    MOST_REPETITION_PENALTY,
     MOST_TOP_LOGPROBS,
     MOST_WIDTH,
     SUM_TOLERANCE,
@@ -76,6 +80,14 @@ def check_spec(spec: SessionSpec, model: ModelDescription) -> None:
     _check("spec.lease", spec.lease_seconds, low=shortest, high=longest, unit=" seconds")
     _check_name("spec.request_id", spec.request_id)
     _check_name("spec.share", spec.share)
+    _check("spec.prompt_length", spec.prompt_length, low=0, high=spec.longest_length)
+    _check_end_tokens(
+        "spec.end_token_ids", spec.end_token_ids, vocabulary_size=model.vocabulary_size
+    )
+    if spec.sampling.shapes and not model.shapes_logits:
+        raise UnsupportedError(
+            "spec.sampling: this model knows no biases, no penalties and no min_tokens"
+        )
     # At temperature 0 every rule is EXACT.
     if spec.rule not in model.verification_rules and spec.sampling.temperature > 0:
         raise UnsupportedError(f"this model has no verification rule {spec.rule.name}")
@@ -88,6 +100,33 @@ def check_sampling(field: str, sampling: SamplingParameters, *, vocabulary_size:
     _check(f"{field}.min_p", sampling.min_p, low=0, high=1)
     if not 0 < sampling.top_p <= 1:
         raise InvalidFieldError.of(f"{field}.top_p", f"{sampling.top_p} is not in (0, 1]")
+    for name in ("presence_penalty", "frequency_penalty"):
+        value = getattr(sampling, name)
+        _check(f"{field}.{name}", value, low=-MOST_PENALTY, high=MOST_PENALTY)
+    penalty = sampling.repetition_penalty
+    if not 0 < penalty <= MOST_REPETITION_PENALTY:
+        raise InvalidFieldError.of(
+            f"{field}.repetition_penalty", f"{penalty} is not in (0, {MOST_REPETITION_PENALTY:g}]"
+        )
+    _check_biases(f"{field}.logit_bias", sampling.logit_bias, vocabulary_size=vocabulary_size)
+
+
+def _check_biases(field: str, biases: Sequence[tuple[int, float]], *, vocabulary_size: int) -> None:
+    if len(biases) > MOST_BIASED_TOKENS:
+        raise InvalidFieldError.of(
+            field, f"has {len(biases)} tokens, at most {MOST_BIASED_TOKENS} are allowed"
+        )
+    for token, bias in biases:
+        _check(f"{field}[{token}]", token, low=0, high=vocabulary_size - 1)
+        _check(f"{field}[{token}]", bias, low=-MOST_BIAS, high=MOST_BIAS)
+
+
+def _check_end_tokens(field: str, token_ids: Sequence[int], *, vocabulary_size: int) -> None:
+    if len(token_ids) > MOST_END_TOKENS:
+        raise InvalidFieldError.of(
+            field, f"has {len(token_ids)} tokens, at most {MOST_END_TOKENS} are allowed"
+        )
+    _check_token_ids(field, token_ids, vocabulary_size=vocabulary_size)
 
 
 def check_call(call: PrefixCall, *, limit_length: int, vocabulary_size: int) -> None:
@@ -214,12 +253,7 @@ def check_decoding(
     """Check the fields of Decode."""
     _check("max_tokens", options.max_tokens, low=1, high=MOST_TOKENS)
     _check_fits("max_tokens", call.prefix_length + options.max_tokens, limit_length)
-    if len(options.end_token_ids) > MOST_END_TOKENS:
-        raise InvalidFieldError.of(
-            "end_token_ids",
-            f"has {len(options.end_token_ids)} tokens, at most {MOST_END_TOKENS} are allowed",
-        )
-    _check_token_ids("end_token_ids", [*options.end_token_ids], vocabulary_size=vocabulary_size)
+    _check_end_tokens("end_token_ids", [*options.end_token_ids], vocabulary_size=vocabulary_size)
     _check("top_logprobs", options.top_logprobs, low=0, high=MOST_TOP_LOGPROBS)
     _check(
         "message_interval",

@@ -232,6 +232,7 @@ def describe(
         # Without a decoder of ours a tree would take a forward for each of its chains.
         takes_trees=shares_forwards,
         is_invariant=is_invariant,
+        shapes_logits=True,
         verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
         hardware=hardware_of(device, threads=threads),
         fim_token_ids=fim_ids if max(fim_ids, default=0) < vocabulary_size else (),

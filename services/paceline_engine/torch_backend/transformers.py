@@ -48,12 +48,14 @@ from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from paceline_contract.proposal import Proposal
+from paceline_contract.proposal import NOTHING, Proposal
 from paceline_engine.deciding.decisions import choose_next, draft_from, judge_by, rank_from
+from paceline_engine.deciding.shaping import Shaper
 from paceline_engine.model_backend import Feed, ModelBackend
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.terms.backend import ForwardInterrupted, Interrupt, ModelLoadError, TokenMemory
@@ -81,6 +83,7 @@ if TYPE_CHECKING:
     from paceline_engine.terms.calls import SessionSpec
     from paceline_engine.terms.draft_tree import Ranked
     from paceline_engine.terms.items import Item, Judge
+    from paceline_engine.terms.model_cache import ModelCache
     from paceline_engine.torch_backend.adapters.files import LoadedAdapter
     from paceline_engine.torch_backend.cuda_graphs import CapturedSteps
 
@@ -138,6 +141,7 @@ class LoadedModel(ModelBackend):
         self.interrupt = Interrupt()
         self._layers_run = 0
         self.own_guesses: OwnGuesses | None = None
+        self._shapers: WeakKeyDictionary[ModelCache, Shaper] = WeakKeyDictionary()
         self.steps = capture_steps(name, self.decoder, device=device) if capture else None
 
     @property
@@ -210,18 +214,37 @@ class LoadedModel(ModelBackend):
 
     @on_device()
     def _judge(self, scores: Tensor, task: Judge, *, item: Item) -> Judgement:
-        return judge_by(scores, task, spec=item.spec, position=len(item.prefix))
+        shaped = scores
+        if (shaper := self._shaper(item)) is not None:
+            shaped = shaper.shape(scores, item.prefix, task.proposal)
+        return judge_by(shaped, task, spec=item.spec, position=len(item.prefix), told=scores)
 
     @on_device()
     def _draft(self, scores: Tensor, item: Item) -> Proposal:
+        if (shaper := self._shaper(item)) is not None:
+            scores = shaper.shape(scores, item.prefix, NOTHING)
         return draft_from(scores, spec=item.spec, position=len(item.prefix))
 
     @on_device()
     def _rank(self, scores: Tensor, item: Item) -> list[Ranked]:
         assert isinstance(item.task, Draft)
+        if (shaper := self._shaper(item)) is not None:
+            tree = item.draft_tree
+            due = tree.due if item.block else ()
+            scores = shaper.shape_ends(scores, item.prefix, tree.found, due)
         return rank_from(
             scores, spec=item.spec, positions=item.scored_positions, count=item.task.width
         )
+
+    def _shaper(self, item: Item) -> Shaper | None:
+        """Return what shapes the logits of an item's sequence; None: nothing does."""
+        if not item.spec.sampling.shapes:
+            return None
+        shaper = self._shapers.get(item.cache)
+        if shaper is None:
+            size = self.description.vocabulary_size
+            shaper = self._shapers[item.cache] = Shaper(item.spec, vocabulary_size=size)
+        return shaper
 
     @on_device()
     def _make_room(self, feed: Feed) -> None:

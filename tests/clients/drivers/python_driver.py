@@ -280,6 +280,9 @@ def _call(request: dict[str, Any]) -> dict[str, Any]:
     if unknown:
         raise UnsupportedError(f"options {', '.join(sorted(unknown))}")
     options = {name: _number(value) for name, value in options.items()}
+    if "logit_bias" in options:  # JSON's keys are texts
+        biases = options["logit_bias"]
+        options["logit_bias"] = {int(token): bias for token, bias in biases.items()}
     if isinstance(options.get("seed"), str):
         options["seed"] = int(options["seed"])
     prompt = request["prompt"]

@@ -39,8 +39,6 @@ def refused(body_class, value):
 @pytest.mark.parametrize(
     ("body_class", "base", "name", "value", "param"),
     [
-        (ChatBody, CHAT, "frequency_penalty", 0.5, "frequency_penalty"),
-        (ChatBody, CHAT, "logit_bias", {"5": 1}, "logit_bias"),
         (ChatBody, CHAT, "tools", [{"type": "function"}], "tools"),
         (ChatBody, CHAT, "top_logprobs", 3, "top_logprobs"),  # without logprobs
         (ChatBody, CHAT | {"logprobs": True}, "top_logprobs", 21, "top_logprobs"),
@@ -110,7 +108,29 @@ OF_ALL = {
     "paceline.top_k": ([0, (1 << 32) - 1], [-1, 1 << 32]),
     "paceline.min_p": ([0, 1], [-0.01, 1.01]),
 }
-CHOICES = {"n": ([1, 128], [0, 129]), "max_tokens": TOKENS}
+CHOICES = {
+    "n": ([1, 128], [0, 129]),
+    "max_tokens": TOKENS,
+    "frequency_penalty": ([-2, 2], [-2.01, 2.01]),
+    "presence_penalty": ([-2, 2], [-2.01, 2.01]),
+    "repetition_penalty": ([0.01, 100], [0, 100.1]),
+    "min_tokens": ([0, (1 << 32) - 1], [-1, 1 << 32]),
+    "min_p": ([0, 1], [-0.01, 1.01]),
+    "top_k": ([-1, (1 << 32) - 1], [-2, 1 << 32]),
+    "logit_bias": (
+        [{}, {"0": -100, "7": 100.0}, {str(token): 1 for token in range(1024)}],
+        [
+            {"7": 100.1},
+            {"7": None},
+            {"7": True},
+            {"-1": 1},
+            {"a": 1},
+            {str(1 << 32): 1},
+            {str(token): 1 for token in range(1025)},
+            [[7, 1]],
+        ],
+    ),
+}
 OF_CHAT = {**OF_ALL, **CHOICES, "max_completion_tokens": TOKENS, "top_logprobs": LIKELIEST}
 LIMITS = {
     "completion": (CompletionBody, TEXT, {**OF_ALL, **CHOICES, "logprobs": LIKELIEST}),
@@ -137,13 +157,45 @@ def test_a_number_may_be_as_far_as_its_limits_and_no_farther(kind, name):
         assert refused(body_class, body(value))["param"] == name
 
 
-@pytest.mark.parametrize("name", sorted(Extension.model_fields.keys() - {"ignore_eos"}))
+OWN_NAMES = Extension.model_fields.keys() - {"ignore_eos", "top_k", "min_p"}
+USUAL_NAMES = {
+    f"sampling.{name}"
+    for name in (
+        "frequency_penalty",
+        "logit_bias",
+        "min_p",
+        "min_tokens",
+        "presence_penalty",
+        "repetition_penalty",
+        "top_k",
+    )
+}
+
+
+@pytest.mark.parametrize("name", sorted(OWN_NAMES | USUAL_NAMES))
 def test_what_an_orchestrator_refuses_has_the_name_it_has_here(name):
-    wire = f"sampling.{name}" if name in {"top_k", "min_p"} else name
-    for error in (InvalidFieldError.of(wire, "no"), UnsupportedError(f"{wire}: no")):
+    for error in (InvalidFieldError.of(name, "no"), UnsupportedError(f"{name}: no")):
         refusal = of_paceline(error, prompt="prompt").body["error"]
-        assert refusal["param"] == f"paceline.{name}"
-        assert refusal["message"] == f"paceline.{name}: no"
+        here = name.removeprefix("sampling.") if "." in name else f"paceline.{name}"
+        assert refusal["param"] == here
+        assert refusal["message"] == f"{here}: no"
+
+
+def test_biases_and_penalties_reach_the_orchestrator_by_their_names():
+    given = {
+        "logit_bias": {"5": -1},
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.5,
+        "min_tokens": 3,
+        "min_p": 0.25,
+        "top_k": 7,
+    }
+    for body_class, base in ((ChatBody, CHAT), (CompletionBody, TEXT)):
+        options = parse(body_class, json.dumps({**base, **given}).encode()).options()
+        assert {name: options[name] for name in given} == {**given, "logit_bias": {5: -1.0}}
+        everything = parse(body_class, json.dumps({**base, "top_k": -1}).encode()).options()
+        assert everything["top_k"] == 0
 
 
 def test_what_servers_cannot_do_at_all_has_no_parameter():

@@ -72,6 +72,16 @@ struct GenerateOptions {
   std::optional<std::int64_t> top_k;       ///< Keep the k most likely tokens; 0 keeps all.
   std::optional<double> top_p;       ///< Keep the likeliest tokens that reach it; 1 keeps all.
   std::optional<double> min_p;       ///< Keep tokens this times as likely as the likeliest; 0: all.
+  /// Numbers in [-100, 100] to add to the logits of token ids.
+  std::map<std::int64_t, double> logit_bias;
+  /// Taken once from the logit of each token that the answer has already.
+  std::optional<double> presence_penalty;
+  /// Taken from it for each time that the answer has the token.
+  std::optional<double> frequency_penalty;
+  /// Makes tokens of prompt and answer less likely if above 1, the default.
+  std::optional<double> repetition_penalty;
+  /// The text does not end by itself before it has so many tokens.
+  std::optional<std::int64_t> min_tokens;
   std::optional<std::int64_t> seed;  ///< Chosen, and told in `started`, if absent.
   std::optional<Strategy> strategy;  ///< Default Auto.
   std::optional<std::int64_t> lookahead;       ///< Draft tokens in a verification; or planned.

@@ -216,6 +216,16 @@ func readOption(name string, value json.RawMessage) (paceline.GenerateOption, er
 		return readFloat(value, paceline.WithTopP)
 	case "min_p":
 		return readFloat(value, paceline.WithMinP)
+	case "logit_bias":
+		return readValue(value, paceline.WithLogitBias)
+	case "presence_penalty":
+		return readFloat(value, paceline.WithPresencePenalty)
+	case "frequency_penalty":
+		return readFloat(value, paceline.WithFrequencyPenalty)
+	case "repetition_penalty":
+		return readFloat(value, paceline.WithRepetitionPenalty)
+	case "min_tokens":
+		return readValue(value, paceline.WithMinTokens)
 	case "seed":
 		return readSeed(value)
 	case "strategy":

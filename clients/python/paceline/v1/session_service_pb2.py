@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from paceline.v1 import sampling_pb2 as paceline_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!paceline/v1/session_service.proto\x12\x0bpaceline.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1apaceline/v1/sampling.proto\"<\n\x12OpenSessionRequest\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.paceline.v1.SessionSpec\"?\n\x13OpenSessionResponse\x12(\n\x05grant\x18\x01 \x01(\x0b\x32\x19.paceline.v1.SessionGrant\")\n\x13RenewSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"W\n\x14RenewSessionResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rlive_sequence\x18\x02 \x01(\x04\")\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x16\n\x14\x43loseSessionResponse\"\xbd\x02\n\x0bSessionSpec\x12\"\n\x1a\x65xpected_model_fingerprint\x18\x01 \x01(\t\x12\x31\n\x08sampling\x18\x02 \x01(\x0b\x32\x1f.paceline.v1.SamplingParameters\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x38\n\x11verification_rule\x18\x04 \x01(\x0e\x32\x1d.paceline.v1.VerificationRule\x12\x16\n\x0ereserve_length\x18\x05 \x01(\r\x12(\n\x05lease\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x19\n\x0climit_length\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05share\x18\t \x01(\tB\x0f\n\r_limit_length\"c\n\x0cSessionGrant\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationJ\x04\x08\x03\x10\x04R\x0freserved_length\"\x94\x01\n\x0bSessionCall\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\x13\n\x0b\x62\x61se_digest\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\"\n\x1a\x65xpected_model_fingerprint\x18\x06 \x01(\t\"\xec\x01\n\nCallTiming\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x12\n\nforward_ns\x18\x02 \x01(\x04\x12\x15\n\rforward_count\x18\x03 \x01(\r\x12\x11\n\trow_count\x18\x04 \x01(\r\x12\x13\n\x0b\x62\x65gan_early\x18\x05 \x01(\x08\x12\x18\n\x10shared_row_count\x18\x06 \x01(\r\x12\x19\n\x11shared_call_count\x18\x07 \x01(\r\x12(\n\x06stages\x18\x08 \x03(\x0b\x32\x18.paceline.v1.StageTiming\x12\x1a\n\x12reused_token_count\x18\t \x01(\r\"8\n\x0bStageTiming\x12\x15\n\rforward_count\x18\x01 \x01(\r\x12\x12\n\nforward_ns\x18\x02 \x01(\x04\x32\x96\x02\n\x0eSessionService\x12P\n\x0bOpenSession\x12\x1f.paceline.v1.OpenSessionRequest\x1a .paceline.v1.OpenSessionResponse\x12X\n\x0cRenewSession\x12 .paceline.v1.RenewSessionRequest\x1a!.paceline.v1.RenewSessionResponse\"\x03\x90\x02\x02\x12X\n\x0c\x43loseSession\x12 .paceline.v1.CloseSessionRequest\x1a!.paceline.v1.CloseSessionResponse\"\x03\x90\x02\x02\x42@Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!paceline/v1/session_service.proto\x12\x0bpaceline.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1apaceline/v1/sampling.proto\"<\n\x12OpenSessionRequest\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.paceline.v1.SessionSpec\"?\n\x13OpenSessionResponse\x12(\n\x05grant\x18\x01 \x01(\x0b\x32\x19.paceline.v1.SessionGrant\")\n\x13RenewSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"W\n\x14RenewSessionResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rlive_sequence\x18\x02 \x01(\x04\")\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x16\n\x14\x43loseSessionResponse\"\xeb\x02\n\x0bSessionSpec\x12\"\n\x1a\x65xpected_model_fingerprint\x18\x01 \x01(\t\x12\x31\n\x08sampling\x18\x02 \x01(\x0b\x32\x1f.paceline.v1.SamplingParameters\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x38\n\x11verification_rule\x18\x04 \x01(\x0e\x32\x1d.paceline.v1.VerificationRule\x12\x16\n\x0ereserve_length\x18\x05 \x01(\r\x12(\n\x05lease\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x19\n\x0climit_length\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05share\x18\t \x01(\t\x12\x15\n\rprompt_length\x18\n \x01(\r\x12\x15\n\rend_token_ids\x18\x0b \x03(\rB\x0f\n\r_limit_length\"c\n\x0cSessionGrant\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationJ\x04\x08\x03\x10\x04R\x0freserved_length\"\x94\x01\n\x0bSessionCall\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\x13\n\x0b\x62\x61se_digest\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\"\n\x1a\x65xpected_model_fingerprint\x18\x06 \x01(\t\"\xec\x01\n\nCallTiming\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x12\n\nforward_ns\x18\x02 \x01(\x04\x12\x15\n\rforward_count\x18\x03 \x01(\r\x12\x11\n\trow_count\x18\x04 \x01(\r\x12\x13\n\x0b\x62\x65gan_early\x18\x05 \x01(\x08\x12\x18\n\x10shared_row_count\x18\x06 \x01(\r\x12\x19\n\x11shared_call_count\x18\x07 \x01(\r\x12(\n\x06stages\x18\x08 \x03(\x0b\x32\x18.paceline.v1.StageTiming\x12\x1a\n\x12reused_token_count\x18\t \x01(\r\"8\n\x0bStageTiming\x12\x15\n\rforward_count\x18\x01 \x01(\r\x12\x12\n\nforward_ns\x18\x02 \x01(\x04\x32\x96\x02\n\x0eSessionService\x12P\n\x0bOpenSession\x12\x1f.paceline.v1.OpenSessionRequest\x1a .paceline.v1.OpenSessionResponse\x12X\n\x0cRenewSession\x12 .paceline.v1.RenewSessionRequest\x1a!.paceline.v1.RenewSessionResponse\"\x03\x90\x02\x02\x12X\n\x0c\x43loseSession\x12 .paceline.v1.CloseSessionRequest\x1a!.paceline.v1.CloseSessionResponse\"\x03\x90\x02\x02\x42@Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,15 +51,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLOSESESSIONRESPONSE']._serialized_start=412
   _globals['_CLOSESESSIONRESPONSE']._serialized_end=434
   _globals['_SESSIONSPEC']._serialized_start=437
-  _globals['_SESSIONSPEC']._serialized_end=754
-  _globals['_SESSIONGRANT']._serialized_start=756
-  _globals['_SESSIONGRANT']._serialized_end=855
-  _globals['_SESSIONCALL']._serialized_start=858
-  _globals['_SESSIONCALL']._serialized_end=1006
-  _globals['_CALLTIMING']._serialized_start=1009
-  _globals['_CALLTIMING']._serialized_end=1245
-  _globals['_STAGETIMING']._serialized_start=1247
-  _globals['_STAGETIMING']._serialized_end=1303
-  _globals['_SESSIONSERVICE']._serialized_start=1306
-  _globals['_SESSIONSERVICE']._serialized_end=1584
+  _globals['_SESSIONSPEC']._serialized_end=800
+  _globals['_SESSIONGRANT']._serialized_start=802
+  _globals['_SESSIONGRANT']._serialized_end=901
+  _globals['_SESSIONCALL']._serialized_start=904
+  _globals['_SESSIONCALL']._serialized_end=1052
+  _globals['_CALLTIMING']._serialized_start=1055
+  _globals['_CALLTIMING']._serialized_end=1291
+  _globals['_STAGETIMING']._serialized_start=1293
+  _globals['_STAGETIMING']._serialized_end=1349
+  _globals['_SESSIONSERVICE']._serialized_start=1352
+  _globals['_SESSIONSERVICE']._serialized_end=1630
 # @@protoc_insertion_point(module_scope)

@@ -175,6 +175,8 @@ class SessionSpec(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     LIMIT_LENGTH_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
+    PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
+    END_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     expected_model_fingerprint: _builtins.str
     """The fingerprint that the model must have (GetModelInfoResponse.fingerprint). Required."""
     seed: _builtins.int
@@ -197,6 +199,10 @@ class SessionSpec(_message.Message):
     """The tenant of the session: the server divides memory, sessions and queue fairly among tenants.
     An opaque name, at most 64 characters of [A-Za-z0-9._-]; empty is a tenant like any other.
     """
+    prompt_length: _builtins.int
+    """Tokens of the prompt: after them the answer begins, whose tokens the penalties and min_tokens of
+    `sampling` count. In [0, limit_length]. Default 0.
+    """
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParameters:
         """How tokens are chosen."""
@@ -206,6 +212,10 @@ class SessionSpec(_message.Message):
         """How long the session outlives its last call. In [1 s, 5 min]; default 15 s. A lease never
         expires while a call of the session is queued or running.
         """
+
+    @_builtins.property
+    def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The end-of-text tokens that min_tokens of `sampling` keeps from being chosen. At most 64."""
 
     def __init__(
         self,
@@ -219,10 +229,12 @@ class SessionSpec(_message.Message):
         request_id: _builtins.str = ...,
         limit_length: _builtins.int | None = ...,
         share: _builtins.str = ...,
+        prompt_length: _builtins.int = ...,
+        end_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit_length", b"_limit_length", "lease", b"lease", "limit_length", b"limit_length", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit_length", b"_limit_length", "expected_model_fingerprint", b"expected_model_fingerprint", "lease", b"lease", "limit_length", b"limit_length", "request_id", b"request_id", "reserve_length", b"reserve_length", "sampling", b"sampling", "seed", b"seed", "share", b"share", "verification_rule", b"verification_rule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit_length", b"_limit_length", "end_token_ids", b"end_token_ids", "expected_model_fingerprint", b"expected_model_fingerprint", "lease", b"lease", "limit_length", b"limit_length", "prompt_length", b"prompt_length", "request_id", b"request_id", "reserve_length", b"reserve_length", "sampling", b"sampling", "seed", b"seed", "share", b"share", "verification_rule", b"verification_rule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit_length: _TypeAlias = _typing.Literal["limit_length"]  # noqa: Y015
     _WhichOneofArgType__limit_length: _TypeAlias = _typing.Literal["_limit_length", b"_limit_length"]  # noqa: Y015

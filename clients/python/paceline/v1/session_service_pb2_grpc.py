@@ -72,7 +72,8 @@ class SessionServiceServicer:
         INVALID_ARGUMENT / INVALID_FIELD        fix the request
         FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
         RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    retry after RetryInfo, or elsewhere
-        UNIMPLEMENTED / UNSUPPORTED             use a rule of GetModelInfo's verification_rules
+        UNIMPLEMENTED / UNSUPPORTED             use a rule of GetModelInfo's verification_rules, and
+        no biases and penalties without shapes_logits
         UNAVAILABLE / LOADING, DRAINING         retry elsewhere
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -47,7 +47,8 @@ class SessionServiceStub:
       INVALID_ARGUMENT / INVALID_FIELD        fix the request
       FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
       RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    retry after RetryInfo, or elsewhere
-      UNIMPLEMENTED / UNSUPPORTED             use a rule of GetModelInfo's verification_rules
+      UNIMPLEMENTED / UNSUPPORTED             use a rule of GetModelInfo's verification_rules, and
+                                              no biases and penalties without shapes_logits
       UNAVAILABLE / LOADING, DRAINING         retry elsewhere
     """
     RenewSession: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.RenewSessionRequest, _session_service_pb2.RenewSessionResponse]
@@ -84,7 +85,8 @@ class SessionServiceAsyncStub(SessionServiceStub):
       INVALID_ARGUMENT / INVALID_FIELD        fix the request
       FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
       RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    retry after RetryInfo, or elsewhere
-      UNIMPLEMENTED / UNSUPPORTED             use a rule of GetModelInfo's verification_rules
+      UNIMPLEMENTED / UNSUPPORTED             use a rule of GetModelInfo's verification_rules, and
+                                              no biases and penalties without shapes_logits
       UNAVAILABLE / LOADING, DRAINING         retry elsewhere
     """
     RenewSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.RenewSessionRequest, _session_service_pb2.RenewSessionResponse]  # type: ignore[assignment]
@@ -124,7 +126,8 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
           INVALID_ARGUMENT / INVALID_FIELD        fix the request
           FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
           RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    retry after RetryInfo, or elsewhere
-          UNIMPLEMENTED / UNSUPPORTED             use a rule of GetModelInfo's verification_rules
+          UNIMPLEMENTED / UNSUPPORTED             use a rule of GetModelInfo's verification_rules, and
+                                                  no biases and penalties without shapes_logits
           UNAVAILABLE / LOADING, DRAINING         retry elsewhere
         """
 

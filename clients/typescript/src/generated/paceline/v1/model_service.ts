@@ -149,6 +149,12 @@ export interface GetModelInfoResponse {
    * (CallService), with the limits that call_service.proto gives.
    */
   exchangesCalls: boolean;
+  /**
+   * Whether sessions may have biases, penalties and min_tokens (SamplingParameters): the server
+   * refuses or, before version 0.2, ignores them otherwise. So a target without this works for no
+   * such request; a drafter without it is asked without them, and guesses less well.
+   */
+  shapesLogits: boolean;
 }
 
 /** The hardware on which a model computes; other servers may compute on the same hardware. */
@@ -315,6 +321,7 @@ function createBaseGetModelInfoResponse(): GetModelInfoResponse {
     version: "",
     fimTokenIds: [],
     exchangesCalls: false,
+    shapesLogits: false,
   };
 }
 
@@ -424,6 +431,9 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     }
     if (message.exchangesCalls !== false) {
       writer.uint32(248).bool(message.exchangesCalls);
+    }
+    if (message.shapesLogits !== false) {
+      writer.uint32(256).bool(message.shapesLogits);
     }
     return writer;
   },
@@ -719,6 +729,14 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
             message.exchangesCalls = reader.bool();
             continue;
           }
+          case 32: {
+            if (tag !== 256) {
+              break;
+            }
+
+            message.shapesLogits = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -769,6 +787,7 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     message.version = object.version ?? "";
     message.fimTokenIds = object.fimTokenIds?.map((e) => e) || [];
     message.exchangesCalls = object.exchangesCalls ?? false;
+    message.shapesLogits = object.shapesLogits ?? false;
     return message;
   },
 };

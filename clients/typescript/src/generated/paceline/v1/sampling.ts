@@ -31,9 +31,10 @@ export enum VerificationRule {
 /**
  * How the next token is chosen from the target's logits.
  *
- * The filters run in the order temperature, top-k, top-p, min-p. The token at position t is then a
- * pure function of the logits, these parameters, the seed and t: see
- * docs/protocol.md, "Sampling".
+ * First the tokens so far change the logits, in the order repetition penalty, frequency and presence
+ * penalty, bias, min_tokens. Then the filters run in the order temperature, top-k, top-p, min-p. The
+ * token at position t is a pure function of the logits, the tokens before it, these parameters, the
+ * seed and t: see docs/protocol.md, "Sampling".
  */
 export interface SamplingParameters {
   /**
@@ -58,7 +59,36 @@ export interface SamplingParameters {
    * Keep the tokens at least min_p times as likely as the most likely one.
    * In [0, 1]; 0 keeps all. Default 0.
    */
-  minP?: number | undefined;
+  minP?:
+    | number
+    | undefined;
+  /** Added to the logits of these token ids. At most 1,024, each in [-100, 100]. */
+  logitBias: { [key: number]: number };
+  /** Taken from the logit of each token that the answer has already, once. In [-2, 2]. Default 0. */
+  presencePenalty?:
+    | number
+    | undefined;
+  /** Taken from the logit of each token for each time that the answer has it. In [-2, 2]. Default 0. */
+  frequencyPenalty?:
+    | number
+    | undefined;
+  /**
+   * Divides the logit of each token that prompt or answer has, if the logit is above 0, else
+   * multiplies it. In (0, 100]. Default 1.
+   */
+  repetitionPenalty?:
+    | number
+    | undefined;
+  /**
+   * No end-of-text token is chosen while the answer has fewer tokens than these. At most the
+   * request's max_tokens. Default 0.
+   */
+  minTokens?: number | undefined;
+}
+
+export interface SamplingParameters_LogitBiasEntry {
+  key: number;
+  value: number;
 }
 
 /** The likeliest tokens at one position, by the target's plain softmax (temperature 1, no filters). */
@@ -83,7 +113,17 @@ export interface SparseDistribution {
 }
 
 function createBaseSamplingParameters(): SamplingParameters {
-  return { temperature: undefined, topK: undefined, topP: undefined, minP: undefined };
+  return {
+    temperature: undefined,
+    topK: undefined,
+    topP: undefined,
+    minP: undefined,
+    logitBias: {},
+    presencePenalty: undefined,
+    frequencyPenalty: undefined,
+    repetitionPenalty: undefined,
+    minTokens: undefined,
+  };
 }
 
 export const SamplingParameters: MessageFns<SamplingParameters> = {
@@ -99,6 +139,21 @@ export const SamplingParameters: MessageFns<SamplingParameters> = {
     }
     if (message.minP !== undefined) {
       writer.uint32(33).double(message.minP);
+    }
+    globalThis.Object.entries(message.logitBias).forEach(([key, value]: [string, number]) => {
+      SamplingParameters_LogitBiasEntry.encode({ key: key as any, value }, writer.uint32(42).fork()).join();
+    });
+    if (message.presencePenalty !== undefined) {
+      writer.uint32(49).double(message.presencePenalty);
+    }
+    if (message.frequencyPenalty !== undefined) {
+      writer.uint32(57).double(message.frequencyPenalty);
+    }
+    if (message.repetitionPenalty !== undefined) {
+      writer.uint32(65).double(message.repetitionPenalty);
+    }
+    if (message.minTokens !== undefined) {
+      writer.uint32(72).uint32(message.minTokens);
     }
     return writer;
   },
@@ -148,6 +203,49 @@ export const SamplingParameters: MessageFns<SamplingParameters> = {
             message.minP = reader.double();
             continue;
           }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            const entry5 = SamplingParameters_LogitBiasEntry.decode(reader, reader.uint32());
+            if (entry5.value !== undefined) {
+              message.logitBias[entry5.key] = entry5.value;
+            }
+            continue;
+          }
+          case 6: {
+            if (tag !== 49) {
+              break;
+            }
+
+            message.presencePenalty = reader.double();
+            continue;
+          }
+          case 7: {
+            if (tag !== 57) {
+              break;
+            }
+
+            message.frequencyPenalty = reader.double();
+            continue;
+          }
+          case 8: {
+            if (tag !== 65) {
+              break;
+            }
+
+            message.repetitionPenalty = reader.double();
+            continue;
+          }
+          case 9: {
+            if (tag !== 72) {
+              break;
+            }
+
+            message.minTokens = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -169,6 +267,86 @@ export const SamplingParameters: MessageFns<SamplingParameters> = {
     message.topK = object.topK ?? undefined;
     message.topP = object.topP ?? undefined;
     message.minP = object.minP ?? undefined;
+    message.logitBias = (globalThis.Object.entries(object.logitBias ?? {}) as [string, number][]).reduce(
+      (acc: { [key: number]: number }, [key, value]: [string, number]) => {
+        if (value !== undefined) {
+          acc[globalThis.Number(key)] = globalThis.Number(value);
+        }
+        return acc;
+      },
+      {},
+    );
+    message.presencePenalty = object.presencePenalty ?? undefined;
+    message.frequencyPenalty = object.frequencyPenalty ?? undefined;
+    message.repetitionPenalty = object.repetitionPenalty ?? undefined;
+    message.minTokens = object.minTokens ?? undefined;
+    return message;
+  },
+};
+
+function createBaseSamplingParameters_LogitBiasEntry(): SamplingParameters_LogitBiasEntry {
+  return { key: 0, value: 0 };
+}
+
+export const SamplingParameters_LogitBiasEntry: MessageFns<SamplingParameters_LogitBiasEntry> = {
+  encode(message: SamplingParameters_LogitBiasEntry, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== 0) {
+      writer.uint32(8).uint32(message.key);
+    }
+    if (message.value !== 0) {
+      writer.uint32(17).double(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): SamplingParameters_LogitBiasEntry {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseSamplingParameters_LogitBiasEntry();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.key = reader.uint32();
+            continue;
+          }
+          case 2: {
+            if (tag !== 17) {
+              break;
+            }
+
+            message.value = reader.double();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<SamplingParameters_LogitBiasEntry>): SamplingParameters_LogitBiasEntry {
+    return SamplingParameters_LogitBiasEntry.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<SamplingParameters_LogitBiasEntry>): SamplingParameters_LogitBiasEntry {
+    const message = createBaseSamplingParameters_LogitBiasEntry();
+    message.key = object.key ?? 0;
+    message.value = object.value ?? 0;
     return message;
   },
 };
