@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from paceline import Chunk, DrafterKind, Finished, Started, Strategy
+from paceline import Chunk, DrafterKind, Finished, Grammar, Started, Strategy
 from paceline.errors import InvalidFieldError
 from paceline.plain_files import read_plain_text
 from paceline_cli.connection import open_client
 from paceline_cli.model_costs import ModelCosts  # noqa: TC001 - pydantic reads it
 from paceline_cli.streamed_text import TextStream, statistics_line
 from paceline_cli.timeline import write_timeline
-from paceline_contract.limits import MOST_MESSAGE_BYTES
+from paceline_contract.limits import MOST_GRAMMAR_BYTES, MOST_MESSAGE_BYTES
 from paceline_local.options import CallerSettings, SvgFile, read_options
 from paceline_serving.settings import OneOrMore, option
 
@@ -51,6 +51,7 @@ paceline generate "x = [" --strategy dsi --width 4 --branches 4     corrections 
 paceline generate "x = [" --strategy si --drafter max-gram    without any drafter
 paceline generate "x = [" --strategy si --dispatch blocks --model-costs small=0.03
 paceline generate "x = [" --timeline request.svg        a picture of each server's work over time
+paceline generate "Give me a point: " --schema point.json
 paceline generate "x = [" --json | jq .text             one JSON object a line
 """
 
@@ -87,7 +88,16 @@ class _Sampling(CallerSettings):
     )
 
 
-class _Decoding(_Sampling):
+class _Format(_Sampling):
+    """What the text follows, to its end."""
+
+    json_schema: Path | None = option(
+        None, description="a file with a JSON schema that the text follows", flag="schema"
+    )
+    regex: str | None = Field(None, description="a regular expression that the text matches")
+
+
+class _Decoding(_Format):
     """Decoding; the text is the same with every strategy."""
 
     strategy: Literal[
@@ -222,6 +232,16 @@ def _prompt(settings: GenerateSettings) -> str:
         raise InvalidFieldError.of("prompt", f"cannot read it: {error}") from error
 
 
+def _grammar(settings: GenerateSettings) -> Grammar | None:
+    if settings.json_schema is None:
+        return None if settings.regex is None else Grammar(regex=settings.regex)
+    try:
+        schema = read_plain_text(settings.json_schema, most_bytes=MOST_GRAMMAR_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidFieldError.of("schema", f"cannot read it: {error}") from error
+    return Grammar(json_schema=schema, regex=settings.regex)
+
+
 def _options(settings: GenerateSettings) -> GenerateOptions:
     options: GenerateOptions = {
         "strategy": STRATEGIES[settings.strategy],
@@ -236,6 +256,8 @@ def _options(settings: GenerateSettings) -> GenerateOptions:
         for name in (*_Sampling.__annotations__, "max_tokens", "lookahead", "targets", "width",
                      "branches", "dispatch")
     }  # fmt: skip
+    if (grammar := _grammar(settings)) is not None:
+        options["grammar"] = grammar
     if settings.drafter is not None:
         options["drafter"] = _DRAFTERS[settings.drafter]
     options.update({name: value for name, value in chosen.items() if value is not None})  # type: ignore[typeddict-item]

@@ -156,6 +156,37 @@ func WithMinTokens(count int) GenerateOption {
 	})
 }
 
+// WithJSONSchema makes the text one JSON value that a schema, as JSON, allows.
+func WithJSONSchema(schema string) GenerateOption {
+	return withGrammar(&pb.Grammar{Definition: &pb.Grammar_JsonSchema{JsonSchema: schema}}, schema)
+}
+
+// WithRegex makes the text match a regular expression in the syntax of Rust's crate regex.
+func WithRegex(regex string) GenerateOption {
+	return withGrammar(&pb.Grammar{Definition: &pb.Grammar_Regex{Regex: regex}}, regex)
+}
+
+// WithLark makes the text follow a context-free grammar in llguidance's form of Lark.
+func WithLark(grammar string) GenerateOption {
+	return withGrammar(&pb.Grammar{Definition: &pb.Grammar_Lark{Lark: grammar}}, grammar)
+}
+
+// WithChoices makes the text one of some texts.
+func WithChoices(texts ...string) GenerateOption {
+	choices := &pb.Choices{Texts: texts}
+	return withGrammar(&pb.Grammar{Definition: &pb.Grammar_Choices{Choices: choices}}, texts...)
+}
+
+func withGrammar(grammar *pb.Grammar, texts ...string) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		if err := checkText("grammar", texts...); err != nil {
+			return err
+		}
+		sampling(r).Grammar = grammar
+		return nil
+	})
+}
+
 // WithSeed sets the seed, in [0, 2^53). The same seed gives the same text, with every
 // strategy. Default: chosen, and told in Started.
 func WithSeed(seed uint64) GenerateOption {

@@ -32,6 +32,12 @@ MOST_PENALTY = 2.0
 MOST_REPETITION_PENALTY = 100.0
 """SamplingParameters.repetition_penalty."""
 
+MOST_GRAMMAR_BYTES = 64 << 10
+"""Grammar, in UTF-8."""
+
+MOST_GRAMMAR_DEPTH = 64
+"""Grammar.json_schema: how deep it may be nested."""
+
 MOST_CHUNK_TOKENS = 64
 """DraftRequest.chunk_tokens."""
 

@@ -30,6 +30,8 @@ _PARAMETERS = {
     "lookahead": "paceline.lookahead",
     "rule": "paceline.rule",
     "sampling.frequency_penalty": "frequency_penalty",
+    "sampling.grammar": "response_format",
+    "sampling.grammar.json_schema": "response_format",
     "sampling.logit_bias": "logit_bias",
     "sampling.min_p": "min_p",
     "sampling.min_tokens": "min_tokens",

@@ -9,11 +9,13 @@ from typing import Annotated, TypeAlias, TypeGuard
 from pydantic import AfterValidator, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from paceline import FillIn, PromptPart
+from paceline import FillIn, Grammar, PromptPart
 from paceline_contract.limits import MOST_BIAS, MOST_BIASED_TOKENS
 
 MOST_UINT32 = (1 << 32) - 1
 """The range of a number on the wire."""
+
+ANY_OBJECT = Grammar(json_schema={"type": "object"})
 
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
@@ -91,6 +93,56 @@ def _biases(value: object) -> dict[int, float]:
     return {int(token): float(bias) for token, bias in value.items()}
 
 
+def _response_format(value: object) -> Grammar | None:
+    """Turn OpenAI's form of an answer's format into a grammar; None: plain text."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or kind not in {"text", "json_object", "json_schema"}:
+        raise PydanticCustomError(
+            "format", "must be an object with the type text, json_object or json_schema"
+        )
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return ANY_OBJECT
+    # Chat has the schema one level deeper than responses.
+    schema = value.get("json_schema", value)
+    schema = schema.get("schema") if isinstance(schema, dict) else None
+    if not isinstance(schema, dict):
+        raise PydanticCustomError("format", "must have a schema, which is an object")
+    return Grammar(json_schema=schema)
+
+
+def _text_format(value: object) -> Grammar | None:
+    """Turn the text options of responses into a grammar."""
+    if not isinstance(value, dict) or value.keys() - {"format", "verbosity"}:
+        raise PydanticCustomError("format", "must be an object with a format")
+    return _response_format(value["format"]) if "format" in value else None
+
+
+def _structured_outputs(value: object) -> Grammar:
+    """Turn vLLM's structured outputs into a grammar."""
+    problem = PydanticCustomError(
+        "format",
+        "must be an object with one of json (a schema), json_object (true), regex (text),"
+        " grammar (Lark, as text) and choice (a list of texts)",
+    )
+    if not isinstance(value, dict) or len(value) != 1:
+        raise problem
+    ((name, given),) = value.items()
+    match name, given:
+        case "json", dict() | str():
+            return Grammar(json_schema=given)
+        case "json_object", True:
+            return ANY_OBJECT
+        case "regex", str():
+            return Grammar(regex=given)
+        case "grammar", str():
+            return Grammar(lark=given)
+        case "choice", [str(), *_] if all(isinstance(it, str) for it in given):
+            return Grammar(choices=given)
+    raise problem
+
+
 def _content(value: object) -> str | tuple[str, ...]:
     """Return a message's text, or the texts of its parts; parts of other kinds are refused."""
     if isinstance(value, str):
@@ -118,4 +170,8 @@ NoList: TypeAlias = Annotated[object, only([])]
 NoObject: TypeAlias = Annotated[object, only({})]
 NoText: TypeAlias = Annotated[object, only("")]
 NoToolChoice: TypeAlias = Annotated[object, only("none", "auto")]
+ResponseFormat: TypeAlias = Annotated[Grammar | None, PlainValidator(_response_format)]
+TextFormat: TypeAlias = Annotated[Grammar | None, PlainValidator(_text_format)]
+StructuredOutputs: TypeAlias = Annotated[Grammar, PlainValidator(_structured_outputs)]
+
 Biases: TypeAlias = Annotated[dict[int, float], PlainValidator(_biases)]

@@ -19,7 +19,14 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from paceline import DrafterKind, FillIn, GenerateOptions, Strategy, VerificationRule
+from paceline import (
+    DrafterKind,
+    FillIn,
+    GenerateOptions,
+    Grammar,
+    Strategy,
+    VerificationRule,
+)
 from paceline_contract.limits import (
     MOST_BRANCHES,
     MOST_LOOKAHEAD,
@@ -41,7 +48,10 @@ from paceline_gateway.parameter_types import (
     NoToolChoice,
     Prompt,
     Prompts,
+    ResponseFormat,
     Stops,
+    StructuredOutputs,
+    TextFormat,
     one_of,
     only,
 )
@@ -139,6 +149,7 @@ class Body(_Request):
     min_p: float | None = Field(None, ge=0, le=1)
     min_tokens: int | None = Field(None, ge=0, le=MOST_UINT32)
     repetition_penalty: float | None = Field(None, gt=0, le=MOST_REPETITION_PENALTY)
+    structured_outputs: StructuredOutputs | None = None
     top_k: int | None = Field(None, ge=-1, le=MOST_UINT32)
 
     @field_validator("stream_options")
@@ -156,6 +167,11 @@ class Body(_Request):
         return None
 
     @property
+    def grammar(self) -> Grammar | None:
+        """What the answer has to follow, if anything."""
+        return self.structured_outputs
+
+    @property
     def includes_usage(self) -> bool:
         """Whether a stream's last chunk has the numbers of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
@@ -169,6 +185,8 @@ class Body(_Request):
         options["logit_bias"] = self.logit_bias
         if self.min_tokens is not None:
             options["min_tokens"] = self.min_tokens
+        if self.grammar is not None:
+            options["grammar"] = self.grammar
         if self.repetition_penalty is not None:
             options["repetition_penalty"] = self.repetition_penalty
         # Paceline's own names for these come first.
@@ -252,7 +270,7 @@ class ChatBody(Body):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     functions: NoList = None
-    response_format: Annotated[object, only({"type": "text"})] = None
+    response_format: ResponseFormat = None
     tools: NoList = None
     tool_choice: NoToolChoice = None
     parallel_tool_calls: AnyBoolean = None
@@ -264,6 +282,11 @@ class ChatBody(Body):
         if value and not info.data.get("logprobs"):
             raise PydanticCustomError("choice", "needs `logprobs: true`")
         return value
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer has to follow, if anything."""
+        return self.response_format or self.structured_outputs
 
     def options(self) -> GenerateOptions:
         """Return the options for the client library."""
@@ -291,7 +314,7 @@ class ResponseBody(_Request):
     instructions: str = ""
     max_output_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
     reasoning: NoObject = None
-    text: Annotated[object, only({}, {"format": {"type": "text"}})] = None
+    text: TextFormat = None
     tools: NoList = None
     tool_choice: NoToolChoice = None
     parallel_tool_calls: AnyBoolean = None
@@ -311,6 +334,8 @@ class ResponseBody(_Request):
         options = super().options()
         if self.max_output_tokens is not None:
             options["max_tokens"] = self.max_output_tokens
+        if self.text is not None:
+            options["grammar"] = self.text
         return options
 
 

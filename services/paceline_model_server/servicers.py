@@ -95,6 +95,7 @@ class SessionServicer(session_service_pb2_grpc.SessionServiceServicer):
         spec = translation.session_spec(
             request.spec, model=self._host.description, owner=peer_name(context.auth_context())
         )
+        await self._host.prepare_session(spec)
         grant = self._host.open_session(spec)
         _log.debug(
             "session opened",

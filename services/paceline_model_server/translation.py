@@ -7,6 +7,7 @@ only after the host has found the session and checked their lengths.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
@@ -36,6 +37,8 @@ from paceline_engine.terms.calls import (
     DEFAULT_LEASE_SECONDS,
     Decoded,
     Drafted,
+    Grammar,
+    GrammarKind,
     ModelDescription,
     SamplingParameters,
     SessionGrant,
@@ -237,6 +240,7 @@ def model_info(
         hardware=_hardware(model.hardware),
         fim_token_ids=model.fim_token_ids,
         shapes_logits=model.shapes_logits,
+        grammar_engine=model.grammar_engine,
     )
 
 
@@ -286,7 +290,19 @@ def _expect_model(path: str, fingerprint: str, *, model: ModelDescription) -> No
 def _sampling(message: sampling_pb2.SamplingParameters) -> SamplingParameters:
     given = {field.name: value for field, value in message.ListFields()}
     given["logit_bias"] = tuple(sorted(message.logit_bias.items()))
+    given["grammar"] = _grammar(message.grammar) if message.HasField("grammar") else None
     return SamplingParameters(**given)
+
+
+def _grammar(message: sampling_pb2.Grammar) -> Grammar:
+    kind = message.WhichOneof("definition")
+    if kind is None:
+        raise InvalidFieldError.of("spec.sampling.grammar", "has no definition of this version")
+    if kind == "choices":
+        if not message.choices.texts:
+            raise InvalidFieldError.of("spec.sampling.grammar.choices", "must be one text or more")
+        return Grammar(GrammarKind.CHOICES, json.dumps([*message.choices.texts]))
+    return Grammar(GrammarKind(kind), getattr(message, kind))
 
 
 def _prefix_call(

@@ -105,6 +105,7 @@ class FakeModelServer:
             and drafts what could be no other.
         takes_trees: Whether it judges, or drafts, trees.
         shapes_logits: Whether it says that it knows biases, penalties and min_tokens.
+        grammar_engine: What it says that it enforces grammars with.
         model_name: The model's.
         fingerprint: The model's.
         dtype: What it says that it computes in.
@@ -150,6 +151,7 @@ class FakeModelServer:
     rules: tuple[VerificationRule, ...] = (VerificationRule.EXACT,)
     takes_trees: bool = True
     shapes_logits: bool = False
+    grammar_engine: str = ""
     model_name: str = ""
     fingerprint: str = ""
     dtype: str = ""
@@ -244,6 +246,7 @@ class FakeModelServer:
             shares_forwards=False,
             takes_trees=self.takes_trees,
             shapes_logits=self.shapes_logits,
+            grammar_engine=self.grammar_engine,
             is_invariant=self.is_invariant,
             verification_rules=self.rules,
             self_draft_depth=self.self_draft_depth,

@@ -153,6 +153,18 @@ std::map<std::string, Setter> setters() {
       PACELINE_OPTION(stream_timeline),
       PACELINE_OPTION(request_id),
       {"stop", set_stop},
+      {"grammar",
+       [](auto& options, const auto& value) {
+         if (value.contains("json_schema")) {
+           options.grammar = paceline::JsonSchema{value["json_schema"]};
+         } else if (value.contains("regex")) {
+           options.grammar = paceline::Regex{value["regex"]};
+         } else if (value.contains("lark")) {
+           options.grammar = paceline::Lark{value["lark"]};
+         } else {
+           options.grammar = paceline::Choices{value["choices"]};
+         }
+       }},
       {"logit_bias",
        [](auto& options, const auto& value) {
          for (const auto& [id, bias] : value.items()) {

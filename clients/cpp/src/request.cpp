@@ -71,6 +71,19 @@ void set_penalties(const GenerateOptions& options, v1::SamplingParameters& sampl
   if (options.min_tokens) sampling.set_min_tokens(count("min_tokens", *options.min_tokens));
 }
 
+void set_grammar(const Grammar& grammar, v1::SamplingParameters& sampling) {
+  if (const auto* schema = std::get_if<JsonSchema>(&grammar)) {
+    sampling.mutable_grammar()->set_json_schema(text("grammar", schema->schema));
+  } else if (const auto* regex = std::get_if<Regex>(&grammar)) {
+    sampling.mutable_grammar()->set_regex(text("grammar", regex->pattern));
+  } else if (const auto* lark = std::get_if<Lark>(&grammar)) {
+    sampling.mutable_grammar()->set_lark(text("grammar", lark->grammar));
+  } else if (const auto* choices = std::get_if<Choices>(&grammar)) {
+    auto& texts = *sampling.mutable_grammar()->mutable_choices();
+    for (const auto& choice : choices->texts) texts.add_texts(text("grammar", choice));
+  }
+}
+
 void set_sampling(const GenerateOptions& options, v1::GenerateRequest& request) {
   v1::SamplingParameters sampling;
   if (options.temperature) {
@@ -83,6 +96,7 @@ void set_sampling(const GenerateOptions& options, v1::GenerateRequest& request) 
     (*sampling.mutable_logit_bias())[count("logit_bias", id)] = finite("logit_bias", bias);
   }
   set_penalties(options, sampling);
+  set_grammar(options.grammar, sampling);
   if (sampling.ByteSizeLong() > 0) *request.mutable_sampling() = sampling;
 }
 

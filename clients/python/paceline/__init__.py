@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         Usage,
         VerificationRule,
     )
+    from paceline.grammar import Grammar
     from paceline.prompts import FillIn, PromptPart
     from paceline.request import GenerateOptions
     from paceline.sync_client import Client, Generation
@@ -59,6 +60,7 @@ __all__ = [
     "Finished",
     "GenerateOptions",
     "Generation",
+    "Grammar",
     "ModelForwards",
     "PacelineError",
     "PromptPart",
@@ -81,6 +83,7 @@ _HOMES = {
     "AsyncGeneration": "client",
     "Client": "sync_client",
     "FillIn": "prompts",
+    "Grammar": "grammar",
     "GenerateOptions": "request",
     "Generation": "sync_client",
     "PacelineError": "errors",

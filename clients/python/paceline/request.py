@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 from paceline.errors import InvalidFieldError
 from paceline.generation import DispatchPolicy, DrafterKind, Strategy, VerificationRule
+from paceline.grammar import Grammar
 from paceline.prompts import FillIn, Prompt, PromptPart
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 from paceline.v1 import sampling_pb2
@@ -48,6 +50,7 @@ class GenerateOptions(TypedDict, total=False):
         frequency_penalty: Taken from it for each time that the answer has the token.
         repetition_penalty: Makes tokens of prompt and answer less likely if above 1, the default.
         min_tokens: The text does not end by itself before it has so many tokens.
+        grammar: What the text has to follow: a JSON schema, a regular expression, or others.
         seed: The same seed gives the same text, with every strategy. Default: a random seed,
             which `started` has.
         strategy: Default AUTO.
@@ -84,6 +87,7 @@ class GenerateOptions(TypedDict, total=False):
     frequency_penalty: float
     repetition_penalty: float
     min_tokens: int
+    grammar: Grammar
     seed: int
     strategy: Strategy | StrategyName
     lookahead: int
@@ -176,10 +180,26 @@ def _assign(message: Any, name: str, value: object) -> None:
             getattr(message, field).extend(value)
         elif name == "logit_bias":
             _assign_biases(message.logit_bias, value)
+        elif name == "grammar":
+            _assign_grammar(message.grammar, value)
         else:
             setattr(message, field, value)
     except (AttributeError, TypeError, ValueError) as error:
         raise InvalidFieldError.of(name, str(error)) from error
+
+
+def _assign_grammar(message: sampling_pb2.Grammar, value: object) -> None:
+    if not isinstance(value, Grammar):
+        raise TypeError(f"must be a Grammar, not {value!r}")
+    if value.json_schema is not None:
+        schema = value.json_schema
+        message.json_schema = schema if isinstance(schema, str) else json.dumps(schema)
+    elif value.choices is not None:
+        message.choices.texts.extend(value.choices)
+    elif value.regex is not None:
+        message.regex = value.regex
+    elif value.lark is not None:
+        message.lark = value.lark
 
 
 def _assign_biases(biases: Any, value: object) -> None:

@@ -60,6 +60,7 @@ const OPTIONS: ReadonlyMap<string, keyof GenerateOptions> = new Map([
   ["frequency_penalty", "frequencyPenalty"],
   ["repetition_penalty", "repetitionPenalty"],
   ["min_tokens", "minTokens"],
+  ["grammar", "grammar"],
   ["seed", "seed"],
   ["strategy", "strategy"],
   ["lookahead", "lookahead"],

@@ -11,5 +11,5 @@ export {
 } from "./client.js";
 export * from "./errors.js";
 export type * from "./generation.js";
-export type { GenerateOptions, Prompt, TokenIds } from "./request.js";
+export type { GenerateOptions, Grammar, Prompt, TokenIds } from "./request.js";
 export type { Generation } from "./streaming.js";

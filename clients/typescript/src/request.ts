@@ -2,7 +2,10 @@
 
 import { InvalidFieldError } from "./errors.js";
 import * as wire from "./generated/paceline/v1/orchestrator_service.js";
-import { VerificationRule as VerificationRules } from "./generated/paceline/v1/sampling.js";
+import {
+  VerificationRule as VerificationRules,
+  type Grammar as WireGrammar,
+} from "./generated/paceline/v1/sampling.js";
 import {
   DISPATCH_POLICIES,
   type DispatchPolicy,
@@ -48,6 +51,8 @@ export interface GenerateOptions {
   repetitionPenalty?: number | undefined;
   /** The text does not end by itself before it has so many tokens. */
   minTokens?: number | undefined;
+  /** What the text has to follow, from its first token to its end. */
+  grammar?: Grammar | undefined;
   /**
    * The same seed gives the same text, with every strategy. In [0, 2^53). Default: chosen,
    * and told in `started`.
@@ -94,6 +99,17 @@ export interface GenerateOptions {
   resumeTokenIds?: TokenIds | undefined;
 }
 
+/** What a text has to follow: one of these. */
+export type Grammar =
+  /** A JSON schema: the text is one JSON value. `{ type: "object" }` allows any object. */
+  | { jsonSchema: object | string }
+  /** A regular expression in the syntax of Rust's crate regex, for the whole text. */
+  | { regex: string }
+  /** A context-free grammar in llguidance's form of Lark. */
+  | { lark: string }
+  /** The text is one of these. */
+  | { choices: readonly string[] };
+
 /** Says what is wrong with a value, if anything. */
 type Check = (value: unknown) => string | undefined;
 
@@ -109,6 +125,7 @@ const CHECKS: Readonly<Record<keyof GenerateOptions, Check>> = {
   frequencyPenalty: finite,
   repetitionPenalty: finite,
   minTokens: uint32,
+  grammar: grammar,
   seed: integerTo(Number.MAX_SAFE_INTEGER),
   strategy: oneOf(STRATEGIES),
   lookahead: uint32,
@@ -183,9 +200,25 @@ function samplingOf(options: GenerateOptions) {
     frequencyPenalty: options.frequencyPenalty,
     repetitionPenalty: options.repetitionPenalty,
     minTokens: options.minTokens,
+    grammar: options.grammar === undefined ? undefined : grammarOf(options.grammar),
   };
   const isGiven = Object.values(given).some((value) => value !== undefined);
   return isGiven ? { ...given, logitBias: { ...given.logitBias } } : undefined;
+}
+
+function grammarOf(given: Grammar): WireGrammar {
+  if ("jsonSchema" in given) {
+    const { jsonSchema } = given;
+    const value = typeof jsonSchema === "string" ? jsonSchema : JSON.stringify(jsonSchema);
+    return { definition: { $case: "jsonSchema", value } };
+  }
+  if ("regex" in given) {
+    return { definition: { $case: "regex", value: given.regex } };
+  }
+  if ("lark" in given) {
+    return { definition: { $case: "lark", value: given.lark } };
+  }
+  return { definition: { $case: "choices", value: { texts: [...given.choices] } } };
 }
 
 function checkOptions(options: GenerateOptions): void {
@@ -223,6 +256,19 @@ function integerTo(limit: number): Check {
 
 function finite(value: unknown): string | undefined {
   return Number.isFinite(value) ? undefined : `must be a finite number, not ${shown(value)}`;
+}
+
+function grammar(value: unknown): string | undefined {
+  const names = ["jsonSchema", "regex", "lark", "choices"];
+  const given = typeof value === "object" && value !== null ? Object.entries(value) : [];
+  const [name, definition] = given[0] ?? ["", undefined];
+  if (given.length !== 1 || !names.includes(name)) {
+    return `must have one of ${names.join(", ")}`;
+  }
+  if (name === "choices") {
+    return textOrTexts(definition);
+  }
+  return name === "jsonSchema" && typeof definition !== "string" ? undefined : text(definition);
 }
 
 function biases(value: unknown): string | undefined {

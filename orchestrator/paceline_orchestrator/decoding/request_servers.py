@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.errors import (
     CacheExhaustedError,
+    InvalidFieldError,
     NoTargetError,
     OverloadedError,
     PacelineError,
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 _BARRIER_SECONDS = 0.05
 # A session's lease is 15 s; it is renewed when nothing was asked of it for so long.
 _RENEW_SECONDS = 5.0
+# Fields of OpenSession that an orchestrator hands on as the client sent them.
+_CLIENTS_FIELDS = "spec.sampling."
 
 
 class RequestServers:
@@ -200,7 +204,7 @@ class RequestServers:
         """Give up at once if no target can do it; otherwise the others do it."""
         if self._assigned.is_refused:
             words = f"every target refuses this request: {error.message}"
-            self._give_up(UnsupportedError(words))
+            self._give_up(_as_the_clients(error) or UnsupportedError(words))
 
     def _give_up(self, error: PacelineError) -> None:
         self._given_up(error)
@@ -344,3 +348,16 @@ async def renew_sessions(sessions: Callable[[], Iterable[RemoteSession]]) -> Non
                 renewals.create_task(
                     session.renew(idle_seconds=_RENEW_SECONDS), name="renew a session"
                 )
+
+
+def _as_the_clients(error: PacelineError) -> InvalidFieldError | None:
+    """Return a refusal of fields that are the client's own, by the client's names; else None.
+
+    Only a model server can say whether a grammar can be enforced.
+    """
+    own = [it for it in error.violations if it.field.startswith(_CLIENTS_FIELDS)]
+    if not own or len(own) < len(error.violations):
+        return None
+    violations = tuple(replace(it, field=it.field.removeprefix("spec.")) for it in own)
+    text = "; ".join(f"{it.field}: {it.description}" for it in violations)
+    return InvalidFieldError(text, violations=violations)

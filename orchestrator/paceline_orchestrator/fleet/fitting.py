@@ -29,7 +29,8 @@ def commonest_model(servers: Iterable[ModelServer]) -> ModelFacts | None:
     A lone server must not speak for the others. Of equally many those count that compute the same
     bits whatever is beside, since who asked for that must not lose it. Its context is the longest
     of them: a target with less is used for what it has room for. It knows REJECTION, and shapes
-    logits, where one of them does: the others are passed over.
+    logits, where one of them does: the others are passed over. Its grammars are enforced by what
+    most of them have for that.
     """
     known = [it.facts for it in servers if it.facts]
     counts = Counter(it.identity for it in known)
@@ -45,7 +46,14 @@ def commonest_model(servers: Iterable[ModelServer]) -> ModelFacts | None:
         model,
         rejection_sampling=any(it.rejection_sampling for it in alike),
         shapes_logits=any(it.shapes_logits for it in alike),
+        grammar_engine=_commonest(it.grammar_engine for it in alike),
     )
+
+
+def _commonest(engines: Iterable[str]) -> str:
+    """Return the engine that most have; of equally many the first by name, so that all agree."""
+    counts = Counter(sorted(engine for engine in engines if engine))
+    return max(counts, key=counts.__getitem__, default="")
 
 
 def fits(target: ModelFacts, model: ModelFacts) -> bool:

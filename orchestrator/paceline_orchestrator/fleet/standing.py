@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _ORDERS_EACH = 10
 # Such a server is told of as slow.
 _SLOW_FACTOR = 2
+_ENGINE_CHARACTERS = 64  # of a name that a server tells
 _NAMED_SERVERS = 3
 _NOTE_CHARACTERS = 200
 
@@ -273,6 +274,9 @@ def _limits(facts: ModelFacts, model: ModelFacts) -> Iterator[str]:
         yield "it works for no request under REJECTION"
     if model.shapes_logits and not facts.shapes_logits:
         yield "it works for no request with biases, penalties or min_tokens"
+    if facts.grammar_engine != model.grammar_engine:
+        own, most = (it.grammar_engine[:_ENGINE_CHARACTERS] or "none" for it in (facts, model))
+        yield f"it works for no request with a grammar: it has {own}, most have {most}"
 
 
 def _some(names: Iterable[str]) -> str:

@@ -86,6 +86,7 @@ class ModelFacts:
         fim_token_ids: Before a prefix, before a suffix, and after both; empty if it has none.
         exchanges_calls: Whether it takes calls as messages of a stream.
         shapes_logits: Whether it knows biases, penalties and min_tokens.
+        grammar_engine: What enforces grammars there, with its version; empty: nothing does.
     """
 
     model_name: str
@@ -113,6 +114,7 @@ class ModelFacts:
     fim_token_ids: tuple[int, ...] = ()
     exchanges_calls: bool = False
     shapes_logits: bool = False
+    grammar_engine: str = ""
 
     @property
     def identity(self) -> tuple[str, str, int, frozenset[int], bool]:
@@ -260,6 +262,7 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
         fim_token_ids=tuple(info.fim_token_ids),
         exchanges_calls=info.exchanges_calls,
         shapes_logits=info.shapes_logits,
+        grammar_engine=info.grammar_engine,
     )
 
 

@@ -32,14 +32,16 @@ class Options:
     Attributes:
         wish: What it says of how it is to be decoded.
         sampling: Handed on to model servers unread.
-        plain_sampling: The same without biases, penalties and min_tokens, for drafters that do not
-            know them; None: it has none of these.
+        plain_sampling: The same without biases, penalties, min_tokens and grammar, for drafters
+            that do not know them; None: it has none of these.
+        has_grammar: Whether it has a grammar.
     """
 
     wish: Wish
     drafter_count: int = 1
     sampling: object | None = None
     plain_sampling: object | None = None
+    has_grammar: bool = False
     ignore_eos: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
@@ -145,8 +147,7 @@ class Order:
         """
         if role is Role.DRAFTER:
             return length < server.context_length
-        knows = server.shapes_logits or self.options.plain_sampling is None
-        return knows and self.limit_length <= server.context_length
+        return self._is_known_to(server) and self.limit_length <= server.context_length
 
     def session_spec(self, server: ModelFacts, *, length: int) -> SessionSpec:
         """Say what a session for it is opened for: no more than the server's context has room for.
@@ -156,7 +157,7 @@ class Order:
             length: How long the text is by now, prompt included.
         """
         limit = min(self.limit_length, server.context_length)
-        is_plain = self.options.plain_sampling is not None and not server.shapes_logits
+        is_plain = not self._is_known_to(server)
         return SessionSpec(
             fingerprint=server.fingerprint,
             sampling=self.options.plain_sampling if is_plain else self.options.sampling,
@@ -193,6 +194,13 @@ class Order:
             broadcast_prefill=is_alone and self.plan.broadcast_prefill,
             keep_prefill=is_alone and self.plan.keep_prefill,
         )
+
+    def _is_known_to(self, server: ModelFacts) -> bool:
+        """Whether a server can choose tokens by all of its sampling parameters."""
+        if self.options.plain_sampling is None:
+            return True
+        has_engine = server.grammar_engine == self.model.grammar_engine
+        return server.shapes_logits and (has_engine or not self.options.has_grammar)
 
     @property
     def _growth(self) -> TargetScaling | None:

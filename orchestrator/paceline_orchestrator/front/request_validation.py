@@ -22,6 +22,7 @@ from paceline_contract.limits import (
     MOST_BIASED_TOKENS,
     MOST_BRANCHES,
     MOST_DRAFTERS,
+    MOST_GRAMMAR_BYTES,
     MOST_LOOKAHEAD,
     MOST_PENALTY,
     MOST_REPETITION_PENALTY,
@@ -46,6 +47,16 @@ _DEFAULT_MAX_TOKENS = 256
 _EMPTY = "the prompt is empty, and must be one token or more"
 
 _Request = pb.GenerateRequest
+
+
+def _grammar_bytes(grammar: sampling_pb2.Grammar) -> int:
+    """Count the bytes of a grammar's definition; 0 where it has none."""
+    kind = grammar.WhichOneof("definition")
+    if kind == "choices":
+        return sum(len(text.encode()) + 1 for text in grammar.choices.texts)
+    return len(getattr(grammar, kind).encode()) if kind else 0
+
+
 # Field, its limits in words, and whether they hold. An absent field holds its default.
 _CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
     ("prompt", "is required", lambda it: it.WhichOneof("prompt") is not None),
@@ -110,6 +121,19 @@ _CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
             not it.sampling.HasField("repetition_penalty")
             or 0 < it.sampling.repetition_penalty <= MOST_REPETITION_PENALTY
         ),
+    ),
+    (
+        "sampling.grammar",
+        f"must be a definition of 1 to {MOST_GRAMMAR_BYTES} bytes of UTF-8",
+        lambda it: (
+            not it.sampling.HasField("grammar")
+            or 0 < _grammar_bytes(it.sampling.grammar) <= MOST_GRAMMAR_BYTES
+        ),
+    ),
+    (
+        "ignore_eos",
+        "must be false with a grammar, which says where the text ends",
+        lambda it: not (it.ignore_eos and it.sampling.HasField("grammar")),
     ),
     (
         "sampling.min_tokens",
@@ -246,6 +270,8 @@ def _check_sampling(request: pb.GenerateRequest, model: ModelFacts) -> None:
         raise UnsupportedError(
             "sampling: this model's servers know no biases, no penalties and no min_tokens"
         )
+    if request.sampling.HasField("grammar") and not model.grammar_engine:
+        raise UnsupportedError("sampling.grammar: this model's servers know no grammars")
 
 
 def allowed_tokens(request: pb.GenerateRequest, model: ModelFacts, *, prompt_length: int) -> int:
@@ -282,6 +308,7 @@ def shapes_logits(request: pb.GenerateRequest) -> bool:
         or sampling.frequency_penalty
         or penalty != 1
         or sampling.min_tokens
+        or sampling.HasField("grammar")
     )
 
 

@@ -88,6 +88,7 @@ def read_options(request: pb.GenerateRequest) -> Options:
         drafter_count=max(1, request.drafter_count),
         sampling=request.sampling,
         plain_sampling=_plain(request.sampling) if shapes_logits(request) else None,
+        has_grammar=request.sampling.HasField("grammar"),
         ignore_eos=request.ignore_eos,
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,

@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from paceline.errors import (
     DrainingError,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from paceline_engine.terms.calls import (
         Decoded,
         Drafted,
+        Grammar,
         ModelDescription,
         SessionGrant,
         SessionSpec,
@@ -113,6 +115,8 @@ class ModelHost:
             on_forward=self._counts.count_forward,
             on_device_lost=self._lose_device,
         )
+        self._turns_to_compile: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._compilations: set[asyncio.Task[None]] = set()
         self._live = LiveCalls(self._worker, counts=self._counts, sessions=self._sessions)
         self._calls = HostCalls(
             self._sessions,
@@ -263,6 +267,26 @@ class ModelHost:
 
     # --- sessions -----------------------------------------------------------------------------
 
+    async def prepare_session(self, spec: SessionSpec) -> None:
+        """Compile the grammar of a session that is about to be opened, if it has one.
+
+        A tenant's grammars are compiled one after another, beside the event loop and beside the
+        model, so that nobody else waits for them.
+
+        Raises:
+            InvalidFieldError, UnsupportedError, LoadingError, DrainingError.
+        """
+        if (grammar := spec.sampling.grammar) is None:
+            return
+        with self._counts.refusals():
+            backend = self._serving()
+            validation.check_spec(spec, backend.description)
+            compiling = asyncio.create_task(self._compile(backend, grammar, share=spec.share))
+            self._compilations.add(compiling)
+            compiling.add_done_callback(self._compilations.discard)
+            # The thread goes on if the caller leaves, and its tenant's next grammar waits for it.
+            await asyncio.shield(compiling)
+
     def open_session(self, spec: SessionSpec) -> SessionGrant:
         """Reserve memory for a session and name it.
 
@@ -314,6 +338,10 @@ class ModelHost:
     def draft(self, call: PrefixCall, options: DraftOptions) -> AsyncGenerator[Drafted]:
         """Draft the tokens that follow a prefix: `HostCalls.draft`."""
         return self._calls.draft(call, options)
+
+    async def _compile(self, backend: Backend, grammar: Grammar, *, share: str) -> None:
+        async with self._turns_to_compile.setdefault(share, asyncio.Lock()):
+            await asyncio.to_thread(backend.compile_grammar, grammar)
 
     def _loaded(self) -> Backend:
         if self._backend is None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paceline_contract.max_gram import MaxGram
     from paceline_engine.deciding.cascade import Matrix
     from paceline_engine.terms.backend import Interrupt
-    from paceline_engine.terms.calls import ModelDescription, SessionSpec
+    from paceline_engine.terms.calls import Grammar, ModelDescription, SessionSpec
     from paceline_engine.terms.latencies import StageMeasures
 
 _log = logging.getLogger(__name__)
@@ -139,6 +139,11 @@ class StackBackend(Backend):
             free_bytes=min(memory.free_bytes for memory in memories),
             bytes_per_token=bytes_per_token + _MAX_GRAM_BYTES * shares_memory,
         )
+
+    def compile_grammar(self, grammar: Grammar) -> None:
+        """Compile a grammar for all models: see `Backend.compile_grammar`."""
+        for model in self.models:
+            model.compile_grammar(grammar)
 
     def new_cache(self, spec: SessionSpec) -> StackText:
         """Begin an empty sequence for a session."""
@@ -254,6 +259,7 @@ def _describe(models: Sequence[ModelDescription], *, drafting: str) -> ModelDesc
         takes_trees=False,
         is_invariant=all(model.is_invariant for model in models),
         shapes_logits=all(model.shapes_logits for model in models),
+        grammar_engine=models[0].grammar_engine if _alike_in_grammars(models) else "",
         stage_names=tuple(model.name for model in models),
         verification_rules=tuple(
             rule
@@ -261,6 +267,10 @@ def _describe(models: Sequence[ModelDescription], *, drafting: str) -> ModelDesc
             if all(rule in model.verification_rules for model in models)
         ),
     )
+
+
+def _alike_in_grammars(models: Sequence[ModelDescription]) -> bool:
+    return len({model.grammar_engine for model in models}) == 1
 
 
 def _tell_reaches(models: Sequence[ModelDescription]) -> None:

@@ -13,10 +13,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from paceline.errors import UnsupportedError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from paceline_engine.terms.calls import ModelDescription, SessionSpec
+    from paceline_engine.terms.calls import Grammar, ModelDescription, SessionSpec
     from paceline_engine.terms.items import Item, Outcome
     from paceline_engine.terms.latencies import StageMeasures
     from paceline_engine.terms.model_cache import ModelCache
@@ -120,6 +122,15 @@ class Backend(ABC):
     def stage_measures(self) -> tuple[StageMeasures, ...]:
         """The measurements of each stage of a stack, made while it drafted."""
         return ()
+
+    def compile_grammar(self, grammar: Grammar) -> None:  # noqa: ARG002 - most know none
+        """Compile a grammar for sessions that are opened with it. Any thread may call this.
+
+        Raises:
+            InvalidFieldError: it is no grammar that can be enforced.
+            UnsupportedError: the model knows no grammars.
+        """
+        raise UnsupportedError("spec.sampling.grammar: this model knows no grammars")
 
     def measure(self, interrupt: Interrupt) -> None:  # noqa: B027 - most have nothing to choose
         """Measure the numbers that only this backend decides by. Worker thread only."""

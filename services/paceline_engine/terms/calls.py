@@ -7,6 +7,7 @@ on the host's monotonic clock.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from paceline_contract.calls import (
     NO_TIMING,
@@ -19,6 +20,27 @@ from paceline_contract.proposal import NOTHING, Proposal
 
 DEFAULT_LEASE_SECONDS = 15.0
 """How long a session outlives its last call, if its opener does not say."""
+
+
+class GrammarKind(StrEnum):
+    """The form of a grammar; the values are the fields of Grammar in sampling.proto."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+    CHOICES = "choices"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer has to follow; limits and meaning as in sampling.proto.
+
+    Attributes:
+        text: In the form of its kind; choices are a JSON list of texts.
+    """
+
+    kind: GrammarKind
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +60,7 @@ class SamplingParameters:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     min_tokens: int = 0
+    grammar: Grammar | None = None
 
     @property
     def shapes(self) -> bool:
@@ -48,6 +71,7 @@ class SamplingParameters:
             or self.frequency_penalty
             or self.repetition_penalty != 1
             or self.min_tokens
+            or self.grammar
         )
 
 
@@ -129,6 +153,7 @@ class ModelDescription:
     Attributes:
         takes_trees: Whether one forward computes a tree; else proposals have to be chains.
         shapes_logits: Whether it knows biases, penalties and `min_tokens`.
+        grammar_engine: What enforces grammars, with its version; empty: nothing does.
         self_draft_depth: How many tokens after its own it can propose; 0: it does not.
         self_draft_kind: With what: see the proto.
         stage_names: Of a stack its models' names, largest first.
@@ -153,6 +178,7 @@ class ModelDescription:
     is_invariant: bool
     verification_rules: tuple[VerificationRule, ...]
     shapes_logits: bool = False
+    grammar_engine: str = ""
     self_draft_depth: int = 0
     self_draft_kind: str = ""
     stage_names: tuple[str, ...] = ()

@@ -88,6 +88,8 @@ def check_spec(spec: SessionSpec, model: ModelDescription) -> None:
         raise UnsupportedError(
             "spec.sampling: this model knows no biases, no penalties and no min_tokens"
         )
+    if spec.sampling.grammar is not None and not model.grammar_engine:
+        raise UnsupportedError("spec.sampling.grammar: this model knows no grammars")
     # At temperature 0 every rule is EXACT.
     if spec.rule not in model.verification_rules and spec.sampling.temperature > 0:
         raise UnsupportedError(f"this model has no verification rule {spec.rule.name}")

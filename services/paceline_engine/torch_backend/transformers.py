@@ -53,8 +53,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from paceline.errors import InternalError
 from paceline_contract.proposal import NOTHING, Proposal
 from paceline_engine.deciding.decisions import choose_next, draft_from, judge_by, rank_from
+from paceline_engine.deciding.grammars import GrammarCompiler
 from paceline_engine.deciding.shaping import Shaper
 from paceline_engine.model_backend import Feed, ModelBackend
 from paceline_engine.model_files.files import find_model_files
@@ -80,7 +82,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from paceline_contract.proposal import Proposal
-    from paceline_engine.terms.calls import SessionSpec
+    from paceline_engine.terms.calls import Grammar, SessionSpec
     from paceline_engine.terms.draft_tree import Ranked
     from paceline_engine.terms.items import Item, Judge
     from paceline_engine.terms.model_cache import ModelCache
@@ -99,6 +101,7 @@ class LoadedModel(ModelBackend):
         together: Whether one kernel attends to several sequences; see `SharedRows`.
         steps: Records forwards of one row, to be replayed; None: they are computed.
         own_guesses: What the model guesses beside the rows that decide; None: nothing.
+        grammars: Compiles grammars; None: it knows none.
 
     Cancellation:
         A hook before each decoder layer looks at the running forward's interrupt. On CUDA that is
@@ -141,6 +144,7 @@ class LoadedModel(ModelBackend):
         self.interrupt = Interrupt()
         self._layers_run = 0
         self.own_guesses: OwnGuesses | None = None
+        self.grammars: GrammarCompiler | None = None
         self._shapers: WeakKeyDictionary[ModelCache, Shaper] = WeakKeyDictionary()
         self.steps = capture_steps(name, self.decoder, device=device) if capture else None
 
@@ -214,10 +218,16 @@ class LoadedModel(ModelBackend):
 
     @on_device()
     def _judge(self, scores: Tensor, task: Judge, *, item: Item) -> Judgement:
-        shaped = scores
-        if (shaper := self._shaper(item)) is not None:
-            shaped = shaper.shape(scores, item.prefix, task.proposal)
-        return judge_by(shaped, task, spec=item.spec, position=len(item.prefix), told=scores)
+        spec, position = item.spec, len(item.prefix)
+        shaper = self._shaper(item)
+        if shaper is None:
+            return judge_by(scores, task, spec=spec, position=position)
+        shaped = shaper.shape(scores, item.prefix, task.proposal)
+        try:
+            return judge_by(shaped, task, spec=spec, position=position, told=scores)
+        except InternalError:
+            shaper.check()
+            raise
 
     @on_device()
     def _draft(self, scores: Tensor, item: Item) -> Proposal:
@@ -242,9 +252,21 @@ class LoadedModel(ModelBackend):
             return None
         shaper = self._shapers.get(item.cache)
         if shaper is None:
+            wanted = item.spec.sampling.grammar
+            grammar = None
+            if wanted is not None and self.grammars is not None:
+                grammar = self.grammars.compile(wanted)  # which has compiled it before
             size = self.description.vocabulary_size
-            shaper = self._shapers[item.cache] = Shaper(item.spec, vocabulary_size=size)
+            shaper = Shaper(item.spec, vocabulary_size=size, grammar=grammar)
+            self._shapers[item.cache] = shaper
         return shaper
+
+    def compile_grammar(self, grammar: Grammar) -> None:
+        """Compile a grammar: see `Backend.compile_grammar`."""
+        if self.grammars is None:
+            super().compile_grammar(grammar)
+        else:
+            self.grammars.compile(grammar)
 
     @on_device()
     def _make_room(self, feed: Feed) -> None:
@@ -394,6 +416,12 @@ class TransformersBackend(LoadedModel):
             shares_forwards=self.decoder is not None and not rotations_change(self.model.config),
             is_invariant=invariant,
         )
+        if self.tokenizer is not None and self.description.grammar_engine:
+            self.grammars = GrammarCompiler(
+                self.tokenizer,
+                vocabulary_size=self.description.vocabulary_size,
+                eos_token_ids=self.description.eos_token_ids,
+            )
         if invariant:
             shape = None if self._slabs is None else self._slabs.shape
             with on_device():

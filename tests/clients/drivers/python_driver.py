@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline import AsyncClient, Client, PacelineError, Tls
+from paceline import AsyncClient, Client, Grammar, PacelineError, Tls
 from paceline.errors import ClientCancelledError
 from paceline.generation import Chunk, TimelineEvent
 from paceline.request import GenerateOptions
@@ -283,6 +283,8 @@ def _call(request: dict[str, Any]) -> dict[str, Any]:
     if "logit_bias" in options:  # JSON's keys are texts
         biases = options["logit_bias"]
         options["logit_bias"] = {int(token): bias for token, bias in biases.items()}
+    if "grammar" in options:
+        options["grammar"] = Grammar(**options["grammar"])
     if isinstance(options.get("seed"), str):
         options["seed"] = int(options["seed"])
     prompt = request["prompt"]

@@ -84,6 +84,7 @@ KNOWN: Mapping[str, Known] = {
     "GetModelInfoResponse.fim_token_ids": Known(_OUTSIDE, unseen=_WHOSE_MODEL),
     "GetModelInfoResponse.exchanges_calls": _ANYTHING,
     "GetModelInfoResponse.shapes_logits": _ANYTHING,
+    "GetModelInfoResponse.grammar_engine": _ANYTHING,
     "Hardware.identity": Known({"longer than 64 characters": "h" * 65}),
     "Hardware.share": Known({"a little over 1": 1.0000001, "twice": 2.0}),
     "Stage.model_name": _ANYTHING,

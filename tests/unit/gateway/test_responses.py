@@ -67,7 +67,7 @@ async def test_instructions_and_turns_are_written_by_the_models_template():
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].role"),
         ({"input": []}, "input"),
         ({"input": 5}, "input"),
-        ({"text": {"format": {"type": "json_object"}}}, "text"),
+        ({"text": {"format": {"type": "grammar"}}}, "text"),
     ],
 )
 async def test_what_is_not_supported_is_refused_by_its_name(more, param):

@@ -42,7 +42,6 @@ def refused(body_class, value):
         (ChatBody, CHAT, "tools", [{"type": "function"}], "tools"),
         (ChatBody, CHAT, "top_logprobs", 3, "top_logprobs"),  # without logprobs
         (ChatBody, CHAT | {"logprobs": True}, "top_logprobs", 21, "top_logprobs"),
-        (ChatBody, CHAT, "response_format", {"type": "json_object"}, "response_format"),
         (ChatBody, CHAT, "reasoning_effort", "low", "reasoning_effort"),
         (ChatBody, CHAT, "chat_template", "{{ 1 }}", "chat_template"),
         (ChatBody, CHAT, "n", 0, "n"),

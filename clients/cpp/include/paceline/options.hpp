@@ -64,6 +64,29 @@ struct CallOptions {
   Metadata metadata{};  ///< Goes along with this call, beside the client's.
 };
 
+/// A JSON schema, as JSON: the text is one JSON value. {"type": "object"} allows any object.
+struct JsonSchema {
+  std::string schema;
+};
+
+/// A regular expression in the syntax of Rust's crate regex, for the whole text.
+struct Regex {
+  std::string pattern;
+};
+
+/// A context-free grammar in llguidance's form of Lark.
+struct Lark {
+  std::string grammar;
+};
+
+/// The text is one of these.
+struct Choices {
+  std::vector<std::string> texts;
+};
+
+/// What a text has to follow; std::monostate: nothing.
+using Grammar = std::variant<std::monostate, JsonSchema, Regex, Lark, Choices>;
+
 /// Every option of a generation. Limits are checked by the server.
 struct GenerateOptions {
   std::optional<std::int64_t> max_tokens;  ///< Default 256, or fewer if the context has less room.
@@ -82,6 +105,8 @@ struct GenerateOptions {
   std::optional<double> repetition_penalty;
   /// The text does not end by itself before it has so many tokens.
   std::optional<std::int64_t> min_tokens;
+  /// What the text has to follow, from its first token to its end. Default: nothing.
+  Grammar grammar;
   std::optional<std::int64_t> seed;  ///< Chosen, and told in `started`, if absent.
   std::optional<Strategy> strategy;  ///< Default Auto.
   std::optional<std::int64_t> lookahead;       ///< Draft tokens in a verification; or planned.

@@ -224,6 +224,8 @@ func readOption(name string, value json.RawMessage) (paceline.GenerateOption, er
 		return readFloat(value, paceline.WithFrequencyPenalty)
 	case "repetition_penalty":
 		return readFloat(value, paceline.WithRepetitionPenalty)
+	case "grammar":
+		return readGrammar(value)
 	case "min_tokens":
 		return readValue(value, paceline.WithMinTokens)
 	case "seed":
@@ -275,6 +277,28 @@ func readValue[T any](value json.RawMessage, with func(T) paceline.GenerateOptio
 		return nil, unsupported(fmt.Sprintf("the option's type in Go is %T, which cannot hold %s", held, value))
 	}
 	return with(held), nil
+}
+
+func readGrammar(value json.RawMessage) (paceline.GenerateOption, error) {
+	var given struct {
+		JSONSchema *string `json:"json_schema"`
+		Regex      *string
+		Lark       *string
+		Choices    []string
+	}
+	if err := json.Unmarshal(value, &given); err != nil {
+		return nil, err
+	}
+	switch {
+	case given.JSONSchema != nil:
+		return paceline.WithJSONSchema(*given.JSONSchema), nil
+	case given.Regex != nil:
+		return paceline.WithRegex(*given.Regex), nil
+	case given.Lark != nil:
+		return paceline.WithLark(*given.Lark), nil
+	default:
+		return paceline.WithChoices(given.Choices...), nil
+	}
 }
 
 func readFloat(value json.RawMessage, with func(float64) paceline.GenerateOption) (paceline.GenerateOption, error) {

@@ -155,6 +155,11 @@ export interface GetModelInfoResponse {
    * such request; a drafter without it is asked without them, and guesses less well.
    */
   shapesLogits: boolean;
+  /**
+   * What enforces grammars (Grammar), with its version: two versions may allow different tokens, so
+   * a request with a grammar is served by targets with one. Empty: the server knows no grammars.
+   */
+  grammarEngine: string;
 }
 
 /** The hardware on which a model computes; other servers may compute on the same hardware. */
@@ -322,6 +327,7 @@ function createBaseGetModelInfoResponse(): GetModelInfoResponse {
     fimTokenIds: [],
     exchangesCalls: false,
     shapesLogits: false,
+    grammarEngine: "",
   };
 }
 
@@ -434,6 +440,9 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     }
     if (message.shapesLogits !== false) {
       writer.uint32(256).bool(message.shapesLogits);
+    }
+    if (message.grammarEngine !== "") {
+      writer.uint32(266).string(message.grammarEngine);
     }
     return writer;
   },
@@ -737,6 +746,14 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
             message.shapesLogits = reader.bool();
             continue;
           }
+          case 33: {
+            if (tag !== 266) {
+              break;
+            }
+
+            message.grammarEngine = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -788,6 +805,7 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     message.fimTokenIds = object.fimTokenIds?.map((e) => e) || [];
     message.exchangesCalls = object.exchangesCalls ?? false;
     message.shapesLogits = object.shapesLogits ?? false;
+    message.grammarEngine = object.grammarEngine ?? "";
     return message;
   },
 };

@@ -32,7 +32,7 @@ export enum VerificationRule {
  * How the next token is chosen from the target's logits.
  *
  * First the tokens so far change the logits, in the order repetition penalty, frequency and presence
- * penalty, bias, min_tokens. Then the filters run in the order temperature, top-k, top-p, min-p. The
+ * penalty, bias, min_tokens, grammar. Then the filters run in the order temperature, top-k, top-p, min-p. The
  * token at position t is a pure function of the logits, the tokens before it, these parameters, the
  * seed and t: see docs/protocol.md, "Sampling".
  */
@@ -83,12 +83,52 @@ export interface SamplingParameters {
    * No end-of-text token is chosen while the answer has fewer tokens than these. At most the
    * request's max_tokens. Default 0.
    */
-  minTokens?: number | undefined;
+  minTokens?:
+    | number
+    | undefined;
+  /**
+   * What the answer has to follow, from its first token to its end. Tokens that cannot go on along
+   * it are never chosen, and the text ends when it is complete. Default: nothing.
+   */
+  grammar: Grammar | undefined;
 }
 
 export interface SamplingParameters_LogitBiasEntry {
   key: number;
   value: number;
+}
+
+/**
+ * What an answer has to follow. In UTF-8 at most 64 KiB.
+ *
+ * A grammar that cannot be enforced as it stands is refused with the reason (INVALID_FIELD).
+ */
+export interface Grammar {
+  /** The grammar. Required. */
+  definition:
+    | //
+    /**
+     * A JSON schema, as JSON: the answer is one JSON value, with at most one space after each colon
+     * and comma and none elsewhere. Properties come in the order in which the schema names them.
+     * Nested at most 64 deep. `{"type": "object"}` allows any object.
+     */
+    { $case: "jsonSchema"; value: string }
+    | //
+    /** A regular expression in the syntax of Rust's crate regex. The whole answer matches it. */
+    { $case: "regex"; value: string }
+    | //
+    /** A context-free grammar in llguidance's form of Lark. */
+    { $case: "lark"; value: string }
+    | //
+    /** The answer is one of some texts. */
+    { $case: "choices"; value: Choices }
+    | undefined;
+}
+
+/** Some texts. */
+export interface Choices {
+  /** One or more. */
+  texts: string[];
 }
 
 /** The likeliest tokens at one position, by the target's plain softmax (temperature 1, no filters). */
@@ -123,6 +163,7 @@ function createBaseSamplingParameters(): SamplingParameters {
     frequencyPenalty: undefined,
     repetitionPenalty: undefined,
     minTokens: undefined,
+    grammar: undefined,
   };
 }
 
@@ -154,6 +195,9 @@ export const SamplingParameters: MessageFns<SamplingParameters> = {
     }
     if (message.minTokens !== undefined) {
       writer.uint32(72).uint32(message.minTokens);
+    }
+    if (message.grammar !== undefined) {
+      Grammar.encode(message.grammar, writer.uint32(82).fork()).join();
     }
     return writer;
   },
@@ -246,6 +290,14 @@ export const SamplingParameters: MessageFns<SamplingParameters> = {
             message.minTokens = reader.uint32();
             continue;
           }
+          case 10: {
+            if (tag !== 82) {
+              break;
+            }
+
+            message.grammar = Grammar.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -280,6 +332,9 @@ export const SamplingParameters: MessageFns<SamplingParameters> = {
     message.frequencyPenalty = object.frequencyPenalty ?? undefined;
     message.repetitionPenalty = object.repetitionPenalty ?? undefined;
     message.minTokens = object.minTokens ?? undefined;
+    message.grammar = (object.grammar !== undefined && object.grammar !== null)
+      ? Grammar.fromPartial(object.grammar)
+      : undefined;
     return message;
   },
 };
@@ -347,6 +402,176 @@ export const SamplingParameters_LogitBiasEntry: MessageFns<SamplingParameters_Lo
     const message = createBaseSamplingParameters_LogitBiasEntry();
     message.key = object.key ?? 0;
     message.value = object.value ?? 0;
+    return message;
+  },
+};
+
+function createBaseGrammar(): Grammar {
+  return { definition: undefined };
+}
+
+export const Grammar: MessageFns<Grammar> = {
+  encode(message: Grammar, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    switch (message.definition?.$case) {
+      case "jsonSchema":
+        writer.uint32(10).string(message.definition.value);
+        break;
+      case "regex":
+        writer.uint32(18).string(message.definition.value);
+        break;
+      case "lark":
+        writer.uint32(26).string(message.definition.value);
+        break;
+      case "choices":
+        Choices.encode(message.definition.value, writer.uint32(34).fork()).join();
+        break;
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): Grammar {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseGrammar();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.definition = { $case: "jsonSchema", value: reader.string() };
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.definition = { $case: "regex", value: reader.string() };
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.definition = { $case: "lark", value: reader.string() };
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.definition = { $case: "choices", value: Choices.decode(reader, reader.uint32()) };
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<Grammar>): Grammar {
+    return Grammar.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<Grammar>): Grammar {
+    const message = createBaseGrammar();
+    switch (object.definition?.$case) {
+      case "jsonSchema": {
+        if (object.definition?.value !== undefined && object.definition?.value !== null) {
+          message.definition = { $case: "jsonSchema", value: object.definition.value };
+        }
+        break;
+      }
+      case "regex": {
+        if (object.definition?.value !== undefined && object.definition?.value !== null) {
+          message.definition = { $case: "regex", value: object.definition.value };
+        }
+        break;
+      }
+      case "lark": {
+        if (object.definition?.value !== undefined && object.definition?.value !== null) {
+          message.definition = { $case: "lark", value: object.definition.value };
+        }
+        break;
+      }
+      case "choices": {
+        if (object.definition?.value !== undefined && object.definition?.value !== null) {
+          message.definition = { $case: "choices", value: Choices.fromPartial(object.definition.value) };
+        }
+        break;
+      }
+    }
+    return message;
+  },
+};
+
+function createBaseChoices(): Choices {
+  return { texts: [] };
+}
+
+export const Choices: MessageFns<Choices> = {
+  encode(message: Choices, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    for (const v of message.texts) {
+      writer.uint32(10).string(v!);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): Choices {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseChoices();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.texts.push(reader.string());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<Choices>): Choices {
+    return Choices.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<Choices>): Choices {
+    const message = createBaseChoices();
+    message.texts = object.texts?.map((e) => e) || [];
     return message;
   },
 };

@@ -1,0 +1,207 @@
+"""Grammars: which tokens may come next, as a function of the answer's tokens.
+
+llguidance (MIT) compiles JSON schemas, regular expressions and Lark grammars in milliseconds,
+refuses what it cannot enforce, and bounds what a hostile grammar can cost. A matcher is touched
+only by trying tokens and by going back: a token that it refuses would spoil it for good.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from importlib import metadata
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import llguidance
+import numpy as np
+
+from paceline.errors import InvalidFieldError
+from paceline_contract.limits import MOST_GRAMMAR_BYTES, MOST_GRAMMAR_DEPTH
+from paceline_engine.terms.calls import GrammarKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_engine.terms.calls import Grammar
+
+FIELD = "spec.sampling.grammar"
+_MOST_KEPT = 64
+_MOST_REASON_CHARACTERS = 300
+# One blank after a colon and a comma: without a bound a greedy model can fill its answer with them.
+_JSON_SPACES = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+
+
+def grammar_engine() -> str:
+    """Return the name and version of what enforces grammars: two may allow different tokens."""
+    return f"llguidance {metadata.version('llguidance')}"
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer, and keeps the last ones. Any thread may use it.
+
+    Args:
+        tokenizer: The bytes of its tokenizer.json.
+        vocabulary_size: V, the tokens that can be chosen.
+        eos_token_ids: The tokens that end a text.
+
+    Cost: the first grammar takes some 0.3 s and 60 MB for the tokenizer.
+    """
+
+    def __init__(
+        self, tokenizer: bytes, *, vocabulary_size: int, eos_token_ids: Sequence[int]
+    ) -> None:
+        self._tokenizer_json = tokenizer.decode()
+        self._vocabulary_size = vocabulary_size
+        self._eos_token_ids = list(eos_token_ids)
+        self._lock = Lock()
+        self._tokenizer: Any = None
+        self._kept: OrderedDict[Grammar, Any] = OrderedDict()
+
+    def knows(self, grammar: Grammar) -> bool:
+        """Whether a grammar is compiled already."""
+        with self._lock:
+            return grammar in self._kept
+
+    def compile(self, grammar: Grammar) -> GrammarPath:
+        """Return what follows an answer along a grammar.
+
+        Raises:
+            InvalidFieldError: It is too large, is no grammar, or has what cannot be enforced.
+        """
+        with self._lock:
+            if (kept := self._kept.get(grammar)) is not None:
+                self._kept.move_to_end(grammar)
+                return GrammarPath(kept.deep_copy(), vocabulary_size=self._vocabulary_size)
+            if self._tokenizer is None:
+                self._tokenizer = llguidance.LLTokenizer(
+                    self._tokenizer_json,
+                    n_vocab=self._vocabulary_size,
+                    eos_token=self._eos_token_ids,
+                )
+        limits = llguidance.LLParserLimits(verbose_errors=False)
+        matcher = llguidance.LLMatcher(
+            self._tokenizer, _source(grammar), log_level=0, limits=limits
+        )
+        _check(matcher)
+        with self._lock:
+            self._kept[grammar] = matcher
+            if len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+            return GrammarPath(matcher.deep_copy(), vocabulary_size=self._vocabulary_size)
+
+
+class GrammarPath:
+    """A grammar after the tokens of an answer. Worker thread only.
+
+    Args:
+        matcher: A matcher that has no token yet.
+        vocabulary_size: V, the tokens that can be chosen.
+
+    Attributes:
+        failure: Why it could not follow some tokens, if it could not: they were too complex for it.
+    """
+
+    def __init__(self, matcher: Any, *, vocabulary_size: int) -> None:
+        self._unused = matcher
+        self._matcher = matcher.deep_copy()
+        self._vocabulary_size = vocabulary_size
+        self._taken: list[int] = []
+        self.failure = ""
+
+    @property
+    def length(self) -> int:
+        """How many tokens of the answer it has taken; after these one was refused, or none came."""
+        return len(self._taken)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing but the text's end may follow."""
+        return bool(self._matcher.is_stopped())
+
+    def cut(self, length: int) -> None:
+        """Go back to the first tokens of the answer."""
+        if length < len(self._taken):
+            self._matcher.rollback(len(self._taken) - length)
+            del self._taken[length:]
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Take further tokens, up to the first that the grammar refuses."""
+        count = self._matcher.try_consume_tokens(list(tokens))
+        if self._matcher.is_error():
+            self._begin_anew()
+        else:
+            self._taken.extend(tokens[:count])
+
+    def allowed(self) -> np.ndarray:
+        """Return which tokens may come next: (V,) bool. None may if the grammar is too complex."""
+        mask = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            self._begin_anew()
+            return np.zeros(self._vocabulary_size, dtype=bool)
+        bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
+        return bits[: self._vocabulary_size].astype(bool)
+
+    def _begin_anew(self) -> None:
+        """Replace a matcher that has failed: it would never do anything else again."""
+        self.failure = _short(self._matcher.get_error())
+        self._matcher = self._unused.deep_copy()
+        self._matcher.try_consume_tokens(self._taken)
+
+
+def _source(grammar: Grammar) -> str:
+    """Return a grammar in llguidance's own form."""
+    if len(grammar.text.encode()) > MOST_GRAMMAR_BYTES:
+        raise InvalidFieldError.of(FIELD, f"has more than {MOST_GRAMMAR_BYTES} bytes of UTF-8")
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            _check_schema(grammar.text)
+            spaces: Any = _JSON_SPACES  # the library does not export its type
+            source = llguidance.LLMatcher.grammar_from_json_schema(grammar.text, overrides=spaces)
+        case GrammarKind.REGEX:
+            source = llguidance.LLMatcher.grammar_from_regex(grammar.text)
+        case GrammarKind.LARK:
+            source = llguidance.LLMatcher.grammar_from_lark(grammar.text)
+        case GrammarKind.CHOICES:
+            source = llguidance.grammar_from("choice", grammar.text)
+    return str(source)
+
+
+def _check_schema(text: str) -> None:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidFieldError.of(f"{FIELD}.json_schema", "is not JSON") from None
+    if not isinstance(schema, dict):
+        raise InvalidFieldError.of(f"{FIELD}.json_schema", "is not an object")
+    if _depth(schema) > MOST_GRAMMAR_DEPTH:
+        raise InvalidFieldError.of(
+            f"{FIELD}.json_schema", f"is nested deeper than {MOST_GRAMMAR_DEPTH}"
+        )
+
+
+def _depth(value: object) -> int:
+    """Count the levels of objects and lists in JSON, one level after another."""
+    depth, level = 0, [value]
+    while level := [it for it in level if isinstance(it, dict | list)]:
+        depth += 1
+        level = [it for each in level for it in (each.values() if isinstance(each, dict) else each)]
+    return depth
+
+
+def _check(matcher: Any) -> None:
+    """Refuse a grammar that is none, or that allows no first token."""
+    if not matcher.is_error():
+        first = matcher.deep_copy()
+        first.compute_bitmask()  # here, because the first mask of a grammar takes longest
+        matcher = first
+    if matcher.is_error():
+        raise InvalidFieldError.of(FIELD, _short(matcher.get_error()))
+
+
+def _short(reason: str) -> str:
+    """Return the library's reason in one line, without its own state."""
+    if "NoExtensionBias" in reason:
+        return "allows no text"
+    told = " ".join(reason.replace("<non-verbose/>", "").split())
+    return told[:_MOST_REASON_CHARACTERS]

@@ -1,0 +1,184 @@
+"""Grammars as functions of the answer's tokens, and what is refused of them."""
+
+from __future__ import annotations
+
+import json
+import random
+from array import array
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.errors import InvalidFieldError
+from paceline_contract.proposal import NOTHING, Proposal
+from paceline_engine.deciding.grammars import GrammarCompiler
+from paceline_engine.deciding.shaping import Shaper
+from paceline_engine.terms.calls import Grammar, GrammarKind, SamplingParameters, SessionSpec
+from support.tiny_models import build_tokenizer
+
+SIZE, END = 300, 0
+TOKENIZER = build_tokenizer(SIZE)
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}, "of": {"enum": ["draft", "target"]}},
+    "required": ["n", "of"],
+    "additionalProperties": False,
+}
+
+
+def compiler() -> GrammarCompiler:
+    raw = TOKENIZER.to_str().encode()
+    return GrammarCompiler(raw, vocabulary_size=SIZE, eos_token_ids=[END])
+
+
+COMPILER = compiler()
+
+
+def schema(content: object) -> Grammar:
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(content))
+
+
+GRAMMARS = {
+    "schema": schema(SCHEMA),
+    "any object": schema({"type": "object"}),
+    "regex": Grammar(GrammarKind.REGEX, r"[a-c]{2,4}(x|yz)*"),
+    "lark": Grammar(GrammarKind.LARK, 'start: "draft" | "target" start'),
+    "choices": Grammar(GrammarKind.CHOICES, '["import draft", "import target"]'),
+}
+
+
+def allowed(path) -> set[int]:
+    return {*np.flatnonzero(path.allowed()).tolist()}
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_what_may_follow_depends_on_the_tokens_alone(name):
+    """However a path came to its tokens, it allows what a new path of these tokens allows."""
+    chance = random.Random(name)
+    path = COMPILER.compile(GRAMMARS[name])
+    tokens: list[int] = []
+    for _ in range(150):
+        found = allowed(path)
+        again = COMPILER.compile(GRAMMARS[name])
+        again.add(tokens)
+        assert again.length == len(tokens)
+        assert allowed(again) == found
+        if chance.random() < 0.3 or found == {END}:
+            tokens = tokens[: chance.randrange(len(tokens) + 1)]
+            path.cut(len(tokens))
+        path.add([chance.choice(sorted({*range(1, SIZE)} - found))])
+        path.cut(len(tokens))
+        follows = sorted(allowed(path) - {END})
+        if follows:
+            tokens.append(chance.choice(follows))
+            path.add(tokens[-1:])
+
+
+@pytest.mark.parametrize("name", [*GRAMMARS])
+def test_a_complete_text_ends_and_does_not_end_before(name):
+    texts = {
+        "schema": '{"n": 12, "of": "draft"}',
+        "any object": '{"a":[1, {}]}',
+        "regex": "abxyz",
+        "lark": "targettargetdraft",
+        "choices": "import target",
+    }
+    path = COMPILER.compile(GRAMMARS[name])
+    for character in texts[name]:
+        assert END not in allowed(path) or name == "regex"
+        ids = TOKENIZER.encode(character).ids
+        path.add(ids)
+    assert END in allowed(path)
+    assert path.is_complete == (name != "regex")
+
+
+def shaper(grammar: Grammar, *, min_tokens: int = 0) -> Shaper:
+    sampling = SamplingParameters(grammar=grammar, min_tokens=min_tokens)
+    spec = SessionSpec(100, sampling=sampling, prompt_length=2, end_token_ids=(END,))
+    return Shaper(spec, vocabulary_size=SIZE, grammar=COMPILER.compile(grammar))
+
+
+def test_each_row_of_a_tree_has_the_mask_of_its_own_path():
+    own = shaper(GRAMMARS["regex"])
+    a, b, x, z = (TOKENIZER.encode(letter).ids[0] for letter in "abxz")
+    tree = Proposal((a, z, b, x, a, z), (0, 0, 1, 3, 3, 2))
+    found = own.shape(torch.zeros(7, SIZE), array("I", [5, 6]), tree)
+    paths = [[], [a], [z], [a, b], [a, b, x], [a, b, a], [z, z]]
+    for row, path in zip(found, paths, strict=True):
+        fresh = COMPILER.compile(GRAMMARS["regex"])
+        fresh.add(path)
+        if z in path[:1]:  # after what is refused no row is read
+            continue
+        assert {*torch.nonzero(row == 0)[:, 0].tolist()} == allowed(fresh)
+    # And the next call begins at the prefix again.
+    again = own.shape(torch.zeros(1, SIZE), array("I", [5, 6]), NOTHING)
+    assert torch.equal(again[0], found[0])
+
+
+def test_a_text_that_is_complete_ends_also_below_min_tokens():
+    own = shaper(GRAMMARS["choices"], min_tokens=50)
+    ids = TOKENIZER.encode("import draft").ids
+    row = own.shape(torch.zeros(1, SIZE), array("I", [5, 6, *ids]), NOTHING)[0]
+    assert torch.nonzero(row == 0)[:, 0].tolist() == [END]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (schema({"not": {}}), 'Unimplemented keys: ["not"]'),
+        (schema({"type": "strin"}), "strin"),
+        (schema({"$ref": "https://example.com/schema"}), "does not fetch"),
+        (schema({"$ref": "#"}), "allows no text"),
+        (schema({"allOf": [{"type": "string"}, {"type": "null"}]}), "Unsatisfiable"),
+        (schema([1]), "is not an object"),
+        (Grammar(GrammarKind.JSON_SCHEMA, "{"), "is not JSON"),
+        (Grammar(GrammarKind.JSON_SCHEMA, '{"items":' * 65 + "{}" + "}" * 65), "deeper than 64"),
+        (Grammar(GrammarKind.JSON_SCHEMA, "[" * 60_000), "is not JSON"),
+        (schema({"enum": ["a" * 70_000]}), "more than 65536 bytes"),
+        (schema(False), "is not an object"),
+        (Grammar(GrammarKind.REGEX, "["), "unclosed character class"),
+        (Grammar(GrammarKind.REGEX, "(?=a)b"), "look-around"),
+        (Grammar(GrammarKind.LARK, 'start: "a" ('), "Expected token"),
+        (Grammar(GrammarKind.LARK, "nothing"), "Expected"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_with_the_reason(grammar, reason):
+    with pytest.raises(InvalidFieldError) as refused:
+        COMPILER.compile(grammar)
+    (violation,) = refused.value.violations
+    assert violation.field.startswith("spec.sampling.grammar")
+    assert reason in violation.description
+    assert len(violation.description) <= 400
+    assert COMPILER.compile(GRAMMARS["choices"]).length == 0, "others go on"
+
+
+def test_a_grammar_is_compiled_once_and_the_oldest_is_forgotten():
+    own = compiler()
+    for number in range(65):
+        own.compile(Grammar(GrammarKind.REGEX, f"a{number}"))
+    assert not own.knows(Grammar(GrammarKind.REGEX, "a0"))
+    assert own.knows(Grammar(GrammarKind.REGEX, "a1"))
+
+
+def test_a_grammar_that_is_too_complex_at_a_step_allows_nothing_and_says_why():
+    """Each of these properties may be left out, so all that come later may follow."""
+    properties = {f"p{number}": {} for number in range(2500)}
+    path = COMPILER.compile(schema({"type": "object", "properties": properties}))
+    before = allowed(path)
+    begun = TOKENIZER.encode('{"p0":1,').ids
+    path.add(begun)
+    assert path.length < len(begun)
+    assert "max is 2000" in path.failure
+    path.cut(0)
+    assert allowed(path) == before
+
+
+def test_no_token_follows_what_was_too_complex():
+    properties = {f"p{number}": {} for number in range(2500)}
+    own = shaper(schema({"type": "object", "properties": properties}))
+    begun = TOKENIZER.encode('{"p0":1,').ids
+    row = own.shape(torch.zeros(1, SIZE), array("I", [5, 6, *begun]), NOTHING)[0]
+    assert not torch.isfinite(row).any()
+    with pytest.raises(InvalidFieldError, match="max is 2000"):
+        own.check()
