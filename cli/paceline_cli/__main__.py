@@ -38,7 +38,7 @@ _MODULES = {
 }
 # The extras that commands need besides `cli`, and the packages that compute with a model.
 _EXTRAS = {"bench": "bench", "plan": "bench", "simulate": "bench", "train": "server"}
-_MODEL_PACKAGES = frozenset({"safetensors", "torch", "transformers"})
+_MODEL_PACKAGES = frozenset({"gguf", "safetensors", "torch", "transformers"})
 
 _HELP = """\
 usage: paceline COMMAND [options]

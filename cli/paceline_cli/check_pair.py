@@ -67,8 +67,12 @@ class CheckPairSettings(LocalModelSettings, ClientTlsSettings):
     fits and every output is identical.
     """
 
-    drafter: str = Field("", description="directory or hub id of the small model, or HOST:PORT")
-    target: str = Field("", description="directory or hub id of the large model, or HOST:PORT")
+    drafter: str = Field(
+        "", description="directory, GGUF file or hub id of the small model, or HOST:PORT"
+    )
+    target: str = Field(
+        "", description="directory, GGUF file or hub id of the large model, or HOST:PORT"
+    )
     targets: int = Field(
         1,
         ge=1,

@@ -43,10 +43,12 @@ class UpSettings(LocalModelSettings):
     targets: int = Field(2, ge=1, le=MOST_TARGETS, description="targets to run")
     drafters: int = Field(1, ge=0, le=MOST_DRAFTERS, description="drafters to run")
     target_model: str | None = Field(
-        None, description="directory or hub id of the large model; without it the bundled one"
+        None,
+        description="directory, GGUF file or hub id of the large model; without it the bundled one",
     )
     drafter_model: str | None = Field(
-        None, description="directory or hub id of the small model; without it the bundled one"
+        None,
+        description="directory, GGUF file or hub id of the small model; without it the bundled one",
     )
     adapter: str = Field(
         "",
