@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
+from paceline.errors import InvalidFieldError
 from paceline_contract.limits import MOST_DRAFTERS, MOST_TARGETS
-from paceline_local.bundled import find_models
+from paceline_local.bundled import find_served_models
 from paceline_local.models import LocalModelSettings, flags
 from paceline_local.options import read_options
 from paceline_local.running import running_system
@@ -25,6 +26,7 @@ _EXAMPLES = """
 paceline up                                        the bundled models: 1 drafter, 2 targets
 paceline up --targets 4 --listen 127.0.0.1:6000
 paceline up --target-model ~/big --drafter-model ~/small
+paceline up --models build/smollm2                 a model that chats (`make smollm2`)
 paceline up --backend simulated --targets 7 --target-option simulated-tpot-seconds=0.04
 paceline up --target-option device=cuda:0 --drafter-option device=cuda:1
 paceline up --drafter-option then=models/python-tiny --drafter-option then=max-gram
@@ -62,7 +64,9 @@ class UpSettings(LocalModelSettings):
         " is dropped",
     )
     models: Path | None = Field(
-        None, description="folder of the bundled models; without it the installed one"
+        None,
+        description="folder of the bundled models, or of one model, with its drafter in"
+        " FOLDER/drafter if there is one; without it the installed one",
     )
     listen: Address = Field(_DEFAULT_ADDRESS, description="address of the orchestrator")
     http: Address | Literal[""] = Field(
@@ -137,6 +141,8 @@ def _print_system(system: LocalSystem, address: str) -> None:
     for (role, word), count in system.not_used.items():
         words = word.replace("_", " ")
         print(f"NOT USED: {count} {role}{'s' if count > 1 else ''} ({words}): see `paceline info`")
+    if not system.drafters:
+        print("no drafter: drafts come from the text itself (Max-Gram)")
     elsewhere = "" if address == _DEFAULT_ADDRESS else f" --address {address}"
     print(f"\nNow, in other terminals:\n  paceline generate{elsewhere} 'def fibonacci(n):'")
     print(f"  paceline top{elsewhere}")
@@ -148,13 +154,20 @@ def _print_system(system: LocalSystem, address: str) -> None:
 
 def _config(settings: UpSettings) -> LocalSystemConfig:
     target, drafter = settings.target_model, settings.drafter_model
+    drafters = settings.drafters
     if settings.backend == "transformers" and (target is None or drafter is None):
-        bundled = find_models(settings.models)
-        target, drafter = target or str(bundled.target), drafter or str(bundled.drafter)
-
+        served = find_served_models(settings.models)
+        target = target or str(served.target)
+        if drafter is None and served.drafter is None:
+            if "drafters" in settings.model_fields_set and drafters:
+                raise InvalidFieldError.of(
+                    "drafters", f"{settings.models} has no drafter: give --drafter-model"
+                )
+            drafters = 0
+        drafter = drafter or str(served.drafter)
     return LocalSystemConfig(
         targets=settings.targets,
-        drafters=settings.drafters,
+        drafters=drafters,
         target_arguments=(*settings.target_arguments(target), *_adapter_arguments(settings)),
         drafter_arguments=settings.drafter_arguments(drafter),
         orchestrator_arguments=(
