@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path  # noqa: TC003 - pydantic reads it
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
@@ -111,13 +111,13 @@ def main(arguments: Sequence[str]) -> int:
     if settings.log_directory is not None:
         settings.log_directory.mkdir(parents=True, exist_ok=True)
     try:
-        asyncio.run(_run(config, log_directory=settings.log_directory))
+        asyncio.run(_run(config, log_directory=settings.log_directory, example=_example(settings)))
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("stopped", file=sys.stderr)
     return 0
 
 
-async def _run(config: LocalSystemConfig, *, log_directory: Path | None) -> None:
+async def _run(config: LocalSystemConfig, *, log_directory: Path | None, example: str) -> None:
     async with running_system(config, log_directory=log_directory) as system:
         metrics = {
             server.name: server.metrics_address
@@ -126,7 +126,7 @@ async def _run(config: LocalSystemConfig, *, log_directory: Path | None) -> None
         }
         address = reachable(system.orchestrator_address)
         with record_metrics_addresses(address, metrics):
-            _print_system(system, address)
+            _print_system(system, address, example=example)
             try:
                 ended = await system.wait_for_exit()
             except asyncio.CancelledError:
@@ -135,7 +135,7 @@ async def _run(config: LocalSystemConfig, *, log_directory: Path | None) -> None
         raise ServerExitedError(ended.exit_report())
 
 
-def _print_system(system: LocalSystem, address: str) -> None:
+def _print_system(system: LocalSystem, address: str, *, example: str) -> None:
     for server in system.servers:
         print(f"{server.name:14}{server.address:22}metrics http://{server.metrics_address}/metrics")
     for (role, word), count in system.not_used.items():
@@ -144,7 +144,7 @@ def _print_system(system: LocalSystem, address: str) -> None:
     if not system.drafters:
         print("no drafter: drafts come from the text itself (Max-Gram)")
     elsewhere = "" if address == _DEFAULT_ADDRESS else f" --address {address}"
-    print(f"\nNow, in other terminals:\n  paceline generate{elsewhere} 'def fibonacci(n):'")
+    print(f"\nNow, in other terminals:\n  paceline generate{elsewhere} '{example}'")
     print(f"  paceline top{elsewhere}")
     if system.gateway is not None:
         url = f"http://{reachable(system.gateway.address)}"
@@ -181,6 +181,15 @@ def _config(settings: UpSettings) -> LocalSystemConfig:
             *flags(settings.gateway_option),
         ),
     )
+
+
+def _example(settings: UpSettings) -> str:
+    """Return a prompt for the models: the bundled ones know Python alone."""
+    target = settings.target_model
+    if target is None and settings.backend == "transformers":
+        target = str(find_served_models(settings.models).target)
+    is_python = target is None or Path(target).name.startswith("python-")
+    return "def fibonacci(n):" if is_python else "Once upon a time"
 
 
 def _names(given: str, name: str) -> bool:
