@@ -8,6 +8,7 @@ the templates and the ends of a text in both.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,11 @@ class GgufModel:
         return self._family.named_weights()
 
 
+def _is_plain(name: object) -> bool:
+    """Whether a template's name may be a file's."""
+    return isinstance(name, str) and re.fullmatch(r"[\w-]{1,64}", name) is not None
+
+
 def _generation(metadata: Mapping[str, Any], tokenizer: GgufTokenizer) -> dict[str, Any]:
     found = {
         name: metadata[f"general.sampling.{key}"]
@@ -93,7 +99,7 @@ def _templates(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the chat templates as files; each but the one in use has a name in its key."""
     places = {_TEMPLATE: CHAT_TEMPLATE}
     names = metadata.get("tokenizer.chat_templates", ())
-    for name in names if isinstance(names, list) else ():
+    for name in filter(_is_plain, names if isinstance(names, list) else ()):
         places[f"{_TEMPLATE}.{name}"] = f"{NAMED_TEMPLATES}/{name}.jinja"
     return {
         place: text.encode()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.terms.backend import ModelLoadError, few_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,6 +36,19 @@ _FIM_NAMES = {
     "fim_suffix_token": ("fim_suf_token_id", "suffix_token_id"),
     "fim_middle_token": ("fim_mid_token_id", "middle_token_id"),
 }
+_PREFIX = "tokenizer.ggml."
+_KEYS = frozenset({
+    "add_bos_token",
+    "add_eos_token",
+    "add_space_prefix",
+    "merges",
+    "model",
+    "pre",
+    "scores",
+    "token_type",
+    "token_type_count",
+    "tokens",
+})  # fmt: skip
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 _GPT4 = (
@@ -137,9 +150,15 @@ class GgufTokenizer:
             ModelLoadError: It is of an unknown kind, or is broken.
         """
         self._file = file
+        own = {key.removeprefix(_PREFIX) for key in file.metadata if key.startswith(_PREFIX)}
+        unknown = {key for key in own - _KEYS if not key.endswith("_token_id")}
+        # A key that says nothing changes nothing.
+        if unknown := {key for key in unknown if file.metadata[_PREFIX + key]}:
+            names = few_names(_PREFIX + key for key in unknown)
+            raise self._refusal(f"what {names} means is unknown")
         self._tokens = self._list("tokens", str)
         count = len(self._tokens)
-        self._types = self._list("token_type", int, default=[1] * count)
+        self._types = self._list("token_type", int)
         if len(self._types) != count:
             raise self._refusal(f"{count} tokens have {len(self._types)} types")
         if len({*self._tokens}) != count:
@@ -275,7 +294,7 @@ class GgufTokenizer:
         return {name: self._tokens[each] for name, each in found if each is not None}
 
     def _id(self, key: str) -> int | None:
-        found = self._file.metadata.get(f"tokenizer.ggml.{key}")
+        found = self._file.metadata.get(f"{_PREFIX}{key}")
         if found is None:
             return None
         if type(found) is not int or not 0 <= found < len(self._tokens):
@@ -285,10 +304,10 @@ class GgufTokenizer:
         return found
 
     def _flag(self, key: str, *, default: bool) -> bool:
-        return bool(self._file.metadata.get(f"tokenizer.ggml.{key}", default))
+        return bool(self._file.metadata.get(f"{_PREFIX}{key}", default))
 
-    def _list(self, key: str, kind: type, *, default: list[Any] | None = None) -> list[Any]:
-        found = self._file.metadata.get(f"tokenizer.ggml.{key}", default)
+    def _list(self, key: str, kind: type) -> list[Any]:
+        found = self._file.metadata.get(f"{_PREFIX}{key}")
         if not isinstance(found, list) or not all(type(each) is kind for each in found):
             raise self._refusal(f"tokenizer.ggml.{key} is not a list of {kind.__name__} values")
         return [*found]

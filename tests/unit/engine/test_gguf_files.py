@@ -184,6 +184,11 @@ FOREIGN = {
     "another tokenizer": ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model is 'bert'"),
     "no tokens": ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens is not a list of str"),
     "tokens twice": ({"tokenizer.ggml.tokens": ["a"] * 300}, "two of its tokens are the same"),
+    "no types": ({"tokenizer.ggml.token_type": None}, "token_type is not a list of int values"),
+    "letters that are exchanged": (
+        {"tokenizer.ggml.precompiled_charsmap": [1, 2]},
+        "what tokenizer.ggml.precompiled_charsmap means is unknown",
+    ),
     "few types": ({"tokenizer.ggml.token_type": [1]}, "300 tokens have 1 types"),
     "an end beyond": ({"tokenizer.ggml.eos_token_id": 300}, "eos_token_id is 300, and it has 300"),
     "a merge of three": ({"tokenizer.ggml.merges": ["a b c"]}, "merges is not of two tokens"),

@@ -217,7 +217,8 @@ def test_tokens_ends_templates_and_sampling_are_found(small, tokenizer):
                     "tokenizer.ggml.fim_suf_token_id": 291,
                     "tokenizer.ggml.fim_mid_token_id": 292,
                     "tokenizer.chat_template": "{{ bos_token }}{{ messages[0]['content'] }}",
-                    "tokenizer.chat_templates": ["tool_use"],
+                    "tokenizer.chat_templates": ["tool_use", "../stray"],
+                    "tokenizer.chat_template.../stray": "a name that leads elsewhere",
                     "tokenizer.chat_template.tool_use": "with tools",
                     "general.sampling.temp": 0.5,
                     "general.sampling.top_k": 20,
@@ -234,6 +235,7 @@ def test_tokens_ends_templates_and_sampling_are_found(small, tokenizer):
         292,
     )
     assert files.chat_template.source == "{{ bos_token }}{{ messages[0]['content'] }}"
+    assert {*files.templates} == {"default", "tool_use"}
     assert files.templates["tool_use"].source == "with tools"
     assert files.sampling_defaults == {"temperature": 0.5, "top_k": 20}
 
