@@ -32,6 +32,7 @@ _NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_PERMUTED = frozenset({"granite", "llama", "smollm3"})
 # Where a block of a quantisation has numbers of 16 bits that multiply the others.
 _SCALES = {"Q4_K": (144, 256, (0, 2)), "Q6_K": (210, 256, (208,))}
 
@@ -71,7 +72,7 @@ def write_gguf(path: Path, model: Any, tokenizer: Tokenizer, parts: GgufParts) -
         if is_tied and name == "model.embed_tokens.weight":
             parts.numbers["lm_head.weight"] = parts.numbers[name]
         own = name.split(".")[-2]
-        if parts.architecture == "llama" and own in heads:
+        if parts.architecture in _PERMUTED and own in heads:
             stored = _permuted(stored, heads[own])
         kind = Kind.F32 if weight.ndim == 1 else Kind[parts.kind]
         writer.add_tensor(_gguf_name(name), stored, raw_dtype=kind)

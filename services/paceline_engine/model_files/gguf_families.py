@@ -75,19 +75,33 @@ class _Family:
         model_type: The library's name for it.
         interleaves: In the file the two halves of a head's rows of queries and keys alternate.
         inner: The library's names of a layer's parts.
-        has_biases: Whether its configuration says if attention has biases.
+        biases: The fields of its configuration that say whether a part has biases, and a tensor
+            that is there if it has.
+        scales: The library's names of further numbers, by their keys.
     """
 
     model_type: str
     interleaves: bool = False
     inner: Mapping[str, str] = field(default_factory=lambda: _INNER)
-    has_biases: bool = False
+    biases: Mapping[str, str] = field(default_factory=dict)
+    scales: Mapping[str, str] = field(default_factory=dict)
 
 
+_ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
+_BIASES = {**_ATTENTION_BIAS, "mlp_bias": "blk.0.ffn_gate.bias"}
+_GRANITE_SCALES = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "logit_scale": "logits_scaling",
+    "residual_scale": "residual_multiplier",
+}
 _FAMILIES = {
-    "llama": _Family("llama", interleaves=True, has_biases=True),
+    "granite": _Family("granite", interleaves=True, biases=_BIASES, scales=_GRANITE_SCALES),
+    "llama": _Family("llama", interleaves=True, biases=_BIASES),
     "qwen2": _Family("qwen2"),
-    "qwen3": _Family("qwen3", inner=_INNER | _NORMS_OF_HEADS, has_biases=True),
+    "qwen3": _Family("qwen3", inner=_INNER | _NORMS_OF_HEADS, biases=_ATTENTION_BIAS),
+    # Each fourth layer turns nothing by its position; files do not say so, and all models do it.
+    "smollm3": _Family("smollm3", interleaves=True, biases=_BIASES),
 }
 
 
@@ -113,7 +127,9 @@ class GgufFamily:
         self._family, self._prefix = family, f"{architecture}."
         own = {key.removeprefix(self._prefix) for key in metadata if key.startswith(self._prefix)}
         # A key that says nothing changes nothing: no experts, no window.
-        if unknown := {key for key in own - _KEYS if metadata[self._prefix + key]}:
+        if unknown := {
+            key for key in own - _KEYS - {*family.scales} if metadata[self._prefix + key]
+        }:
             raise self._refusal(
                 f"what {few_names(self._prefix + key for key in unknown)} means is unknown"
             )
@@ -174,15 +190,18 @@ class GgufFamily:
             "num_attention_heads": heads,
             "num_hidden_layers": self._layer_count,
             "num_key_value_heads": key_heads,
+            # The classes' own may be beyond the vocabulary.
+            "pad_token_id": None,
             "rms_norm_eps": self._number("attention.layer_norm_rms_epsilon"),
             "rope_parameters": self._rotations(),
             "tie_word_embeddings": "output.weight" not in self._file.tensors,
             "vocab_size": embeddings.shape[0],
         }
-        if self._family.has_biases:
-            found["attention_bias"] = "blk.0.attn_q.bias" in self._file.tensors
-        if self._family.model_type == "llama":
-            found["mlp_bias"] = "blk.0.ffn_gate.bias" in self._file.tensors
+        for name, tensor in self._family.biases.items():
+            found[name] = tensor in self._file.tensors
+        for key, name in self._family.scales.items():
+            if self._prefix + key in self._file.metadata:
+                found[name] = self._number(key)
         return found
 
     def _check_shapes(self) -> None:

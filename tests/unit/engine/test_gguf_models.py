@@ -11,12 +11,16 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from transformers import (
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from paceline_engine.model_files.files import find_model_files
@@ -51,6 +55,14 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
+}
+
+
+GRANITE = {
+    "attention_multiplier": 0.0625,
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 8.0,
+    "residual_multiplier": 0.25,
 }
 
 
@@ -97,6 +109,32 @@ FAMILIES = {
     "llama 3.2": (
         lambda: llama(head_dim=128, rope_parameters=LLAMA3),
         GgufParts(tensors={"rope_freqs.weight": divisors_of_llama_3()}),
+    ),
+    "granite": (
+        lambda: GraniteForCausalLM(GraniteConfig(**SIZES, **GRANITE)),
+        GgufParts(
+            "granite",
+            values={
+                "granite.attention.scale": GRANITE["attention_multiplier"],
+                "granite.embedding_scale": GRANITE["embedding_multiplier"],
+                "granite.logit_scale": GRANITE["logits_scaling"],
+                "granite.residual_scale": GRANITE["residual_multiplier"],
+            },
+        ),
+    ),
+    "smollm3": (
+        lambda: SmolLM3ForCausalLM(
+            SmolLM3Config(
+                **{
+                    **SIZES,
+                    "num_hidden_layers": 4,
+                    "bos_token_id": 0,
+                    "eos_token_id": 0,
+                    "pad_token_id": 0,
+                }
+            )
+        ),
+        GgufParts("smollm3"),
     ),
     "qwen2": (lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)), GgufParts("qwen2")),
     "qwen3": (lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=64)), GgufParts("qwen3")),
