@@ -83,7 +83,7 @@ class DemoSettings(Settings):
     """
 
     prompts: int = Field(6, ge=1, le=100, description="most prompts to compare on")
-    max_tokens: int = Field(64, ge=2, le=400, description="tokens of each completion")
+    max_tokens: int = Field(48, ge=2, le=400, description="most tokens of each completion")
     models: Path | None = Field(
         None,
         description="folder of the bundled models, or of one model; without it build/smollm2, or"
