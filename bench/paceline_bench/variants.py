@@ -128,12 +128,17 @@ def row_of(variant: Variant, own: Sequence[Completion], *, plain: Sequence[Compl
 
 
 def parameter_count(weights: Path) -> int:
-    """Return how many numbers a file in safetensors has.
+    """Return how many numbers a file in safetensors, or a GGUF file, has.
 
     Raises:
         OSError: It cannot be read.
         ValueError: It is no such file.
+        ModelLoadError: It is no GGUF file.
     """
+    if weights.suffix == ".gguf":
+        from paceline_engine.model_files.gguf_file import GgufFile
+
+        return sum(prod(each.shape) for each in GgufFile.read(weights).tensors.values())
     with open_plain_file(weights) as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         if header_bytes > _MOST_HEADER_BYTES:

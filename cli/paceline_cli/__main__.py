@@ -36,9 +36,12 @@ _MODULES = {
     "plan": "paceline_bench.plan.command",
     "simulate": "paceline_bench.simulate.command",
 }
-# The extras that commands need besides `cli`, and the packages that compute with a model.
+# The extras that commands need besides `cli`, and those of packages that few commands need.
 _EXTRAS = {"bench": "bench", "plan": "bench", "simulate": "bench", "train": "server"}
-_MODEL_PACKAGES = frozenset({"safetensors", "torch", "transformers"})
+_PACKAGE_EXTRAS = {
+    "jinja2": "gateway",
+    **dict.fromkeys(("gguf", "safetensors", "torch", "transformers"), "server"),
+}
 
 _HELP = """\
 usage: paceline COMMAND [options]
@@ -116,7 +119,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         package = (error.name or "").partition(".")[0]
         if package.startswith("paceline"):
             raise
-        extra = "server" if package in _MODEL_PACKAGES else _EXTRAS.get(name, "cli")
+        extra = _PACKAGE_EXTRAS.get(package, _EXTRAS.get(name, "cli"))
         return _fail(f"{package} is not installed: pip install 'paceline[{extra}]'")
     return code
 

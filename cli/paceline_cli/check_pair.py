@@ -24,7 +24,7 @@ from paceline.v1.model_service_pb2 import (
     MODEL_ROLE_TARGET,
     MODEL_ROLE_UNSPECIFIED,
 )
-from paceline_cli.comparison import STRATEGIES, compare
+from paceline_cli.comparison import STRATEGIES, Asked, compare
 from paceline_cli.connection import tls_of
 from paceline_cli.server_kind import ROLE_NAMES, kind_of_server
 from paceline_cli.stack_worth import stack_table
@@ -67,8 +67,12 @@ class CheckPairSettings(LocalModelSettings, ClientTlsSettings):
     fits and every output is identical.
     """
 
-    drafter: str = Field("", description="directory or hub id of the small model, or HOST:PORT")
-    target: str = Field("", description="directory or hub id of the large model, or HOST:PORT")
+    drafter: str = Field(
+        "", description="directory, GGUF file or hub id of the small model, or HOST:PORT"
+    )
+    target: str = Field(
+        "", description="directory, GGUF file or hub id of the large model, or HOST:PORT"
+    )
     targets: int = Field(
         1,
         ge=1,
@@ -147,7 +151,8 @@ async def _compare_outputs(address: str, prompts: Sequence[str], max_tokens: int
     async with AsyncClient(address) as client:
         runs = len(prompts) * len(STRATEGIES)
         with progress(f"{len(prompts)} prompts x {max_tokens} tokens", total=runs) as step:
-            comparison = await compare(client, prompts, max_tokens=max_tokens, on_run=step)
+            asked = [*map(Asked.to_continue, prompts)]
+            comparison = await compare(client, asked, max_tokens=max_tokens, on_run=step)
     print()
     Console(highlight=False).print(comparison.table())
     if not comparison.drafted_token_count:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from paceline import Strategy
 from paceline_local.screen import table
@@ -17,13 +17,31 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from paceline import AsyncClient, Completion
+    from paceline import AsyncClient, Completion, GenerateOptions
+    from paceline.prompts import Prompt
 
 # The strategies that need only targets and a drafter.
 STRATEGIES = tuple(
     Strategy(strategy.value) for strategy, method in METHODS.items() if not method.self_drafts
 )
 _HEADINGS = ("", "TTFT ms", "tokens/s", "forwards", "acceptance", "speed-up", "output")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt of a comparison, and how it is continued.
+
+    Attributes:
+        options: For every strategy, besides the number of tokens; greedy unless they say otherwise.
+    """
+
+    prompt: Prompt
+    options: GenerateOptions
+
+    @classmethod
+    def to_continue(cls, text: str) -> Self:
+        """Continue a text, for as many tokens as are allowed."""
+        return cls(text, {"ignore_eos": True})
 
 
 @dataclass(slots=True)
@@ -63,6 +81,11 @@ class Comparison:
         judged = accepted + sum(each.rejected_token_count for each in statistics)
         return accepted / judged if judged else 0.0
 
+    def forwards(self, strategy: Strategy) -> int:
+        """Forwards of targets, over all prompts."""
+        own = self.completions[strategy]
+        return sum(each.finished.statistics.target_forward_count for each in own)
+
     @property
     def drafted_token_count(self) -> int:
         """Draft tokens over all strategies."""
@@ -80,7 +103,7 @@ class Comparison:
             strategy.abbreviation,
             f"{mean(each.time_to_first_token_ns for each in statistics) / 1e6:.0f}",
             f"{self.tokens_per_second(strategy):.1f}",
-            f"{sum(each.target_forward_count for each in statistics)}",
+            f"{self.forwards(strategy)}",
             f"{acceptance:.0%}" if acceptance else "-",
             f"{self.speed_up(strategy):.2f}x",
             "identical" if self.is_identical(strategy) else "[bold red]DIFFERENT[/]",
@@ -89,21 +112,24 @@ class Comparison:
 
 async def compare(
     client: AsyncClient,
-    prompts: Sequence[str],
+    prompts: Sequence[Asked],
     *,
     max_tokens: int,
     on_run: Callable[[str], None],
 ) -> Comparison:
-    """Run each prompt with each strategy, alternating, greedily.
+    """Run each prompt with each strategy, alternating.
 
     Alternating, so that other load on the machine affects all strategies alike.
     """
     comparison = Comparison()
     for number, prompt in enumerate(prompts, 1):
         for strategy in STRATEGIES:
-            stream = client.generate(
-                prompt, strategy=strategy, max_tokens=max_tokens, ignore_eos=True
-            )
+            options: GenerateOptions = {
+                **prompt.options,
+                "strategy": strategy,
+                "max_tokens": max_tokens,
+            }
+            stream = client.generate(prompt.prompt, **options)
             comparison.completions[strategy].append(await stream.collect())
             on_run(f"prompt {number} of {len(prompts)}, {strategy.abbreviation}")
     return comparison

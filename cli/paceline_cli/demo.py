@@ -1,4 +1,4 @@
-"""`paceline demo`: everything once, on this machine, in a few minutes."""
+"""`paceline demo`: everything once, on this machine, in two minutes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from rich.console import Console
 
 from paceline import AsyncClient, Strategy
 from paceline_bench.variants import parameter_count
-from paceline_cli.comparison import STRATEGIES, compare
+from paceline_cli.comparison import STRATEGIES, Asked, compare
+from paceline_cli.demo_chat import answer, shown_prompts
 from paceline_cli.streamed_text import TextStream, statistics_line
 from paceline_cli.timeline import write_timeline
-from paceline_local.bundled import find_models
+from paceline_local.bundled import find_served_models, find_smollm2
 from paceline_local.models import NOTHING_KEPT, model_arguments
 from paceline_local.options import read_options
 from paceline_local.running import running_system
@@ -29,12 +30,13 @@ if TYPE_CHECKING:
 
     from paceline import GenerateOptions
     from paceline_cli.comparison import Comparison
-    from paceline_local.bundled import BundledModels
+    from paceline_local.bundled import BundledModels, ServedModels
     from paceline_local.system import LocalSystem
 
 _EXAMPLES = """
 paceline demo
-paceline demo --prompts 12 --max-tokens 128
+paceline demo --models models                     the bundled models, which continue Python code
+paceline demo --models models --prompts 12 --max-tokens 128
 paceline demo --output-directory /tmp/demo
 """
 
@@ -58,7 +60,7 @@ _NODE_TARGETS, _NODE_TOKENS, _NODE_PROMPTS = 7, 50, 3
 _PAPER_SPEED_UP = 1.47  # of DSI over SI, in that row
 
 _REAL_NOTE, _SIMULATED_NOTE = "real models on this machine", "SIMULATED node with 8 GPUs"
-_PROCESSES = 3  # processes with a model, in the real part
+_REAL_TARGETS = 2
 _PICTURE_TOKENS = 48
 _PAGE = "127.0.0.1:8000"
 # A small model repeats itself when it is greedy; sampling with a seed is just as repeatable.
@@ -74,15 +76,18 @@ _STREAMED: GenerateOptions = {
 class DemoSettings(Settings):
     """Show everything once: real text, equal outputs, speed, and the timeline of a request.
 
-    The first part runs real models in real processes on this machine. The second part simulates a
-    node with 8 GPUs: each forward is a wait, as in the DSI paper. The exit code is 0 if every
-    output was identical to plain decoding, otherwise 1.
+    The first part runs real models in real processes on this machine: SmolLM2-135M-Instruct, which
+    answers questions, if `make smollm2` fetched it, otherwise the bundled models. The second part
+    simulates a node with 8 GPUs: each forward is a wait, as in the DSI paper. The exit code is 0 if
+    every output was identical to plain decoding, otherwise 1.
     """
 
-    prompts: int = Field(6, ge=1, le=100, description="held-out prompts to compare on")
-    max_tokens: int = Field(64, ge=2, le=400, description="tokens of each completion")
+    prompts: int = Field(6, ge=1, le=100, description="most prompts to compare on")
+    max_tokens: int = Field(48, ge=2, le=400, description="most tokens of each completion")
     models: Path | None = Field(
-        None, description="folder of the bundled models; without it the installed one"
+        None,
+        description="folder of the bundled models, or of one model; without it build/smollm2, or"
+        " the installed one",
     )
     output_directory: Path = Field(Path("demo-output"), description="directory for the pictures")
 
@@ -90,15 +95,21 @@ class DemoSettings(Settings):
 def main(arguments: Sequence[str]) -> int:
     """Run the command."""
     settings = read_options(DemoSettings, arguments, program="paceline demo", examples=_EXAMPLES)
-    models = find_models(settings.models)
+    found = find_smollm2() if settings.models is None else None
+    models = found or find_served_models(settings.models)
     settings.output_directory.mkdir(parents=True, exist_ok=True)
     return asyncio.run(_demo(settings, models))
 
 
-async def _demo(settings: DemoSettings, models: BundledModels) -> int:
+async def _demo(settings: DemoSettings, models: ServedModels) -> int:
+    drafts = (
+        f"a drafter of {_size(models.drafter)} million weights"
+        if models.drafter
+        else "drafts from the text itself"
+    )
     _heading(
-        f"1. Real models, in real processes on this machine: a drafter of {_size(models.drafter)}"
-        f" and {_PROCESSES - 1} targets of {_size(models.target)}"
+        f"1. Real models, in real processes on this machine: {_REAL_TARGETS} targets of"
+        f" {_size(models.target)} million weights ({models.target.name}), and {drafts}"
     )
     async with running_system(_real_system(models)) as system:
         real = await _show_real(system, settings, models)
@@ -108,24 +119,34 @@ async def _demo(settings: DemoSettings, models: BundledModels) -> int:
     )
     async with running_system(_simulated_node()) as system:
         simulated = await _show_simulated(system, settings)
-    return _conclude(real, simulated, folder=settings.models)
+    return _conclude(real, simulated, models=models, folder=settings.models)
 
 
 async def _show_real(
-    system: LocalSystem, settings: DemoSettings, models: BundledModels
+    system: LocalSystem, settings: DemoSettings, models: ServedModels
 ) -> Comparison:
     async with AsyncClient(system.orchestrator_address) as client:
-        await _stream(client)
-        prompts = _held_out_prompts(models, settings.prompts)
-        comparison = await _compare(client, prompts, max_tokens=settings.max_tokens)
+        if models.bundled is None:
+            shown = await shown_prompts(client, has_drafter=models.drafter is not None)
+            asked = [each.asked for each in shown[: settings.prompts]]
+            comparison = await answer(
+                client, shown[: settings.prompts], max_tokens=settings.max_tokens
+            )
+            Console(highlight=False).print(comparison.table())
+        else:
+            await _stream(client)
+            texts = _held_out_prompts(models.bundled, settings.prompts)
+            asked = [*map(Asked.to_continue, texts)]
+            comparison = await _compare(client, asked, max_tokens=settings.max_tokens)
         picture = settings.output_directory / "timeline.svg"
-        await _draw(client, prompts[_busiest_prompt(comparison)], picture, note=_REAL_NOTE)
+        await _draw(client, asked[_busiest_prompt(comparison)], picture, note=_REAL_NOTE)
     return comparison
 
 
 async def _show_simulated(system: LocalSystem, settings: DemoSettings) -> Comparison:
     async with AsyncClient(system.orchestrator_address) as client:
-        prompts = [f"Summarize article {number}:" for number in range(1, _NODE_PROMPTS + 1)]
+        texts = [f"Summarize article {number}:" for number in range(1, _NODE_PROMPTS + 1)]
+        prompts = [*map(Asked.to_continue, texts)]
         comparison = await _compare(client, prompts, max_tokens=_NODE_TOKENS)
         picture = settings.output_directory / "timeline-simulated.svg"
         await _draw(client, prompts[_busiest_prompt(comparison)], picture, note=_SIMULATED_NOTE)
@@ -143,7 +164,7 @@ async def _stream(client: AsyncClient) -> None:
     print(f"\n{statistics_line(await stream.collect())}\n")
 
 
-async def _compare(client: AsyncClient, prompts: Sequence[str], *, max_tokens: int) -> Comparison:
+async def _compare(client: AsyncClient, prompts: Sequence[Asked], *, max_tokens: int) -> Comparison:
     runs = len(prompts) * len(STRATEGIES)
     with progress(f"{len(prompts)} prompts x {max_tokens} tokens", total=runs) as step:
         comparison = await compare(client, prompts, max_tokens=max_tokens, on_run=step)
@@ -151,14 +172,14 @@ async def _compare(client: AsyncClient, prompts: Sequence[str], *, max_tokens: i
     return comparison
 
 
-async def _draw(client: AsyncClient, prompt: str, path: Path, *, note: str) -> None:
-    stream = client.generate(
-        prompt,
-        strategy=Strategy.DISTRIBUTED,
-        max_tokens=_PICTURE_TOKENS,
-        ignore_eos=True,
-        include_timeline=True,
-    )
+async def _draw(client: AsyncClient, asked: Asked, path: Path, *, note: str) -> None:
+    options: GenerateOptions = {
+        **asked.options,
+        "strategy": Strategy.DISTRIBUTED,
+        "max_tokens": _PICTURE_TOKENS,
+        "include_timeline": True,
+    }
+    stream = client.generate(asked.prompt, **options)
     write_timeline(path, await stream.collect(), note=note)
     print(f"\ntimeline of one DSI request: {path}")
 
@@ -171,18 +192,26 @@ def _busiest_prompt(comparison: Comparison) -> int:
     )
 
 
-def _conclude(real: Comparison, simulated: Comparison, *, folder: Path | None) -> int:
+def _conclude(
+    real: Comparison, simulated: Comparison, *, models: ServedModels, folder: Path | None
+) -> int:
     identical = real.all_identical and simulated.all_identical
     cores = os.cpu_count()
+    processes = _REAL_TARGETS + (models.drafter is not None)
     print()
     if identical:
         print("Every output was identical to plain decoding.")
     else:
         print("AN OUTPUT DIFFERED from plain decoding: please report it.")
+    plain, si = (real.forwards(each) for each in (Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE))
+    print(
+        f"Each draft token that is right saves a forward of the target: SI took {si} forwards for"
+        f" what plain decoding took {plain} for."
+    )
     _judge(
         "On this machine",
         real,
-        reason=f"{_PROCESSES} model processes share {cores} cores; DSI wants one device for each.",
+        reason=f"{processes} model processes share {cores} cores; DSI wants one device for each.",
     )
     _judge(
         "On the simulated node",
@@ -195,13 +224,19 @@ def _conclude(real: Comparison, simulated: Comparison, *, folder: Path | None) -
         " is slower than ours:\nit pays one more target forward at each rejection"
         " (docs/performance.md)."
     )
-    models = f" --models {folder}" if folder else ""
+    used = models.target if models.bundled is None else models.bundled.folder
     print(
         "\nTo watch them race in a browser, with prompts of your own:\n"
-        f"  {_program()} up --http {_PAGE}{models}\n"
+        f"  {_program()} up --http {_PAGE} --models {folder or _short(used)}\n"
         f"and open http://{_PAGE}/"
     )
     return 0 if identical else 1
+
+
+def _short(path: Path) -> Path:
+    """Write a path as it is from here, if it is below here."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _program() -> str:
@@ -217,12 +252,14 @@ def _judge(where: str, comparison: Comparison, *, reason: str) -> None:
     print(f"{where} DSI ran at {dsi:.2f}x, SI at {si:.2f}x{over}{f': {reason}' if slow else '.'}")
 
 
-def _real_system(models: BundledModels) -> LocalSystemConfig:
+def _real_system(models: ServedModels) -> LocalSystemConfig:
+    # In 16 bits rounding can decide near-ties differently in a larger forward.
+    options = (NOTHING_KEPT, "--dtype=float32")
     return LocalSystemConfig(
-        targets=_PROCESSES - 1,
-        drafters=1,
-        target_arguments=(*model_arguments(models.target), NOTHING_KEPT),
-        drafter_arguments=(*model_arguments(models.drafter), NOTHING_KEPT),
+        targets=_REAL_TARGETS,
+        drafters=1 if models.drafter else 0,
+        target_arguments=(*model_arguments(models.target), *options),
+        drafter_arguments=(*model_arguments(models.drafter), *options),
     )
 
 
@@ -246,9 +283,9 @@ def _simulated_node() -> LocalSystemConfig:
 
 
 def _size(model: Path) -> str:
-    """Say how many weights a bundled model has."""
-    count = sum(map(parameter_count, model.glob("*.safetensors")))
-    return f"{count / 1e6:.0f} million weights"
+    """Say how many million weights a model has."""
+    files = [model] if model.is_file() else [*model.glob("*.safetensors"), *model.glob("*.gguf")]
+    return f"{sum(map(parameter_count, files)) / 1e6:.0f}"
 
 
 def _held_out_prompts(models: BundledModels, count: int) -> list[str]:

@@ -113,7 +113,7 @@ class TrainSettings(_Sizes, _Schedule):
         description="streams (Speculative Streaming) or medusa (Medusa's heads)",
         kind="argument",
     )
-    model: str = Field("", description="directory or hub id of the model")
+    model: str = Field("", description="directory, GGUF file or hub id of the model")
     data: OneOrMore = Field((), description="file with text to learn from")
     validation: Path | None = Field(
         None, description="file with text to measure on; without it the last twentieth of the data"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path  # noqa: TC003 - pydantic reads it
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
+from paceline.errors import InvalidFieldError
 from paceline_contract.limits import MOST_DRAFTERS, MOST_TARGETS
-from paceline_local.bundled import find_models
+from paceline_local.bundled import find_served_models
 from paceline_local.models import LocalModelSettings, flags
 from paceline_local.options import read_options
 from paceline_local.running import running_system
@@ -25,6 +26,7 @@ _EXAMPLES = """
 paceline up                                        the bundled models: 1 drafter, 2 targets
 paceline up --targets 4 --listen 127.0.0.1:6000
 paceline up --target-model ~/big --drafter-model ~/small
+paceline up --models build/smollm2                 a model that chats (`make smollm2`)
 paceline up --backend simulated --targets 7 --target-option simulated-tpot-seconds=0.04
 paceline up --target-option device=cuda:0 --drafter-option device=cuda:1
 paceline up --drafter-option then=models/python-tiny --drafter-option then=max-gram
@@ -43,10 +45,12 @@ class UpSettings(LocalModelSettings):
     targets: int = Field(2, ge=1, le=MOST_TARGETS, description="targets to run")
     drafters: int = Field(1, ge=0, le=MOST_DRAFTERS, description="drafters to run")
     target_model: str | None = Field(
-        None, description="directory or hub id of the large model; without it the bundled one"
+        None,
+        description="directory, GGUF file or hub id of the large model; without it the bundled one",
     )
     drafter_model: str | None = Field(
-        None, description="directory or hub id of the small model; without it the bundled one"
+        None,
+        description="directory, GGUF file or hub id of the small model; without it the bundled one",
     )
     adapter: str = Field(
         "",
@@ -60,7 +64,9 @@ class UpSettings(LocalModelSettings):
         " is dropped",
     )
     models: Path | None = Field(
-        None, description="folder of the bundled models; without it the installed one"
+        None,
+        description="folder of the bundled models, or of one model, with its drafter in"
+        " FOLDER/drafter if there is one; without it the installed one",
     )
     listen: Address = Field(_DEFAULT_ADDRESS, description="address of the orchestrator")
     http: Address | Literal[""] = Field(
@@ -105,13 +111,13 @@ def main(arguments: Sequence[str]) -> int:
     if settings.log_directory is not None:
         settings.log_directory.mkdir(parents=True, exist_ok=True)
     try:
-        asyncio.run(_run(config, log_directory=settings.log_directory))
+        asyncio.run(_run(config, log_directory=settings.log_directory, example=_example(settings)))
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("stopped", file=sys.stderr)
     return 0
 
 
-async def _run(config: LocalSystemConfig, *, log_directory: Path | None) -> None:
+async def _run(config: LocalSystemConfig, *, log_directory: Path | None, example: str) -> None:
     async with running_system(config, log_directory=log_directory) as system:
         metrics = {
             server.name: server.metrics_address
@@ -120,7 +126,7 @@ async def _run(config: LocalSystemConfig, *, log_directory: Path | None) -> None
         }
         address = reachable(system.orchestrator_address)
         with record_metrics_addresses(address, metrics):
-            _print_system(system, address)
+            _print_system(system, address, example=example)
             try:
                 ended = await system.wait_for_exit()
             except asyncio.CancelledError:
@@ -129,14 +135,16 @@ async def _run(config: LocalSystemConfig, *, log_directory: Path | None) -> None
         raise ServerExitedError(ended.exit_report())
 
 
-def _print_system(system: LocalSystem, address: str) -> None:
+def _print_system(system: LocalSystem, address: str, *, example: str) -> None:
     for server in system.servers:
         print(f"{server.name:14}{server.address:22}metrics http://{server.metrics_address}/metrics")
     for (role, word), count in system.not_used.items():
         words = word.replace("_", " ")
         print(f"NOT USED: {count} {role}{'s' if count > 1 else ''} ({words}): see `paceline info`")
+    if not system.drafters:
+        print("no drafter: drafts come from the text itself (Max-Gram)")
     elsewhere = "" if address == _DEFAULT_ADDRESS else f" --address {address}"
-    print(f"\nNow, in other terminals:\n  paceline generate{elsewhere} 'def fibonacci(n):'")
+    print(f"\nNow, in other terminals:\n  paceline generate{elsewhere} '{example}'")
     print(f"  paceline top{elsewhere}")
     if system.gateway is not None:
         url = f"http://{reachable(system.gateway.address)}"
@@ -146,13 +154,20 @@ def _print_system(system: LocalSystem, address: str) -> None:
 
 def _config(settings: UpSettings) -> LocalSystemConfig:
     target, drafter = settings.target_model, settings.drafter_model
+    drafters = settings.drafters
     if settings.backend == "transformers" and (target is None or drafter is None):
-        bundled = find_models(settings.models)
-        target, drafter = target or str(bundled.target), drafter or str(bundled.drafter)
-
+        served = find_served_models(settings.models)
+        target = target or str(served.target)
+        if drafter is None and served.drafter is None:
+            if "drafters" in settings.model_fields_set and drafters:
+                raise InvalidFieldError.of(
+                    "drafters", f"{settings.models} has no drafter: give --drafter-model"
+                )
+            drafters = 0
+        drafter = drafter or str(served.drafter)
     return LocalSystemConfig(
         targets=settings.targets,
-        drafters=settings.drafters,
+        drafters=drafters,
         target_arguments=(*settings.target_arguments(target), *_adapter_arguments(settings)),
         drafter_arguments=settings.drafter_arguments(drafter),
         orchestrator_arguments=(
@@ -166,6 +181,15 @@ def _config(settings: UpSettings) -> LocalSystemConfig:
             *flags(settings.gateway_option),
         ),
     )
+
+
+def _example(settings: UpSettings) -> str:
+    """Return a prompt for the models: the bundled ones know Python alone."""
+    target = settings.target_model
+    if target is None and settings.backend == "transformers":
+        target = str(find_served_models(settings.models).target)
+    is_python = target is None or Path(target).name.startswith("python-")
+    return "def fibonacci(n):" if is_python else "Once upon a time"
 
 
 def _names(given: str, name: str) -> bool:

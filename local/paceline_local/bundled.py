@@ -1,4 +1,4 @@
-"""The paths of the bundled models."""
+"""The paths of the bundled models, of SmolLM2, and of what a folder holds to be served."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import InvalidFieldError
+
+_SMOLLM2 = "smollm2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +44,75 @@ class BundledModels:
         return [json.loads(line) for line in lines if line]
 
 
+@dataclass(frozen=True, slots=True)
+class ServedModels:
+    """A model to serve, and one that drafts for it.
+
+    Attributes:
+        drafter: None: drafts come from the text itself.
+        bundled: The folder that both are in, if they are the bundled ones.
+    """
+
+    target: Path
+    drafter: Path | None
+    bundled: BundledModels | None = None
+
+
 def find_models(folder: Path | None) -> BundledModels:
     """Find the models in a folder, or in the checkout around this package or the working directory.
 
     Raises:
         InvalidFieldError: The models are not there.
     """
-    here = Path(__file__).resolve()
-    guesses = [parent / "models" for parent in (*here.parents, Path.cwd(), *Path.cwd().parents)]
-    for guess in guesses if folder is None else [folder]:
+    for guess in _guesses("models") if folder is None else [folder]:
         models = BundledModels(guess)
         if models.target.is_dir() and models.drafter.is_dir():
             return models
+    if folder is not None and _is_one_model(folder):
+        raise InvalidFieldError.of(
+            "models",
+            f"{folder} is one model, and this command needs the bundled ones: a folder with"
+            f" python-target and python-drafter. `paceline up --models {folder}` serves it",
+        )
     where = "in this checkout" if folder is None else f"in {folder}"
     raise InvalidFieldError.of(
-        "models", f"there are no python-target and python-drafter {where}; give --models FOLDER"
+        "models",
+        f"there are no python-target and python-drafter {where}, and no model (config.json or a"
+        " GGUF file): give --models FOLDER with one of these",
     )
+
+
+def find_served_models(folder: Path | None) -> ServedModels:
+    """Find what to serve: a folder that is one model, or one with the bundled models.
+
+    A drafter for one model is in its folder, in `drafter`.
+
+    Raises:
+        InvalidFieldError: There is neither.
+    """
+    if folder is not None and _is_one_model(folder):
+        return ServedModels(folder, _drafter_for(folder))
+    bundled = find_models(folder)
+    return ServedModels(bundled.target, bundled.drafter, bundled)
+
+
+def find_smollm2() -> ServedModels | None:
+    """Find what `make smollm2` made, in the checkout around this package or working directory."""
+    found = next((each for each in _guesses("build", _SMOLLM2) if _is_one_model(each)), None)
+    return None if found is None else ServedModels(found, _drafter_for(found))
+
+
+def _drafter_for(model: Path) -> Path | None:
+    places = [model / "drafter"]
+    if model.name == _SMOLLM2:
+        places += _guesses("models", f"{_SMOLLM2}-drafter")
+    return next(filter(_is_one_model, places), None)
+
+
+def _is_one_model(path: Path) -> bool:
+    return path.is_file() or (path / "config.json").is_file() or any(path.glob("*.gguf"))
+
+
+def _guesses(*parts: str) -> list[Path]:
+    here = Path(__file__).resolve()
+    return [parent.joinpath(*parts) for parent in (*here.parents, Path.cwd(), *Path.cwd().parents)]

@@ -131,7 +131,9 @@ def application(
             get("/paceline/info", partial(describe, orchestrators=orchestrators)),
             post(
                 "/paceline/generate",
-                partial(watch, orchestrators=orchestrators, generations=generations),
+                partial(
+                    watch, orchestrators=orchestrators, templates=templates, generations=generations
+                ),
                 prompt="prompt",
             ),
             *(page_routes() if settings.page else []),

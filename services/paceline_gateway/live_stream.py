@@ -7,11 +7,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from paceline import Chunk, Strategy
+from paceline.errors import UnsupportedError
+from paceline_gateway.chat_template import WRITTEN, write_prompt
 from paceline_gateway.json_body import parse
 from paceline_gateway.schemas import LiveBody
 
 if TYPE_CHECKING:
-    from paceline import Started
+    from paceline import GenerateOptions, Started
+    from paceline.prompts import Prompt
+    from paceline_gateway.chat_template import ChatTemplates
     from paceline_gateway.connection import Connection
     from paceline_gateway.generations import Choice, Event, Generations
     from paceline_gateway.orchestrators import Orchestrators
@@ -27,7 +31,7 @@ _STRATEGIES = [
 async def describe(
     connection: Connection, _content: bytes, *, orchestrators: Orchestrators
 ) -> None:
-    """Send the model, the servers and the possible strategies."""
+    """Send the model, whether it chats, the servers and the possible strategies."""
     info = await orchestrators.info()
     drafts_for_itself = any(each.self_draft_kind for each in info.servers)
     await connection.answer(
@@ -36,6 +40,7 @@ async def describe(
             "version": info.version,
             "fingerprint": info.model_fingerprint,
             "context_length": info.context_length,
+            "chats": await _chats(orchestrators),
             "strategies": [
                 each
                 for each in _STRATEGIES
@@ -48,17 +53,34 @@ async def describe(
     )
 
 
+async def _chats(orchestrators: Orchestrators) -> bool:
+    """Whether the model has a template for conversations."""
+    try:
+        await orchestrators.chat_template()
+    except UnsupportedError:
+        return False
+    return True
+
+
 async def watch(
     connection: Connection,
     content: bytes,
     *,
     orchestrators: Orchestrators,
+    templates: ChatTemplates,
     generations: Generations,
 ) -> None:
-    """Continue a prompt; send each draft, verification and cancel between the chunks."""
+    """Continue a prompt or a conversation; send what happens between the chunks, too."""
     body = parse(LiveBody, content)
     await orchestrators.check_model(body.model)
-    (choice,) = generations.choices([body.prompt], body.options(), count=1, connection=connection)
+    options: GenerateOptions = body.options()
+    prompt: Prompt
+    if body.prompt is None:
+        prompt = await write_prompt(body.messages, orchestrators=orchestrators, templates=templates)
+        options = {**options, **WRITTEN}
+    else:
+        prompt = body.prompt
+    (choice,) = generations.choices([prompt], options, count=1, connection=connection)
     await _tell(choice, connection)
 
 

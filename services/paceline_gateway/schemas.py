@@ -340,11 +340,21 @@ class ResponseBody(_Request):
 
 
 class LiveBody(_Request):
-    """POST /paceline/generate: one text, continued as a stream with its timeline's events."""
+    """POST /paceline/generate: one text or conversation, as a stream with its timeline's events."""
 
-    prompt: str
+    prompt: str | None = None
+    messages: list[Message] = Field(default_factory=list, validate_default=True)
     max_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
     stream: Annotated[bool, only(True)] = True
+
+    @field_validator("messages")
+    @classmethod
+    def _are_there_without_a_prompt(
+        cls, value: list[Message], info: ValidationInfo
+    ) -> list[Message]:
+        if bool(value) == (info.data.get("prompt") is not None):
+            raise PydanticCustomError("choice", "needed without `prompt`, and only without it")
+        return value
 
     def options(self) -> GenerateOptions:
         """Return the options for the client library."""

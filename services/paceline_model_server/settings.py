@@ -26,7 +26,8 @@ class ModelSettings(Settings):
         " forward takes",
     )
     model: str = Field(
-        "", description="directory with a decoder-only model in safetensors, or a hub id"
+        "",
+        description="decoder-only model: a directory with safetensors, a GGUF file, or a hub id",
     )
     model_revision: str = Field("", description="revision of a hub id; empty: its default branch")
     model_name: str = Field(
@@ -195,7 +196,7 @@ class ModelServerSettings(
     @model_validator(mode="after")
     def _has_model(self) -> Self:
         if self.backend == "transformers" and not self.model:
-            raise ValueError("--model is needed: a directory, or a hub id")
+            raise ValueError("--model is needed: a directory, a GGUF file, or a hub id")
         if self.guesses and not self.adapter:
             raise ValueError("--guesses goes with --adapter")
         if self.adapter and self.backend != "transformers":

@@ -97,8 +97,13 @@ def check_names(files: ModelFiles, tuning: FineTuning) -> None:
     """Check that a model's files have all weights that training changes.
 
     Raises:
-        ModelLoadError: they are stored under other names.
+        ModelLoadError: they are stored under other names, or in a GGUF file.
     """
+    if files.gguf is not None:
+        raise ModelLoadError(
+            f"model {files.name!r} cannot be fine-tuned: its weights are in a GGUF file, whose"
+            " quantisation they would lose; give its safetensors"
+        )
     stored: set[str] = set()
     for path in files.weights:
         with safe_open(path, framework="pt") as file:

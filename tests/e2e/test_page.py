@@ -16,7 +16,7 @@ from paceline import errors
 from paceline_gateway import live_stream
 from support.browser import BROWSER, browsing
 from support.fake_orchestrator import FakeOrchestrator, Leg
-from support.gateway import gateway_over
+from support.gateway import TEMPLATE, gateway_over
 from support.processes import GatewayProcess, running
 from support.system import simulated_system
 
@@ -125,6 +125,33 @@ async def test_what_is_shown_again_is_what_was_shown(served, tab):
     await tab.click("#cancel")  # of a replay: its end is shown
     await tab.until(OVER)
     assert await tab.js(shown) == before
+    assert tab.problems == []
+
+
+@pytest.mark.parametrize("chats", [True, False])
+async def test_a_model_that_chats_is_asked_by_its_template_and_others_continue_texts(tab, chats):
+    template = TEMPLATE if chats else None
+    async with gateway_over(FakeOrchestrator(chat_template=template)) as gateway:
+        await ask(tab, gateway.url)
+        await tab.until(OVER)
+        (sent,) = {
+            request.text or "".join(it.text for it in request.parts.parts)
+            for request in gateway.requests
+        }
+        assert await tab.js("document.getElementById('chat').checked") == chats
+        shown = await tab.js("document.getElementById('chat').checkVisibility()")
+        assert shown == chats
+        assert await tab.js("document.getElementById('ignore_eos').checked") == (not chats)
+        assert ("What is the capital of France" in sent) == chats
+        assert ("class Stack" in sent) == (not chats)
+        # A text to continue is no question.
+        await tab.js(
+            "const it = document.getElementById('examples');"
+            " it.value = 'def fibonacci(n):'; it.dispatchEvent(new Event('change'))"
+        )
+        await tab.click("#start")
+        await tab.until(f"!document.querySelector('#start').disabled && {OVER}")
+        assert gateway.requests[-1].text == "def fibonacci(n):"
     assert tab.problems == []
 
 

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
-from transformers.utils import logging as transformers_logging
+from transformers import DynamicCache
 
 from paceline_engine.model_files.files import find_model_files
+from paceline_engine.torch_backend.model_loading import load_model as load_library_model
 
 PROMPT_LOOKUP_TOKENS = 10
 """The better of the lookaheads 5 and 10 on the bundled target (bench/LOG.md)."""
@@ -92,13 +92,8 @@ class LibraryPair:
 
 
 def load_model(name: str, *, dtype: str, device: str) -> Any:
-    """Load one in the library's class, from a directory or a hub id; no token of it ends a text."""
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    with find_model_files(name).laid_out() as directory:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=getattr(torch, dtype), local_files_only=True, trust_remote_code=False
-        )
+    """Load one in the library's class, from files or a hub id; no token of it ends a text."""
+    model = load_library_model(find_model_files(name), dtype=dtype)
     # As many tokens as are asked for, from everybody.
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0

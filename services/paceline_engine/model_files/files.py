@@ -1,7 +1,7 @@
 """A model's files: which of them may be loaded, and the model's fingerprint.
 
-Only data is read: safetensors, JSON and templates, and only the files that make up a model. A
-directory with code is refused whole, because its code would run with the model. Other files there
+Only data is read: safetensors or GGUF, JSON and templates, and only the files that make up a model.
+A directory with code is refused whole, because its code would run with the model. Other files there
 change nothing: pickles, weights that no index names, files of other programs.
 
 Exactly the files that were checked and hashed are loaded. The directory is read once. Small files
@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline_engine.model_files.chat_template import find_templates, template_of
+from paceline_engine.model_files.gguf_model import SUFFIX, GgufModel
 from paceline_engine.model_files.identity import meant_configuration, parse_values
 from paceline_engine.model_files.small_files import (
     CONFIG,
@@ -44,7 +45,7 @@ from paceline_engine.model_files.weight_files import (
     named_parts,
     part_names,
 )
-from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.terms.backend import ModelLoadError, few_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -84,20 +85,21 @@ _Stamp: TypeAlias = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A checked model directory.
+    """A checked model: a directory, or a GGUF file.
 
     Attributes:
         directory: Where it is.
         name: What the model is called.
         revision: The hub's; empty for a directory.
         weights: The files that hold its weights, and no others.
-        small: Its other files, as they were read.
+        small: Its other files, as they were read; for a GGUF file, as it would write them.
         tokenizer: Its tokenizer.json, written in one way; see `TokenizerFile`.
         vocabulary_size: How many tokens the model can choose from, as its files say it.
         tokens: Which tokens are named, end a text, or fill in the middle.
         templates: Its chat templates by their names.
         index: Which weight is in which of several files; None: there is one.
         stamps: Which files the weights were in, when the directory was checked.
+        gguf: The GGUF file that holds the weights; None: safetensors hold them.
     """
 
     directory: Path
@@ -111,6 +113,7 @@ class ModelFiles:
     templates: Mapping[str, FoundTemplate]
     index: bytes | None
     stamps: Mapping[Path, _Stamp]
+    gguf: GgufModel | None = None
 
     @property
     def contents(self) -> Mapping[str, bytes]:
@@ -156,7 +159,7 @@ class ModelFiles:
 
     @cached_property
     def _weights_digest(self) -> str:
-        return hash_weights(self.weights)
+        return hash_weights(self.weights) if self.gguf is None else self.gguf.file.hash_weights()
 
     def check_unchanged(self) -> None:
         """Check that weights are in the files they were in when the directory was checked.
@@ -172,6 +175,8 @@ class ModelFiles:
     def laid_out(self) -> Iterator[Path]:
         """Lend a directory with the checked files and nothing else, for a library to load from.
 
+        For a GGUF file it has no weights: `GgufModel.named_weights` yields them.
+
         Raises:
             ModelLoadError: Weights were changed since they were checked.
         """
@@ -181,7 +186,7 @@ class ModelFiles:
                 (directory / name).write_bytes(content)
             if self.index is not None:
                 (directory / INDEX_FILE).write_bytes(self.index)
-            for path in self.weights:
+            for path in () if self.gguf else self.weights:
                 (directory / path.name).symlink_to(path.resolve())
             yield directory
         self.check_unchanged()
@@ -192,13 +197,20 @@ class ModelFiles:
 
 
 def find_model_files(model: str, *, revision: str | None = None) -> ModelFiles:
-    """Find and check a model: a directory, or a hub id where there is a network.
+    """Find and check a model: a directory, a GGUF file, or a hub id where there is a network.
 
     Raises:
         ModelLoadError: there is no such model, a file is missing, or one is not plain data.
     """
-    directory = Path(model).expanduser()
+    path = Path(model).expanduser()
+    if path.is_file() or (path.suffix.lower() == SUFFIX and not path.is_dir()):
+        return _of_gguf_file(path, name=path.stem)
+    directory = path
     if directory.is_dir():
+        if gguf := _only_gguf_file(directory):
+            _refuse_links_outside(directory)
+            _refuse_programs(directory)
+            return _of_gguf_file(gguf, name=directory.resolve().name)
         if not (directory / "config.json").is_file():
             raise ModelLoadError(f"model {model!r}: there is no config.json in {directory}")
         name, revision = directory.resolve().name, revision or ""
@@ -207,6 +219,10 @@ def find_model_files(model: str, *, revision: str | None = None) -> ModelFiles:
     else:
         directory = _download(model, revision)
         name, revision = model, directory.name
+    return _of_directory(directory, model=model, name=name, revision=revision)
+
+
+def _of_directory(directory: Path, *, model: str, name: str, revision: str) -> ModelFiles:
     _refuse_links_outside(directory)
     _refuse_programs(directory)
     for file_name in (CONFIG, TOKENIZER):
@@ -220,25 +236,63 @@ def find_model_files(model: str, *, revision: str | None = None) -> ModelFiles:
     small = SmallFiles.read(directory)
     for each in (*_CONFIGURATIONS, TOKENIZER_CONFIG):
         _refuse_foreign_parts(directory / each, small.json(each))
-    try:
-        tokenizer = TokenizerFile(small.contents[TOKENIZER])
-    except (ValueError, RecursionError) as error:
-        raise ModelLoadError(f"model {name!r}: {TOKENIZER} cannot be used ({error})") from error
-    templates = find_templates(small)
-    default = templates.get("default")
     return ModelFiles(
         directory,
         name=name,
         revision=revision,
         weights=weights,
         small=small,
-        tokenizer=tokenizer.content,
-        vocabulary_size=_vocabulary_size(small.json(CONFIG), tokenizer),
-        tokens=find_tokens(small, tokenizer, template=default.source if default else ""),
-        templates=templates,
         index=None if index is None or {*parts} == {WEIGHTS_FILE} else _clean_index(parts),
         stamps={path: _stamp(path) for path in weights},
+        **_meanings(name, small),
     )
+
+
+def _of_gguf_file(path: Path, *, name: str) -> ModelFiles:
+    stamp = _stamp(path)
+    gguf = GgufModel.read(path)
+    return ModelFiles(
+        path,
+        name=name,
+        revision="",
+        weights=(path,),
+        small=gguf.small,
+        index=None,
+        stamps={path: stamp},
+        gguf=gguf,
+        **_meanings(name, gguf.small),
+    )
+
+
+def _only_gguf_file(directory: Path) -> Path | None:
+    """Return the GGUF file of a directory that has its weights in no other form.
+
+    Raises:
+        ModelLoadError: It has several, and nobody said which.
+    """
+    found = [path for path in directory.iterdir() if path.suffix.lower() == SUFFIX]
+    if not found or any(directory.glob("*.safetensors")):
+        return None
+    if len(found) > 1:
+        names = few_names(path.name for path in found)
+        raise ModelLoadError(f"{directory} has several GGUF files, {names}: give one of them")
+    return found[0]
+
+
+def _meanings(name: str, small: SmallFiles) -> dict[str, Any]:
+    """Find what a model's small files say: its tokenizer, tokens and templates."""
+    try:
+        tokenizer = TokenizerFile(small.contents[TOKENIZER])
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"model {name!r}: {TOKENIZER} cannot be used ({error})") from error
+    templates = find_templates(small)
+    default = templates.get("default")
+    return {
+        "tokenizer": tokenizer.content,
+        "vocabulary_size": _vocabulary_size(small.json(CONFIG), tokenizer),
+        "tokens": find_tokens(small, tokenizer, template=default.source if default else ""),
+        "templates": templates,
+    }
 
 
 def _vocabulary_size(config: Mapping[str, Any], tokenizer: TokenizerFile) -> int:

@@ -63,6 +63,15 @@ _PLAIN_MODEL = {
     "byte_fallback": False,
     "ignore_merges": False,
 }
+# In BPE these add nothing when they are empty; the library's classes of tokenizers write them so.
+_AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
+# A post-processor that adds no token: the library puts it into each tokenizer that it saves.
+_ADDS_NOTHING = {
+    "type": "TemplateProcessing",
+    "single": [{"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {},
+}
 # Whoever encodes decides these; a file has what somebody's last call had.
 _OF_A_CALL = frozenset({"truncation", "padding"})
 _MOST_EXACT = 1 << 53  # up to here each whole number is a float, and no two are the same one
@@ -92,6 +101,8 @@ def canonical_tokenizer(found: object) -> bytes:
     """
     if isinstance(found, dict):
         found = _without(found, _NONE, _OF_A_CALL)
+        if found.get("post_processor") == _ADDS_NOTHING:
+            del found["post_processor"]
         if isinstance(found.get("model"), dict):
             found["model"] = _plain_model(found["model"])
     return canonical_json(found)
@@ -120,6 +131,8 @@ def canonical_json(value: object) -> bytes:
 
 def _plain_model(model: Mapping[str, Any]) -> dict[str, Any]:
     kept = _without(model, _PLAIN_MODEL)
+    if kept.get("type") == "BPE":
+        kept = {name: it for name, it in kept.items() if not (name in _AFFIXES and it == "")}
     merges = kept.get("merges")
     # Older files have each pair as one text, which cannot hold a token with a space.
     if isinstance(merges, list) and all(isinstance(each, str) for each in merges):

@@ -79,7 +79,7 @@ def load_model(files: ModelFiles, *, dtype: str) -> Any:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         with files.laid_out() as directory, _quiet_library():
-            loaded = _load(files.name, directory, dtype=_DTYPES[dtype])
+            loaded = _load(files, directory, dtype=_DTYPES[dtype])
     except ModelLoadError:
         raise
     except Exception as error:  # a configuration is a stranger's, and may break anything
@@ -91,10 +91,21 @@ def load_model(files: ModelFiles, *, dtype: str) -> Any:
     return model.eval()
 
 
-def _load(name: str, directory: Path, *, dtype: torch.dtype) -> Any:
+def _load(files: ModelFiles, directory: Path, *, dtype: torch.dtype) -> Any:
     config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
-    _refuse_nonsense(name, config)
-    _refuse_other_kinds(name, config)
+    _refuse_nonsense(files.name, config)
+    _refuse_other_kinds(files.name, config)
+    if files.gguf is not None:
+        weights = files.gguf.named_weights()
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        return model_class.from_pretrained(
+            None,
+            config=config,
+            dtype=dtype,
+            # The library keeps these tensors, so each has the model's dtype from the beginning.
+            state_dict={name: torch.from_numpy(each).to(dtype) for name, each in weights},
+            output_loading_info=True,
+        )
     return AutoModelForCausalLM.from_pretrained(
         directory,
         config=config,

@@ -4,7 +4,13 @@ import { showNumbers } from "./numbers.js";
 import { Race } from "./race.js";
 import { ask } from "./stream.js";
 
-const EXAMPLES = [
+// Of a model that chats; others have the texts to continue alone.
+const QUESTIONS = [
+  ["a question", "What is the capital of France, and what is it known for?"],
+  ["a correction", "Correct the mistakes in this text, and write it again: Yesterday I goed to the market and buyed three apples, two bread and a bottle of milk. Then I walked home and eated them."],
+  ["an explanation", "Why is the sky blue? Answer in two sentences."],
+];
+const TEXTS = [
   ["a Python class", 'class Stack:\n    """A stack of items, the last one first."""\n\n    def __init__(self, items=()):\n        self._items = list(items)\n\n    def push(self, item):\n        """'],
   ["a Python function", "def fibonacci(n):"],
   ["a repetitive list", "NUMBERS = {\n    1: \"one\",\n    2: \"two\",\n    3: \"three\",\n"],
@@ -12,7 +18,7 @@ const EXAMPLES = [
 ];
 // The contents of a link; each is the id of a field.
 const VALUES = ["prompt", "seed", "max_tokens", "temperature", "top_p", "lookahead", "targets", "width", "branches"];
-const CHECKS = ["together", "ignore_eos"];
+const CHECKS = ["together", "chat", "ignore_eos"];
 const KEY = "paceline-key";
 
 const at = (id) => document.getElementById(id);
@@ -39,6 +45,7 @@ async function enter() {
   tell("");
   describe();
   offer();
+  suggest();
   read();
 }
 
@@ -71,6 +78,24 @@ function offer() {
   }));
 }
 
+/** Offer examples that suit the model: questions, if it chats, and texts to continue. */
+function suggest() {
+  const [first] = at("examples").options;
+  at("chat").parentElement.hidden = !system.chats;
+  at("chat").checked = system.chats;
+  at("ignore_eos").checked = !system.chats;
+  const option = ([name, text], chats) => {
+    const made = new Option(name, text);
+    made.dataset.chats = chats;
+    return made;
+  };
+  at("examples").replaceChildren(
+    first,
+    ...(system.chats ? QUESTIONS : []).map((each) => option(each, "1")),
+    ...TEXTS.map((each) => option(each, "")),
+  );
+}
+
 const boxes = () => [...at("strategies").querySelectorAll("input")];
 
 /** Fill the fields from the address; nothing runs before the user starts it. */
@@ -82,7 +107,7 @@ function read() {
     const wanted = link.get("strategies").split(",");
     for (const box of boxes()) box.checked = wanted.includes(box.value);
   }
-  if (!at("prompt").value) at("prompt").value = EXAMPLES[0][1];
+  if (!at("prompt").value) at("prompt").value = (system?.chats ? QUESTIONS : TEXTS)[0][1];
   if (link.has("model") && link.get("model") !== system?.fingerprint) {
     tell("This link was made with another model: the texts will differ.");
   }
@@ -104,7 +129,9 @@ function body() {
   const number = (id) => (at(id).value === "" ? undefined : Number(at(id).value));
   return {
     model: system.model,
-    prompt: at("prompt").value,
+    ...(system.chats && at("chat").checked
+      ? { messages: [{ role: "user", content: at("prompt").value }] }
+      : { prompt: at("prompt").value }),
     seed: number("seed"),
     max_tokens: number("max_tokens"),
     temperature: number("temperature"),
@@ -143,7 +170,9 @@ async function start() {
   at("verdict").textContent = "";
   at("hint").hidden = true;
   at("numbers").tBodies[0].replaceChildren();
-  race = new Race(chosen, { prompt: at("prompt").value, lanes: at("lanes"), timelines: at("timelines") });
+  // An answer begins in a line of its own.
+  const shown = at("prompt").value + (body().messages ? "\n\n" : "");
+  race = new Race(chosen, { prompt: shown, lanes: at("lanes"), timelines: at("timelines") });
   const together = at("together").checked;
   await busy(async (signal) => {
     await race.go(body(), { key: sessionStorage.getItem(KEY), signal, together, tell });
@@ -186,9 +215,10 @@ at("again").addEventListener("click", () => busy(async (signal) => {
 at("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) at("question").requestSubmit();
 });
-for (const [name, text] of EXAMPLES) at("examples").append(new Option(name, text));
 at("examples").addEventListener("change", () => {
-  if (at("examples").value) at("prompt").value = at("examples").value;
+  if (!at("examples").value) return;
+  at("prompt").value = at("examples").value;
+  at("chat").checked = Boolean(at("examples").selectedOptions[0].dataset.chats);
 });
 addEventListener("hashchange", read);
 enter();

@@ -469,6 +469,46 @@ def test_up_without_models_says_where_it_looked(capsys, tmp_path):
     assert "--models FOLDER" in err
 
 
+@pytest.fixture
+def one_model(tmp_path):
+    """Give a folder that is one model, as `up` sees it before anything is loaded."""
+    (tmp_path / "smollm2").mkdir()
+    (tmp_path / "smollm2" / "any.gguf").touch()
+    return tmp_path / "smollm2"
+
+
+def test_up_serves_a_folder_that_is_one_model_without_a_drafter(one_model):
+    config = _config(UpSettings(models=one_model))
+    assert (config.targets, config.drafters) == (2, 0)
+    assert f"--model={one_model}" in config.target_arguments
+    file = one_model / "any.gguf"
+    assert f"--model={file}" in _config(UpSettings(models=file)).target_arguments
+    named = _config(UpSettings(models=one_model, drafter_model="small"))
+    assert named.drafters == 1
+    assert "--model=small" in named.drafter_arguments
+
+
+def test_up_finds_the_drafter_in_a_models_folder(one_model):
+    (one_model / "drafter").mkdir()
+    (one_model / "drafter" / "config.json").touch()
+    config = _config(UpSettings(models=one_model))
+    assert config.drafters == 1
+    assert f"--model={one_model / 'drafter'}" in config.drafter_arguments
+
+
+def test_up_says_where_a_drafter_that_is_asked_for_would_come_from(capsys, one_model):
+    code, _, err = run(capsys, "up", "--models", str(one_model), "--drafters", "1")
+    assert code == 1
+    assert err == f"paceline: drafters: {one_model} has no drafter: give --drafter-model\n"
+
+
+def test_a_command_for_the_bundled_models_names_the_one_that_serves_one_model(capsys, one_model):
+    code, _, err = run(capsys, "bench", "self", "--models", str(one_model))
+    assert code == 1
+    assert f"{one_model} is one model, and this command needs the bundled ones" in err
+    assert f"`paceline up --models {one_model}` serves it" in err
+
+
 def test_up_takes_plaintext_to_other_machines_if_it_is_said_aloud():
     settings = UpSettings(backend="simulated", listen="0.0.0.0:6000", insecure=True)
     assert "--insecure" in _config(settings).orchestrator_arguments

@@ -4,17 +4,17 @@ from dataclasses import replace
 from rich.console import Console
 
 from paceline import AsyncClient, Strategy
-from paceline_cli.comparison import compare
+from paceline_cli.comparison import Asked, compare
 from support.fake_orchestrator import FakeOrchestrator, serving
 
 
 async def comparison():
-    steps = []
+    steps, asked = [], [*map(Asked.to_continue, "xy")]
     async with (
         serving(FakeOrchestrator()) as fake,
         AsyncClient(fake.address) as client,
     ):
-        return await compare(client, ["x", "y"], max_tokens=4, on_run=steps.append), fake, steps
+        return await compare(client, asked, max_tokens=4, on_run=steps.append), fake, steps
 
 
 async def test_every_prompt_is_run_with_every_strategy_in_turn():

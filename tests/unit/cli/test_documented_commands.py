@@ -67,6 +67,13 @@ def test_a_line_that_is_shown_is_understood(line):
     assert isinstance(parse(cls, arguments, program=line, environment={}), Settings)
 
 
+def test_a_body_that_is_shown_is_sent_as_json():
+    pages = "\n".join(page.read_text() for page in PAGES).replace("\\\n", "")
+    shown = re.findall(r"^ *(curl .*/v1/.* -d .*)$", pages, re.MULTILINE)
+    assert shown
+    assert [line for line in shown if "-H 'content-type: application/json'" not in line] == []
+
+
 def test_lines_are_found():
     assert len(set(shown_lines())) > 20
 

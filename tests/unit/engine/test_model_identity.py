@@ -194,6 +194,20 @@ FILLED = {
     "pad_type_id": 0,
     "pad_token": "<|end|>",
 }
+ADDS_NOTHING = {
+    "type": "TemplateProcessing",
+    "single": [{"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {},
+}
+ADDS_AN_END = {
+    **ADDS_NOTHING,
+    "single": [
+        {"Sequence": {"id": "A", "type_id": 0}},
+        {"SpecialToken": {"id": "<|end|>", "type_id": 0}},
+    ],
+    "special_tokens": {"<|end|>": {"id": "<|end|>", "ids": [0], "tokens": ["<|end|>"]}},
+}
 BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
 STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 STRIPPING = {"type": "Sequence", "decoders": [BYTES, STRIP]}
@@ -206,6 +220,10 @@ SAME = {
     "a tokenizer as the library saves it": saved_by_the_library,
     "merges as texts": lambda it: edit_tokenizer(it, merges_as_texts),
     "a tokenizer without what is plain": lambda it: edit_tokenizer(it, without_what_is_plain),
+    "a tokenizer whose words begin and end with nothing": tokenizer_with(
+        "model", continuing_subword_prefix="", end_of_word_suffix=""
+    ),
+    "a tokenizer that adds nothing": tokenizer_with(post_processor=ADDS_NOTHING),
     "a tokenizer's truncation": tokenizer_with(truncation=CUT),
     "a tokenizer's padding": tokenizer_with(padding=FILLED),
     "a configuration in other white space": rewritten(CONFIG, indent=3),
@@ -248,6 +266,7 @@ OTHER = {
     "a merge less": lambda it: edit_tokenizer(it, fewer_merges),
     "a normalizer": tokenizer_with(normalizer={"type": "Lowercase"}),
     "a decoder that strips": tokenizer_with(decoder=STRIPPING),
+    "a tokenizer that adds an end": tokenizer_with(post_processor=ADDS_AN_END),
     "a space before the first word": tokenizer_with("pre_tokenizer", add_prefix_space=True),
     "another text of a token": tokenizer_with("added_tokens", 0, content="<|other|>"),
 }

@@ -62,6 +62,9 @@ async def test_strategy_and_limits_are_the_orchestrators_to_follow():
     [
         ({"prompt": ["p"]}, "prompt"),
         ({"prompt": "p", "n": 2}, "n"),
+        ({}, "messages"),
+        ({"prompt": "p", "messages": [{"role": "user", "content": "q"}]}, "messages"),
+        ({"messages": [{"role": "poet", "content": "q"}]}, "messages[0].role"),
         ({"prompt": "p", "stream": False}, "stream"),
         ({"prompt": "p", "paceline": {"strategy": "telepathy"}}, "paceline.strategy"),
         ({"prompt": "p", "seed": -1}, "seed"),
@@ -75,6 +78,31 @@ async def test_what_is_wrong_is_refused_by_its_name(body, param):
         assert gateway.requests == []
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
     assert other.status_code == 404
+
+
+async def test_a_conversation_is_written_by_the_models_template():
+    async with gateway_over() as gateway:
+        said = [{"role": "user", "content": "q"}]
+        told = events(await gateway.post(PATH, messages=said, max_tokens=2, seed=9))
+        await gateway.post("/v1/chat/completions", messages=said, max_tokens=2, seed=9)
+    assert [name for name, _ in told if name != "timeline"] == [
+        *("started", "chunk", "chunk", "finished")
+    ]
+    watched, chatted = gateway.requests
+    assert watched.stream_timeline
+    prompts = [
+        (it.text, it.add_special_tokens, it.parse_special_tokens) for it in (watched, chatted)
+    ]
+    assert prompts == [("<s><user>q<assistant>", False, True)] * 2
+
+
+async def test_a_model_that_only_continues_texts_says_so_and_refuses_conversations():
+    async with gateway_over(FakeOrchestrator()) as gateway:
+        told = (await gateway.http.get("/paceline/info")).json()
+        refused = await gateway.post(PATH, messages=[{"role": "user", "content": "q"}])
+    assert told["chats"] is False
+    assert refused.status_code == 400
+    assert "no chat template" in refused.json()["error"]["message"]
 
 
 async def test_an_error_is_a_status_before_the_first_event_and_an_event_after_it():
@@ -104,6 +132,7 @@ async def test_what_there_is_is_told_without_addresses():
     async with gateway_over() as gateway:
         told = (await gateway.http.get("/paceline/info")).json()
     assert told["model"] == "fake"
+    assert told["chats"] is True
     assert told["servers"] == [{"name": "target-0", "role": "target", "ready": True}]
     names = {each["name"] for each in told["strategies"]}
     assert names == {it.value for it in Strategy} - {"auto", "unknown", "self_speculative"}

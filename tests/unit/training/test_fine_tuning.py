@@ -9,7 +9,9 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch.nn import functional
+from transformers import LlamaForCausalLM
 
 from paceline_cli.__main__ import main
 from paceline_contract.proposal import Proposal
@@ -28,6 +30,7 @@ from paceline_training.hit_rates import guess_ranks, hit_rates
 from paceline_training.objective import Joint
 from paceline_training.training import CheckpointError, TrainingPlan, train_adapter
 from paceline_training.windows import TextWindows
+from support.gguf_files import GgufParts, write_gguf
 from support.tiny_adapters import random_adapter, tiny_model
 from support.tiny_models import tiny_pair
 from unit.engine.conftest import continuation
@@ -281,6 +284,14 @@ def test_weights_under_other_names_are_refused_before_anything_is_learnt(base, t
     with pytest.raises(ModelLoadError, match=r"its files have no model\.layers\.0") as caught:
         check_names(find_model_files(str(other)), learnt(base))
     assert "\n" not in str(caught.value)
+
+
+def test_a_gguf_file_is_refused_before_anything_is_learnt(base, tmp_path):
+    model = LlamaForCausalLM.from_pretrained(base.directory)
+    tokenizer = Tokenizer.from_file(str(base.directory / "tokenizer.json"))
+    path = write_gguf(tmp_path / "model.gguf", model, tokenizer, GgufParts())
+    with pytest.raises(ModelLoadError, match="its weights are in a GGUF file"):
+        check_names(find_model_files(str(path)), learnt(base))
 
 
 @pytest.fixture(scope="module", params=KINDS)
