@@ -182,8 +182,7 @@ class DraftsInFlight:
         tip = self._tree.main_path()[-1]
         window = min(task.lookahead, self._commitment.limit - 1 - tip.length)
         waits = tip.draft.drafter == text and not tip.dispatch.assigned
-        is_decided = tip.fact is not None
-        ends = tip is self._text_ends or is_decided or not can_grow(tip, self._commitment)
+        ends = tip is self._text_ends or not can_grow(tip, self._commitment)
         is_far = tip.length + window > len(self._commitment.prefix) + SPECULATION_LIMIT
         if waits or ends or is_far or self.awaits_text:
             return []

@@ -22,11 +22,11 @@ class Invariant(Enum):
     """Why a method is never slower than plain decoding: a target is always computing the token that
     plain decoding would compute."""
 
-    NOTHING_WORTHLESS = "Nothing stays in flight whose answer can tell nothing new."
+    NOTHING_WORTHLESS = "No call stays in flight if its answer can tell nothing new."
     """Neither what contradicts the committed text, nor what is behind it. A prompt that warms up a
     target's session is excepted, and so is a drafter's first draft, until its first token."""
 
-    NO_PREEMPTION = "What decides the first uncommitted position is never withdrawn."
+    NO_PREEMPTION = "A verification that decides the first uncommitted position is never withdrawn."
     """Unless its target is lost, or only guesses that ride along with it would decide it."""
 
     NOTHING_TWICE = "No draft token is judged by two verifications at once."

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -137,7 +137,6 @@ class Exchange:
         self._ready = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
-        self._has_left = False
         self._has_sent_all = asyncio.Event()
         self._has_sent_all.set()
 
@@ -161,7 +160,7 @@ class Exchange:
                     await asyncio.wait(self._running.values())
                 await self._has_sent_all.wait()
                 writing.cancel()
-        except* PacelineError as group:
+        except* (PacelineError, grpc.aio.BaseError) as group:  # the latter: the caller has left
             raise group.exceptions[0] from None
 
     def _take(self, message: CallMessage, tasks: asyncio.TaskGroup) -> None:
@@ -191,8 +190,6 @@ class Exchange:
 
     def post(self, answer: AnswerMessage) -> None:
         """Append an answer to the outbox, even beyond its limit: a call has one last answer."""
-        if self._has_left:
-            return
         self._outbox.append(answer)
         self._waiting_bytes += answer.ByteSize()
         if self._waiting_bytes > _MOST_WAITING_BYTES:
@@ -207,10 +204,6 @@ class Exchange:
             try:
                 async with asyncio.timeout(self._write_stall_seconds):
                     await self._context.write(batch.SerializeToString())
-            except grpc.aio.BaseError:  # the caller has left, and gRPC ends the stream
-                self._has_left = True
-                self._has_room.set()
-                return
             except TimeoutError:
                 raise SlowConsumerError(
                     f"nothing was read for {self._write_stall_seconds:g} s"
@@ -240,7 +233,6 @@ class _ExchangedCall:
     """One call. Its handler is given this object as the context of an RPC.
 
     Attributes:
-        status: The error that it was aborted with.
         bounds_writes: Tells the guard to set no time limit on a write: the stream has one.
     """
 
@@ -253,7 +245,7 @@ class _ExchangedCall:
         self._serialize: Callable[[Any], bytes] = bytes
         self._loop = asyncio.get_running_loop()
         self._ends_at = self._loop.time() + message.timeout_ns / 1e9
-        self.status: Status | None = None
+        self._status = Status()
 
     async def serve(self, handler: Any) -> None:
         """Run the handler, and send the call's last answer.
@@ -267,6 +259,8 @@ class _ExchangedCall:
         try:
             self._check(handler)
             last = await self._handled(handler)
+        except grpc.aio.AbortError:
+            last = self._last(status=self._status.SerializeToString())
         except PacelineError as error:
             last = self._failed(error)
         except asyncio.CancelledError:
@@ -288,20 +282,17 @@ class _ExchangedCall:
     async def _handled(self, handler: Any) -> AnswerMessage:
         """Run the handler, and return the last answer."""
         self._serialize = handler.response_serializer
-        last = AnswerMessage(number=self._number, ended=True)
-        if handler.unary_unary is not None:
-            response = await handler.unary_unary(self._message.request, self)
-            if self.status is None:
-                last.response = self._serialize(response)
-        else:
+        if handler.unary_unary is None:
             await handler.unary_stream(self._message.request, self)
-        if self.status is not None:
-            last.status = self.status.SerializeToString()
-        return last
+            return self._last()
+        response = await handler.unary_unary(self._message.request, self)
+        return self._last(response=self._serialize(response))
 
     def _failed(self, error: PacelineError) -> AnswerMessage:
-        told = self.status or status.encode(error)
-        return AnswerMessage(number=self._number, ended=True, status=told.SerializeToString())
+        return self._last(status=status.encode(error).SerializeToString())
+
+    def _last(self, **content: bytes) -> AnswerMessage:
+        return AnswerMessage(number=self._number, ended=True, **content)
 
     def _check(self, handler: Any) -> None:
         if handler is None:
@@ -334,8 +325,9 @@ class _ExchangedCall:
         """Return the seconds until the call's end."""
         return max(0.0, self._ends_at - self._loop.time())
 
-    def code(self) -> None:
-        """Return None: handlers set a code by `abort` only."""
+    def code(self) -> int:
+        """Return the code that the call was aborted with; 0 if it was not."""
+        return int(self._status.code)
 
     async def write(self, response: Any) -> None:
         """Send a message of the answer."""
@@ -347,11 +339,16 @@ class _ExchangedCall:
         code: grpc.StatusCode,
         details: str = "",
         trailing_metadata: Sequence[tuple[str, bytes]] = (),
-    ) -> None:
-        """Keep the error that the call ends with. Unlike gRPC's `abort`, this returns."""
+    ) -> NoReturn:
+        """End the call with an error.
+
+        Raises:
+            AbortError: Always, as gRPC does: it ends the handler.
+        """
         found = dict(trailing_metadata).get(status.DETAILS_KEY)
         number: int = code.value[0]
-        self.status = Status.FromString(found) if found else Status(code=number, message=details)
+        self._status = Status.FromString(found) if found else Status(code=number, message=details)
+        raise grpc.aio.AbortError
 
 
 def _parsed(raw: bytes) -> ExchangeCallsRequest:

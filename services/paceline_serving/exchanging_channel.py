@@ -156,14 +156,14 @@ class ExchangingChannel:
         if self._stream is not None and now - self._stream.opened_at > _STREAM_SECONDS:
             self._stream.retire()
         if self._stream is None or self._stream.is_over:
-            self._stream = self._begin_stream(now)
+            # In a context of its own: it outlives the request that opens it, and would keep its
+            # context, also by a callback alone.
+            self._stream = Context().run(self._begin_stream, now)
         return self._stream
 
     def _begin_stream(self, now: float) -> _CallStream:
         stream = _CallStream(opened_at=now)
-        task = asyncio.get_running_loop().create_task(
-            self._run(stream), name="exchange calls", context=Context()
-        )
+        task = asyncio.get_running_loop().create_task(self._run(stream), name="exchange calls")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         # A task that is cancelled before its first step runs no `finally`.
@@ -207,12 +207,9 @@ class _CallStream:
         self._post(message)
 
     def forget(self, number: int) -> None:
-        """Withdraw a call that is not over. A call that waits in the outbox is never sent."""
-        if self._calls.pop(number, None) is None:
-            return
-        if self._outbox.pop(number, None) is None:
+        """Withdraw a call that is not over. In the outbox the cancel takes the call's place."""
+        if self._calls.pop(number, None) is not None:
             self._post(CallMessage(number=number, cancel=True))
-        self._ready.set()
 
     def retire(self) -> None:
         """Take no new call, and end with the last one."""

@@ -246,19 +246,9 @@ class _ContextOfAMessage:
     def set_trailing_metadata(self, metadata: Any) -> None:
         self._trailers = metadata
 
-    async def abort(self, code: Any, details: str = "", trailers: Any = ()) -> None:
-        """End the call, and the handler with it, as gRPC does."""
-        self._code, self._details, self._trailers = code, details, trailers
-        await self.end()
-        raise _AbortedError("the call has its status")
-
     async def end(self) -> None:
         if self._code is not grpc.StatusCode.OK:
             await self._call.abort(self._code, self._details, self._trailers)
-
-
-class _AbortedError(PacelineError):
-    """Ends a handler whose call has its status."""
 
 
 async def _only(raw: bytes) -> AsyncIterator[bytes]:

@@ -37,10 +37,12 @@ class RoundsSettings(Settings):
 
     Simulated models sleep for 0, 0.5, 7 and 33 ms. Two orchestrators, one of each kind, take turns
     with the same model servers. Then many streams at once show the CPU time of a token. The machine
-    should be idle. The exit code is 0 if all texts were the same, else 1.
+    should be idle. Beside a round stands a bare message: one there and back on an open gRPC stream
+    between two processes with nothing else in them. The exit code is 0 if the texts of each prompt
+    were the same in all requests, else 1.
     """
 
-    repeats: int = Field(10, ge=1, le=1000, description="requests of each kind, in turn")
+    repeats: int = Field(10, ge=1, le=1000, description="measurements of each kind, in turn")
     streams: int = Field(64, ge=0, le=1024, description="requests at the same time; 0: none")
     busy: int = Field(0, ge=0, le=64, description="processes that compute beside")
     json_file: ResultFile | None = option(None, description="file for the results", flag="json")
@@ -67,17 +69,15 @@ async def _measure(settings: RoundsSettings) -> int:
     if settings.streams:
         case = Forwards(_STREAM_TARGET_MS, _STREAM_DRAFTER_MS)
         async with _systems(case, targets=_STREAM_TARGETS) as (servers, systems):
-            for strategy in ("autoregressive", "speculative"):
-                for way, system in systems.items():
-                    streams.append(
-                        await time_streams(
-                            way,
-                            system,
-                            servers,
-                            strategy=strategy,
-                            stream_count=settings.streams,
-                        )
-                    )
+            with progress("streams", total=settings.repeats) as step:
+                streams = await time_streams(
+                    servers,
+                    systems,
+                    strategies=("autoregressive", "speculative"),
+                    stream_count=settings.streams,
+                    repeats=settings.repeats,
+                    on_repeat=step,
+                )
     rows = [{**asdict(it.case), **asdict(it)} for it in rounds]
     stream_rows = [asdict(it) for it in streams]
     print(rounds_table(rows), end="")
@@ -91,14 +91,14 @@ async def _measure(settings: RoundsSettings) -> int:
             busy=settings.busy,
             load_at_start=load_at_start,
         )
-    return 0 if all(it.is_identical for it in rounds) else 1
+    return 0 if all(row["is_identical"] for row in (*rows, *stream_rows)) else 1
 
 
 @asynccontextmanager
 async def _systems(
     case: Forwards, *, targets: int
 ) -> AsyncIterator[tuple[LocalSystem, dict[str, LocalSystem]]]:
-    """Start model servers, and an orchestrator for each way to send calls."""
+    """Start model servers, and an orchestrator for each transport of calls."""
     config = LocalSystemConfig(
         targets=targets,
         drafters=1,

@@ -24,9 +24,16 @@ import grpc
 from paceline_bench.report import spread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import (
+        AsyncIterable,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterable,
+        Sequence,
+    )
 
-_SERVICE, _METHOD = "echo.Echo", "Sleep"
+_SERVICE, _METHOD, _STREAM = "echo.Echo", "Sleep", "SleepInTurn"
 _FEWEST_ROUNDS, _MOST_ROUNDS = 15, 101
 _SECONDS = 8.0
 
@@ -71,8 +78,13 @@ class Echo:
     count: int
 
 
-async def time_echoes(sleeps_ns: Iterable[int]) -> list[BareCall]:
+async def time_echoes(sleeps_ns: Iterable[int], *, on_a_stream: bool = False) -> list[BareCall]:
     """Time bare calls with each of these sleeps, in turn; everything else should be idle.
+
+    Args:
+        sleeps_ns: The sleeps.
+        on_a_stream: Whether a call is a message of one open stream, and its answer another one;
+            otherwise it is an RPC.
 
     Cost: nine seconds at most, whatever the sleeps are.
     """
@@ -86,7 +98,8 @@ async def time_echoes(sleeps_ns: Iterable[int]) -> list[BareCall]:
         port = int(await server.stdout.readline())
         sleeps = map(str, sorted({*sleeps_ns}))
         client = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", __name__, "call", str(port), *sleeps),
+            *(sys.executable, "-m", __name__, _STREAM if on_a_stream else _METHOD),
+            *(str(port), *sleeps),
             stdout=asyncio.subprocess.PIPE,
         )
         answer, _ = await client.communicate()
@@ -127,8 +140,15 @@ async def _serve() -> None:
         time.sleep(int(request) / 1e9)  # noqa: ASYNC251 - see above
         return f"{arrived_ns} {time.monotonic_ns()}".encode()
 
+    async def sleep_in_turn(requests: AsyncIterable[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for request in requests:
+            yield await sleep(request, context)
+
     server = grpc.aio.server()
-    handlers = {_METHOD: grpc.unary_unary_rpc_method_handler(sleep)}
+    handlers = {
+        _METHOD: grpc.unary_unary_rpc_method_handler(sleep),
+        _STREAM: grpc.stream_stream_rpc_method_handler(sleep_in_turn),
+    }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -136,9 +156,14 @@ async def _serve() -> None:
     await asyncio.to_thread(sys.stdin.read)  # until the parent ends
 
 
-async def _call(port: int, sleeps_ns: Sequence[int]) -> None:
+async def _call(method: str, port: int, sleeps_ns: Sequence[int]) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.unary_unary(f"/{_SERVICE}/{_METHOD}", None, None)
+        path = f"/{_SERVICE}/{method}"
+        if method == _STREAM:
+            open_stream: Any = channel.stream_stream(path, None, None)
+            call = _exchange(open_stream())
+        else:
+            call = channel.unary_unary(path, None, None)
         await call(b"0")  # connects
         calls = [
             await _time(call, sleep_ns)
@@ -146,6 +171,15 @@ async def _call(port: int, sleeps_ns: Sequence[int]) -> None:
             for sleep_ns in sleeps_ns
         ]
     print(json.dumps([astuple(each) for each in calls]))
+
+
+def _exchange(stream: Any) -> Callable[[bytes], Awaitable[bytes]]:
+    async def call(request: bytes) -> bytes:
+        await stream.write(request)
+        answer: bytes = await stream.read()
+        return answer
+
+    return call
 
 
 async def _time(call: Any, sleep_ns: int) -> BareCall:
@@ -165,4 +199,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         asyncio.run(_serve())
     else:
-        asyncio.run(_call(int(sys.argv[2]), [int(sleep) for sleep in sys.argv[3:]]))
+        asyncio.run(_call(sys.argv[1], int(sys.argv[2]), [int(it) for it in sys.argv[3:]]))

@@ -219,7 +219,7 @@ class OnlineSystem:
     def _records(self, since_ns: int) -> dict[str, list[dict[str, Any]]]:
         """Fetch what the model servers noted of the calls that began since then."""
         return {
-            name: [call for call in _page(address) if call["start_ns"] >= since_ns]
+            name: fetch_call_records(address, since_ns=since_ns)
             for name, address in self._metrics_addresses.items()
         }
 
@@ -241,8 +241,14 @@ def make_prompt(name: str, *, vocabulary_size: int = DEFAULT_VOCABULARY_SIZE) ->
     return tuple(source.choices(range(first, vocabulary_size), k=PROMPT_TOKENS))
 
 
-def _page(address: str) -> list[dict[str, Any]]:
+def fetch_call_records(address: str, *, since_ns: int) -> list[dict[str, Any]]:
+    """Fetch what a model server noted of the calls that began since then.
+
+    Args:
+        address: Where its metrics are.
+        since_ns: On the machine's monotonic clock.
+    """
     url = f"http://{address}/debug/calls"
     with urllib.request.urlopen(url, timeout=_PAGE_SECONDS) as page:
         calls: list[dict[str, Any]] = json.load(page)
-    return calls
+    return [call for call in calls if call["start_ns"] >= since_ns]

@@ -202,7 +202,11 @@ class ModelServer:
         return f"{self.name} {self.facts.incarnation if self.facts else ''}"
 
     def adopt(self, facts: ModelFacts) -> bool:
-        """Take over what it says of itself; return whether another process than before says it."""
+        """Take over what it says of itself, and send its calls on a stream if it takes them so.
+
+        Returns:
+            Whether another process than before says it.
+        """
         before = self.facts.incarnation if self.facts else ""
         is_another = before != "" and facts.incarnation != before
         if is_another:

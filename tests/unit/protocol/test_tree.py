@@ -114,3 +114,17 @@ def test_what_is_left_at_the_end_counts_as_discarded():
     tree.discard()
     assert counts.drafted == 5
     assert counts.discarded == 4  # a twin, and three that nobody judged
+
+
+def test_a_branch_that_a_chain_meets_takes_its_decided_token_along(tree):
+    """Otherwise the main path would end before it, and the text be asked there again and again."""
+    tip, _ = grow(tree, tree.root, 10, 11)
+    branch = tree.branch(tree.root, 20, drafter=0, rank=2, rate=0.5)
+    beyond = tree.branch(branch, 21, drafter=0, rank=2, rate=0.5)
+    tree.decide(branch, 21)
+    assert beyond.draft.is_branch
+    grow(tree, tree.root, 20, drafter=1)
+    assert not beyond.draft.is_branch
+    tree.decide(tree.root, 20)
+    assert tokens(tree.main_path()) == [5, 20, 21]
+    assert not tip.alive

@@ -38,12 +38,22 @@ def test_a_message_within_another_has_its_own_fields():
 
 @pytest.mark.parametrize(
     "raw",
-    [b"\x0a", b"\x0a\x05abc", b"\x08", b"\x08" + b"\xff" * 11, b"\x0d123", b"\x0b", b"\x0f"],
+    [
+        b"\x0a",
+        b"\x0a\x05abc",
+        b"\x08",
+        b"\x08" + b"\xff" * 11,
+        b"\x08" + b"\xff" * 10 + b"\x01",
+        b"\x0d123",
+        b"\x0b",
+        b"\x0f",
+    ],
     ids=[
         "no length",
         "cut off",
         "no number",
         "no number's end",
+        "a long number",
         "a short float",
         "a group",
         "unknown",
