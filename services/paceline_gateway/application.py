@@ -79,6 +79,7 @@ def application(
         metrics=metrics,
         spans=spans,
         stall_seconds=settings.slow_reader_seconds,
+        strict=settings.strict,
         has_cut=requests.has_cut,
     )
     began_at = int(time.time())

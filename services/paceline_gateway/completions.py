@@ -25,7 +25,7 @@ async def complete(
     generations: Generations,
 ) -> None:
     """Continue prompts."""
-    body = parse(CompletionBody, content)
+    body = parse(CompletionBody, content, ignored=connection.ignored)
     model = await orchestrators.check_model(body.model)
     choices = generations.choices(
         body.prompts,
@@ -49,7 +49,7 @@ async def chat(
     generations: Generations,
 ) -> None:
     """Continue a conversation, rendered by the model's template."""
-    body = parse(ChatBody, content)
+    body = parse(ChatBody, content, ignored=connection.ignored)
     model = await orchestrators.check_model(body.model)
     prompt = await write_prompt(body.messages, orchestrators=orchestrators, templates=templates)
     choices = generations.choices(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.errors import ClientCancelledError
@@ -23,6 +24,12 @@ _T = TypeVar("_T")
 # Valid in JSON, but many readers of a stream take these letters for line breaks.
 _ESCAPES = {ord(it): f"\\u{ord(it):04x}" for it in "\x85\u2028\u2029"}
 
+IGNORED_HEADER = "x-paceline-ignored"
+"""The answer's header with the places of unknown fields, which were left out."""
+
+_MOST_SHOWN, _MOST_SHOWN_CHARACTERS = 20, 64
+_UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+
 
 class Connection:
     """Reads from a client and sends to it, in bounded time and space.
@@ -37,6 +44,7 @@ class Connection:
         status: The sent status; 0 before.
         charge: Called with numbers of tokens that were computed for the client.
         lane: The client's lane in the orchestrators' queues.
+        ignored: The places of unknown fields in the body; None: such fields are refused.
         error_event: Turns an error's body into the last event of a stream, with its name.
     """
 
@@ -58,6 +66,7 @@ class Connection:
         self._is_read = False
         self.request_id = request_id
         self.status = 0
+        self.ignored: list[str] | None = None
         self.charge: Callable[[int], None] = lambda _: None
         self.lane = ""
         self.error_event: Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], str]]
@@ -191,7 +200,10 @@ class Connection:
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self.status = status
-        pairs = {"x-request-id": self.request_id, **headers}.items()
+        told = {"x-request-id": self.request_id}
+        if self.ignored:
+            told[IGNORED_HEADER] = ", ".join(map(_shown, self.ignored[:_MOST_SHOWN]))
+        pairs = {**told, **headers}.items()
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
         await self._put({"type": "http.response.start", "status": status, "headers": encoded})
 
@@ -206,6 +218,11 @@ class Connection:
                 await self._send(message)
         except (TimeoutError, OSError) as error:
             raise ClientCancelledError("the client does not read") from error
+
+
+def _shown(place: str) -> str:
+    """Return a field's place as a header can have it."""
+    return _UNPRINTABLE.sub("?", place)[:_MOST_SHOWN_CHARACTERS]
 
 
 def _json(content: Any) -> str:

@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 # Reading a value takes a microsecond of the event loop's time.
 _LEAST_VALUES = 1 << 18
 _PROMPTS_OF_IDS = 4
+_MOST_LOGGED = 20
 
 
 class Endpoint:
@@ -47,6 +48,7 @@ class Endpoint:
         metrics: Count requests.
         spans: Makes the requests' spans; None: requests are not traced.
         stall_seconds: How long a client may read nothing.
+        strict: Whether unknown fields are refused.
         has_cut: Set when the gateway ends, and no longer waits for clients.
     """
 
@@ -61,6 +63,7 @@ class Endpoint:
         metrics: GatewayMetrics,
         spans: tracing.Spans | None,
         stall_seconds: float,
+        strict: bool,
         has_cut: asyncio.Event,
     ) -> None:
         self._route = route
@@ -71,6 +74,7 @@ class Endpoint:
         self._metrics = metrics
         self._spans = spans
         self._stall_seconds = stall_seconds
+        self._strict = strict
         self._has_cut = has_cut
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,6 +91,7 @@ class Endpoint:
             stall_seconds=self._stall_seconds,
             has_cut=self._has_cut,
         )
+        connection.ignored = None if self._strict else []
         with (
             self._metrics.request(self._route, lambda: connection.status),
             call.recorded(lambda: str(connection.status or LEFT)),
@@ -96,7 +101,10 @@ class Endpoint:
             except ClientCancelledError as error:
                 _log.info("not answered to the end: %s", error.message)
             else:
-                _log.info("answered", extra={"status": connection.status})
+                ignored = (
+                    {"ignored": connection.ignored[:_MOST_LOGGED]} if connection.ignored else {}
+                )
+                _log.info("answered", extra={"status": connection.status, **ignored})
 
     async def _serve(self, connection: Connection, headers: Mapping[str, str]) -> None:
         try:

@@ -12,12 +12,16 @@ import asyncio
 import codecs
 import json
 import re
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from paceline_gateway.errors import RequestError
+from paceline_gateway.text_changing import TEXT_CHANGING
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 MOST_NAMES = 65_536
 """Most names of fields in one body: a conversation of 20,000 messages has 40,000."""
@@ -66,8 +70,11 @@ def _check(count: int, most: int, *, what: str) -> None:
         )
 
 
-def parse(body_class: type[_BodyT], content: bytes) -> _BodyT:
+def parse(body_class: type[_BodyT], content: bytes, *, ignored: list[str] | None = None) -> _BodyT:
     """Read a body.
+
+    Args:
+        ignored: Takes the places of unknown fields, which are left out; None: they are refused.
 
     Raises:
         RequestError: The body is not JSON, or a parameter is wrong, unknown or not supported.
@@ -84,13 +91,32 @@ def parse(body_class: type[_BodyT], content: bytes) -> _BodyT:
     try:
         return body_class.model_validate(value)
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_context=False)[0]
+        problems = error.errors(include_url=False, include_context=False)
+        unknown = [problem["loc"] for problem in problems if _may_be_left_out(problem)]
+        if ignored is not None and unknown:
+            for location in unknown:
+                _leave_out(value, location)
+            ignored += [_path(location) for location in unknown]
+            return parse(body_class, json.dumps(value).encode(), ignored=ignored)
+        problem = problems[0]
         param = _path(problem["loc"])
         raise RequestError(
             f"{param}: {_reason(problem['type'], problem['msg'])}"[:1000],
             param=param[:200],
             code="unsupported_parameter" if problem["type"] in _UNSUPPORTED else None,
         ) from None
+
+
+def _may_be_left_out(problem: ErrorDetails) -> bool:
+    """Whether a fault is an unknown field without which the answer is the same."""
+    return problem["type"] == "extra_forbidden" and problem["loc"][-1] not in TEXT_CHANGING
+
+
+def _leave_out(value: Any, location: tuple[int | str, ...]) -> None:
+    *parents, name = location
+    for part in parents:
+        value = value[part]
+    del value[name]
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> None:

@@ -71,7 +71,7 @@ async def watch(
     generations: Generations,
 ) -> None:
     """Continue a prompt or a conversation; send what happens between the chunks, too."""
-    body = parse(LiveBody, content)
+    body = parse(LiveBody, content, ignored=connection.ignored)
     await orchestrators.check_model(body.model)
     options: GenerateOptions = body.options()
     prompt: Prompt

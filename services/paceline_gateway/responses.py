@@ -30,7 +30,7 @@ async def respond(
     generations: Generations,
 ) -> None:
     """Answer a conversation, rendered by the model's template; nothing is stored."""
-    body = parse(ResponseBody, content)
+    body = parse(ResponseBody, content, ignored=connection.ignored)
     model = await orchestrators.check_model(body.model)
     prompt = await write_prompt(
         body.messages, orchestrators=orchestrators, templates=templates, param="input"

@@ -94,6 +94,11 @@ class HttpSettings(Settings):
         description="show a page at / on which strategies race; it asks for a key if one is"
         " required",
     )
+    strict: bool = Field(
+        False,
+        description="refuse requests with unknown fields. Without it such fields are left out, and"
+        " named in the answer's header x-paceline-ignored",
+    )
     insecure: bool = Field(
         False,
         description="allow plaintext, and callers without a key, on an address that other machines"

@@ -1,0 +1,92 @@
+"""Fields that nobody knows are left out and named; those that would change the text are refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paceline_gateway.connection import IGNORED_HEADER
+from paceline_gateway.errors import RequestError
+from paceline_gateway.json_body import parse
+from paceline_gateway.schemas import ChatBody, CompletionBody, LiveBody, ResponseBody
+from paceline_gateway.text_changing import TEXT_CHANGING
+from support.gateway import gateway_over
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+BODIES = {
+    ChatBody: CHAT,
+    CompletionBody: {"model": "m", "prompt": "p"},
+    ResponseBody: {"model": "m", "input": "hi"},
+    LiveBody: {"model": "m", "prompt": "p"},
+}
+
+
+def read(body_class, value, ignored):
+    return parse(body_class, json.dumps(value).encode(), ignored=ignored)
+
+
+@pytest.mark.parametrize("body_class", BODIES)
+def test_unknown_fields_are_left_out_and_named(body_class):
+    ignored: list[str] = []
+    base = BODIES[body_class]
+    found = read(body_class, {**base, "cache_salt": "x", "priority": 3}, ignored)
+    assert found == read(body_class, base, None)
+    assert sorted(ignored) == ["cache_salt", "priority"]
+
+
+def test_so_are_fields_of_messages_and_options():
+    ignored: list[str] = []
+    said = [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": "b", "cache_control": {"type": "ephemeral"}},
+    ]
+    asked = {**CHAT, "messages": said, "stream": True}
+    options = {"include_usage": True, "chunk_size": 3}
+    found = read(ChatBody, {**asked, "stream_options": options}, ignored)
+    assert [it.content for it in found.messages] == ["a", "b"]
+    assert found.includes_usage
+    assert sorted(ignored) == ["messages[1].cache_control", "stream_options.chunk_size"]
+
+
+@pytest.mark.parametrize("name", sorted(TEXT_CHANGING - {"max_tokens", "stop", "tools"}))
+def test_a_field_that_would_change_the_text_is_refused(name):
+    for body_class, base in BODIES.items():
+        if name in body_class.model_fields:
+            continue
+        with pytest.raises(RequestError) as refused:
+            read(body_class, {**base, "unheard": 1, name: "x"}, [])
+        error = refused.value.body["error"]
+        assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+
+
+def test_a_fault_beside_an_unknown_field_is_still_a_fault():
+    with pytest.raises(RequestError) as refused:
+        read(ChatBody, {**CHAT, "unheard": 1, "temperature": "hot"}, [])
+    assert refused.value.body["error"]["param"] == "temperature"
+
+
+def test_without_a_list_for_them_they_are_refused():
+    with pytest.raises(RequestError) as refused:
+        read(ChatBody, {**CHAT, "unheard": 1}, None)
+    assert refused.value.body["error"]["param"] == "unheard"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_answers_header_names_what_was_left_out(stream):
+    async with gateway_over() as gateway:
+        answer = await gateway.post(
+            "/v1/completions", prompt="p", stream=stream, **{"cache_salt": 1, "x\r\ny: é": 2}
+        )
+        assert answer.status_code == 200
+        assert sorted(answer.headers[IGNORED_HEADER].split(", ")) == ["cache_salt", "x??y???"]
+        plain = await gateway.post("/v1/completions", prompt="p", stream=stream)
+        assert IGNORED_HEADER not in plain.headers
+
+
+async def test_a_strict_gateway_refuses_unknown_fields():
+    async with gateway_over(strict=True) as gateway:
+        answer = await gateway.post("/v1/completions", prompt="p", cache_salt=1)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "cache_salt"
+        assert IGNORED_HEADER not in answer.headers
