@@ -75,10 +75,12 @@ def choose_decoder(name: str, model: Any, *, sample: Sample, together: bool) -> 
         if _agrees(fused, sample, together=together):
             fused.lend_head(model)
             return fused
+        fused.give_back(model)
         _log.warning("model %s: its layers are not fused: their logits are off", name)
     own_attention = model.config._attn_implementation  # noqa: SLF001 - there is no public word
     reasons: list[str] = []
     for makes_keys in (False, True):
+        decoder = None
         try:
             with _quiet_library():
                 decoder = LibraryDecoder(model, makes_keys=makes_keys)
@@ -87,6 +89,8 @@ def choose_decoder(name: str, model: Any, *, sample: Sample, together: bool) -> 
             reasons.append("its logits are off")
         except Exception as error:  # noqa: BLE001 - models that are not made for it break anywhere
             reasons.append(f"{type(error).__name__}: {error}")
+        if decoder is not None:
+            decoder.give_back()
     reason = reasons[0]
     with _quiet_library():
         model.set_attn_implementation(own_attention)

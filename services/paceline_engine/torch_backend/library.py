@@ -26,7 +26,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from paceline_engine.terms.model_cache import ModelCache
 from paceline_engine.torch_backend.attention import Attention
-from paceline_engine.torch_backend.packed_linear import pack_linear_modules
+from paceline_engine.torch_backend.packed_linear import PackedModules
 from paceline_engine.torch_backend.shared_rows import SharedRows
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class LibraryDecoder:
         model.set_attn_implementation(name)
         if model.config._attn_implementation != name:  # noqa: SLF001 - there is no public word
             raise ValueError("it does not attend through the library's interface")
-        pack_linear_modules(model)
+        self._packed = PackedModules(model)
 
     def __call__(self, rows: ForwardRows) -> Tensor:
         """Do a forward, and return the logits of the scored rows: (rows, V)."""
@@ -90,6 +90,10 @@ class LibraryDecoder:
             _rows.reset(token)
         logits: Tensor = output.logits[0]
         return logits if options else logits[rows.scored]
+
+    def give_back(self) -> None:
+        """Let the model compute as before, apart from its attention."""
+        self._packed.undo()
 
     @contextmanager
     def _reading(self, rows: SharedRows) -> Iterator[None]:
