@@ -48,11 +48,12 @@ class LibraryDecoder:
         layers: The decoder layers, as modules; none if they cannot be told.
     """
 
-    def __init__(self, model: Any, *, makes_keys: bool = False) -> None:
+    def __init__(self, model: Any, *, makes_keys: bool = False, packs: bool = True) -> None:
         """Let a loaded model attend with our function from now on.
 
         Args:
             makes_keys: Its layers make keys and values of what they keep.
+            packs: Whether to pack weights, where they can be.
 
         Raises:
             ValueError: it does not go through the interface.
@@ -65,7 +66,7 @@ class LibraryDecoder:
         model.set_attn_implementation(name)
         if model.config._attn_implementation != name:  # noqa: SLF001 - there is no public word
             raise ValueError("it does not attend through the library's interface")
-        self._packed = PackedModules(model)
+        self._packed = PackedModules(model) if packs else None
 
     def __call__(self, rows: ForwardRows) -> Tensor:
         """Do a forward, and return the logits of the scored rows: (rows, V)."""
@@ -93,7 +94,8 @@ class LibraryDecoder:
 
     def give_back(self) -> None:
         """Let the model compute as before, apart from its attention."""
-        self._packed.undo()
+        if self._packed is not None:
+            self._packed.undo()
 
     @contextmanager
     def _reading(self, rows: SharedRows) -> Iterator[None]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline_engine.torch_backend.attention import Attention
+from paceline_engine.torch_backend.int8_linear import check_exact, int8_product
 from paceline_engine.torch_backend.packed_linear import (
     can_pack,
     give_weights_back,
@@ -53,13 +54,16 @@ class FusedLlama:
         layers: The decoder layers, as modules, so that hooks can be put on them.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, packs: bool = True) -> None:
         """Fuse the projections of a model that `can_fuse`.
 
         Cost: copies most weights once, one layer's at a time.
+
+        Args:
+            packs: Whether to pack weights, where they can be.
         """
         body = model.model
-        packs = can_pack(model.parameters())
+        packs = packs and can_pack(model.parameters())
         if packs:
             leave_files(model)
         layers = [
@@ -106,6 +110,22 @@ class FusedLlama:
             for product, linears in zip(own.products, _projections(layer), strict=True):
                 give_weights_back(product, linears)
         give_weights_back(self._head, [model.lm_head])
+
+    def round_to_int8(self, model: Any) -> None:
+        """Compute products in eight bits from now on; the given model loses their weights.
+
+        Raises:
+            ModelLoadError: they would not be exact.
+        """
+        leave_files(model)
+        for own, layer in zip(self._own_layers, model.model.layers, strict=True):
+            for which, linears in enumerate(_projections(layer)):
+                own.products[which] = int8_product(own.products[which])
+                take_weights(own.products[which], linears)
+        self._head = int8_product(self._head)
+        take_weights(self._head, [model.lm_head])
+        self.lend_head(model)
+        check_exact([self._head, *(each for own in self._own_layers for each in own.products)])
 
     def _rotation(self, rows: ForwardRows) -> Rotation:
         cosines, sines = self.rotations(rows.longest)
@@ -191,18 +211,19 @@ class _Norm:
 class _SmallNorm:
     """The same on a CPU in float32, where a small `rms_norm` is seven kernels instead of four.
 
-    With E values x in a row, x / sqrt(mean(x^2) + epsilon) is sqrt(E) x / hypot(|x|, sqrt(E
-    epsilon)).
+    With E values x in a row, x / sqrt(mean(x^2) + epsilon) is sqrt(E) x / sqrt(|x|^2 + E epsilon).
+    Each step rounds as IEEE 754 says, so that a row has the same bits in any forward; `hypot` would
+    be one step, but its kernel for few rows differs from that for many.
     """
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         width = len(weight)
         self._weight = weight * math.sqrt(width)
-        self._least = torch.tensor(math.sqrt(width * epsilon))
+        self._least = width * epsilon
 
     def __call__(self, hidden: Tensor) -> Tensor:
         lengths: Tensor = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
-        return (hidden / lengths.hypot_(self._least)).mul_(self._weight)
+        return (hidden / lengths.square_().add_(self._least).sqrt_()).mul_(self._weight)
 
 
 def _rotate(states: Tensor, rotation: Rotation) -> Tensor:
