@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline_engine.simulated import SimulatedBackend, SimulatedModel
-from paceline_engine.terms.backend import Backend, ModelLoadError
+from paceline_engine.terms.backend import PLAIN, Backend, ModelLoadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +21,7 @@ class LoadOptions:
         model: For transformers: a directory, or a hub id where there is a network.
         revision: For a hub id: its branch, tag or commit.
         dtype: The dtype to compute in: bfloat16, float16, float32 or float64.
+        weights: PLAIN, in that dtype; or INT8: products are in eight bits, on a CPU.
         device: As torch names it: "cpu", "cuda", "cuda:1".
         threads: CPU threads of one forward.
         capture: On CUDA, record forwards of one row and replay them.
@@ -35,6 +36,7 @@ class LoadOptions:
     model: str = ""
     revision: str | None = None
     dtype: str = "float32"
+    weights: str = PLAIN
     device: str = "cpu"
     threads: int = 1
     capture: bool = False
@@ -68,6 +70,7 @@ def _load_transformers(settings: LoadOptions) -> Backend:
         settings.model,
         revision=settings.revision,
         dtype=settings.dtype,
+        weights=settings.weights,
         device=settings.device,
         threads=settings.threads,
         capture=settings.capture,

@@ -45,6 +45,7 @@ def new_host(
         model=settings.model,
         revision=settings.model_revision or None,
         dtype=settings.dtype,
+        weights=settings.weights,
         device=settings.device,
         threads=settings.threads,
         capture=settings.capture,

@@ -26,7 +26,11 @@ _SLOWDOWN = 1.05
 # With a part of a prefill a forward takes at most so many times as long as without.
 _PREFILL_SLOWDOWN = 1.8
 # While no other jobs wait, a part of a prefill may take so long: a job that arrives waits for it.
-_ALONE_NS = 100_000_000
+ALONE_NS = 100_000_000
+# A part that can be given up between layers may take so many times as long, as it gives way to a
+# job that arrives. On a CPU a product of few rows is slow, so short parts double the time of a
+# prompt (bench/LOG.md). More would lose more work, and gain nothing.
+_GIVING_WAY_PARTS = 5
 _LEAST_PART_ROWS = 8
 # At a long sequence each part costs much, because a row reads all tokens before it. Shorter parts
 # would delay the prompt and hardly disturb others less. So a part has at least as many rows as take
@@ -48,7 +52,7 @@ def most_rows(meter: LatencyMeter, *, length: int, block_length: int, cuts_promp
     short_rows, ns_per_row = meter.most_rows(), meter.ns_per_row
     if not cuts_prompts or not ns_per_row:
         return short_rows + length
-    part_ns = max(_ALONE_NS, (_PREFILL_SLOWDOWN - 1) * meter.cost_ns(short_rows))
+    part_ns = max(_GIVING_WAY_PARTS * ALONE_NS, (_PREFILL_SLOWDOWN - 1) * meter.cost_ns(short_rows))
     part_rows = max(_LEAST_PART_ROWS, int(part_ns / ns_per_row))
     return short_rows + min(length, part_rows + block_length)
 
@@ -62,7 +66,8 @@ class Batching:
       (`LatencyMeter.most_rows`);
     - less urgent jobs that hardly slow the forward down, or that an earlier forward passed over;
     - a part of one prefill, short enough that the forward takes less than twice as long; if no
-      other jobs are here, a longer part or all of it;
+      other jobs are here, a longer part or all of it, which gives way to a job that arrives
+      (`ModelWorker`) unless it ends soon;
     - further prefills of the same urgency, if the first one is whole and the next one fits whole.
 
     Invariants:
@@ -82,13 +87,17 @@ class Batching:
         self._turns = turns
         self._away_until_ns: WeakKeyDictionary[ModelCache, int] = WeakKeyDictionary()
 
-    def choose(self, jobs: Sequence[Job], *, now_ns: int, shares_forwards: bool) -> Batch:
+    def choose(
+        self, jobs: Sequence[Job], *, now_ns: int, shares_forwards: bool, layer_count: int = 0
+    ) -> Batch:
         """Choose a batch from one job or more; the list of jobs is not changed.
 
         Args:
             now_ns: The time on the clock that measures forwards.
             shares_forwards: Whether the model computes several sequences in one forward.
+            layer_count: The layers between which a forward can be given up; 0: it cannot.
         """
+        is_alone = len(jobs) == 1
         order = list(self._in_order(jobs))
         first = order[0]
         if not isinstance(first.work, Item):
@@ -101,7 +110,8 @@ class Batching:
         for job in batch.jobs:
             self._away_until_ns[cast("Item", job.work).cache] = now_ns + _AWAY_NS
         if prefills:
-            self._add_prefills(batch, row_count, prefills, now_ns=now_ns)
+            parts = max(1, min(_GIVING_WAY_PARTS, layer_count)) if is_alone else 1
+            self._add_prefills(batch, row_count, prefills, now_ns=now_ns, parts=parts)
         return batch
 
     def _fill(self, order: Sequence[Job]) -> tuple[Batch, int, list[tuple[Job, int]]]:
@@ -128,11 +138,20 @@ class Batching:
         return batch, total, prefills
 
     def _add_prefills(
-        self, batch: Batch, row_count: int, prefills: Sequence[tuple[Job, int]], *, now_ns: int
+        self,
+        batch: Batch,
+        row_count: int,
+        prefills: Sequence[tuple[Job, int]],
+        *,
+        now_ns: int,
+        parts: int,
     ) -> None:
         first, rows = prefills[0]
         batch.jobs.append(first)
-        room = self._part_rows(first, row_count, now_ns=now_ns)
+        room = self._part_rows(first, row_count, now_ns=now_ns, parts=parts)
+        expected_ns = round(min(rows, room) * self._ns_per_row(first))
+        if parts > 1 and expected_ns > ALONE_NS:
+            batch.expected_ns = expected_ns
         if rows > room:
             batch.row_limit = row_count + room
             return
@@ -144,13 +163,15 @@ class Batching:
                 return
             batch.jobs.append(job)
 
-    def _part_rows(self, prefill: Job, row_count: int, *, now_ns: int) -> int:
+    def _ns_per_row(self, prefill: Job) -> float:
+        return max(prefill.ns_per_row or 0.0, self._meter.ns_per_row)
+
+    def _part_rows(self, prefill: Job, row_count: int, *, now_ns: int, parts: int) -> int:
         """Return how many rows of a prefill go into a forward that has other rows already."""
-        allowed_ns: float = _ALONE_NS
+        allowed_ns: float = parts * ALONE_NS
         if row_count or self._expects_others(now_ns):
             allowed_ns = (_PREFILL_SLOWDOWN - 1) * self._meter.cost_ns(max(1, row_count))
-        usual_ns = self._meter.ns_per_row
-        ns_per_row = max(prefill.ns_per_row or 0.0, usual_ns)
+        usual_ns, ns_per_row = self._meter.ns_per_row, self._ns_per_row(prefill)
         if not ns_per_row:
             return sys.maxsize
         least_rows = int(_LEAST_PART_OF_TIME * allowed_ns / usual_ns) if usual_ns else 0

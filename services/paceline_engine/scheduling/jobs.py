@@ -217,12 +217,14 @@ class Batch:
         row_limit: The forward's most rows, if the last item's prefix is cut to fit; else None.
         interrupt: Set when no caller waits for any of the jobs.
         started_ns: The time at which it began.
+        expected_ns: How long it should take, if it gives way to a job that arrives; else None.
     """
 
     jobs: list[Job]
     row_limit: int | None = None
     interrupt: Interrupt = field(default_factory=Interrupt)
     started_ns: int = 0
+    expected_ns: int | None = None
 
     @property
     def is_unwanted(self) -> bool:

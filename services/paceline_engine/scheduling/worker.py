@@ -24,7 +24,7 @@ picks the jobs of the next forward. After the forward each job is in one of thre
   take turns; to its old place if it computed a part of a prompt or was interrupted.
 - It failed. Its error goes to the outlet.
 
-Three rules keep this fast and right; a change has to keep them.
+Four rules keep this fast and right; a change has to keep them.
 
 1. The thread never waits for the loop. It hands results over with `call_soon_threadsafe`, once for
    all jobs of a forward, and not for a step that no caller can use yet, because to wake the loop
@@ -36,6 +36,9 @@ Three rules keep this fast and right; a change has to keep them.
    asks for next if it goes on from this answer. Such a job comes after all others, and its forward
    is interrupted when a requested job arrives. `ask_for` makes it a requested job; `waste` counts
    forwards that were computed in vain.
+4. A long part of a prompt that was alone gives way, too: when a job arrives, it is interrupted,
+   unless it should end within the time that a job may have to wait (`ALONE_NS`). The prompt then
+   goes on beside the job, in short parts.
 
 Fairness: forwards are charged to the shares of their jobs, by rows (`Turns`), so a client with many
 jobs has no more of the model's time than one with few. Places in the queue are limited and divided
@@ -60,7 +63,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from paceline.errors import DrainingError, OverloadedError
 from paceline_contract.shares import FairShares
 from paceline_engine.scheduling.accounting import Waste
-from paceline_engine.scheduling.batching import Batching
+from paceline_engine.scheduling.batching import ALONE_NS, Batching
 from paceline_engine.scheduling.fair_queue import Turns
 from paceline_engine.scheduling.jobs import Errand, Job, Outlet, Step
 from paceline_engine.scheduling.latencies import LatencyMeter
@@ -247,8 +250,16 @@ class ModelWorker:
         self._changed.notify()
 
     def _give_way(self) -> None:
-        """Interrupt a forward of anticipated jobs only; it restarts in a batch with the new job."""
-        if (batch := self._running) and batch.is_anticipated:
+        """Interrupt a forward that a new job should not wait for; it restarts beside the job.
+
+        Such a forward has anticipated jobs only, or is a part of a prompt that ends too late.
+        """
+        if (batch := self._running) is None:
+            return
+        left_ns = 0
+        if batch.expected_ns is not None:
+            left_ns = batch.started_ns + batch.expected_ns - self._clock_ns()
+        if batch.is_anticipated or left_ns > ALONE_NS:
             batch.interrupt.set()
 
     def _anticipate(self, job: Job, outcome: Outcome) -> None:
@@ -318,14 +329,22 @@ class ModelWorker:
             if self._stopping:
                 return None
             now_ns = self._clock_ns()
-            shares = self.backend is not None and self.backend.description.shares_forwards
-            batch = self._batching.choose(self._queue, now_ns=now_ns, shares_forwards=shares)
+            batch = self._choose(now_ns)
             for job in batch.jobs:
                 self._remove(job)
             self._turns.begin(batch.jobs[0].share)
             self._running = batch
             batch.started_ns = self._clock_ns()
             return batch
+
+    def _choose(self, now_ns: int) -> Batch:
+        model = None if self.backend is None else self.backend.description
+        return self._batching.choose(
+            self._queue,
+            now_ns=now_ns,
+            shares_forwards=model is not None and model.shares_forwards,
+            layer_count=model.layer_count if model and model.cancels_between_layers else 0,
+        )
 
     def _finish(self, batch: Batch, answers: Sequence[Any]) -> None:
         """Account for a forward, and hand out what it gave."""

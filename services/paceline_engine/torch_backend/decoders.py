@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
 
 from paceline_engine.torch_backend.families import can_fuse
+from paceline_engine.torch_backend.int8_linear import Int8Modules, check_exact
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 from paceline_engine.torch_backend.library import LibraryDecoder, LibraryText, score_alone
@@ -58,7 +59,9 @@ class Sample:
     bytes_per_token: int
 
 
-def choose_decoder(name: str, model: Any, *, sample: Sample, together: bool) -> Decoder | None:
+def choose_decoder(
+    name: str, model: Any, *, sample: Sample, together: bool, packs: bool = True
+) -> Decoder | None:
     """Choose how to compute a model; None if the library has to, one sequence at a time.
 
     Each way has to prove that rows of two sequences in one forward get the library's logits.
@@ -67,31 +70,52 @@ def choose_decoder(name: str, model: Any, *, sample: Sample, together: bool) -> 
         name: The model's name, for the log.
         sample: The library's logits, to compare with.
         together: How its forwards attend; see `SharedRows`.
+        packs: Whether to pack weights, where they can be.
     """
     if sample.shape is None:
         return None
     if can_fuse(model):
-        fused = FusedLlama(model)
+        fused = FusedLlama(model, packs=packs)
         if _agrees(fused, sample, together=together):
             fused.lend_head(model)
             return fused
+        fused.give_back(model)
         _log.warning("model %s: its layers are not fused: their logits are off", name)
     own_attention = model.config._attn_implementation  # noqa: SLF001 - there is no public word
     reasons: list[str] = []
     for makes_keys in (False, True):
+        decoder = None
         try:
             with _quiet_library():
-                decoder = LibraryDecoder(model, makes_keys=makes_keys)
+                decoder = LibraryDecoder(model, makes_keys=makes_keys, packs=packs)
             if _agrees(decoder, sample, together=together):
                 return decoder
             reasons.append("its logits are off")
         except Exception as error:  # noqa: BLE001 - models that are not made for it break anywhere
             reasons.append(f"{type(error).__name__}: {error}")
+        if decoder is not None:
+            decoder.give_back()
     reason = reasons[0]
     with _quiet_library():
         model.set_attn_implementation(own_attention)
     _log.warning("model %s: one text for each forward, in the library's own way (%s)", name, reason)
     return None
+
+
+@torch.inference_mode()
+def round_to_int8(model: Any, decoder: Decoder | None) -> None:
+    """Let a model, and what was chosen to compute it, compute products in eight bits.
+
+    The decoder has proved before that it gives the library's logits: in eight bits rounding would
+    hide an error.
+
+    Raises:
+        ModelLoadError: they would not be exact.
+    """
+    if isinstance(decoder, FusedLlama):
+        decoder.round_to_int8(model)
+    else:
+        check_exact(Int8Modules(model).products)
 
 
 @torch.inference_mode()

@@ -26,7 +26,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from paceline_engine.terms.model_cache import ModelCache
 from paceline_engine.torch_backend.attention import Attention
-from paceline_engine.torch_backend.packed_linear import pack_linear_modules
+from paceline_engine.torch_backend.packed_linear import PackedModules
 from paceline_engine.torch_backend.shared_rows import SharedRows
 
 if TYPE_CHECKING:
@@ -48,11 +48,12 @@ class LibraryDecoder:
         layers: The decoder layers, as modules; none if they cannot be told.
     """
 
-    def __init__(self, model: Any, *, makes_keys: bool = False) -> None:
+    def __init__(self, model: Any, *, makes_keys: bool = False, packs: bool = True) -> None:
         """Let a loaded model attend with our function from now on.
 
         Args:
             makes_keys: Its layers make keys and values of what they keep.
+            packs: Whether to pack weights, where they can be.
 
         Raises:
             ValueError: it does not go through the interface.
@@ -65,7 +66,7 @@ class LibraryDecoder:
         model.set_attn_implementation(name)
         if model.config._attn_implementation != name:  # noqa: SLF001 - there is no public word
             raise ValueError("it does not attend through the library's interface")
-        pack_linear_modules(model)
+        self._packed = PackedModules(model) if packs else None
 
     def __call__(self, rows: ForwardRows) -> Tensor:
         """Do a forward, and return the logits of the scored rows: (rows, V)."""
@@ -90,6 +91,11 @@ class LibraryDecoder:
             _rows.reset(token)
         logits: Tensor = output.logits[0]
         return logits if options else logits[rows.scored]
+
+    def give_back(self) -> None:
+        """Let the model compute as before, apart from its attention."""
+        if self._packed is not None:
+            self._packed.undo()
 
     @contextmanager
     def _reading(self, rows: SharedRows) -> Iterator[None]:

@@ -16,11 +16,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline_engine.torch_backend.attention import Attention
-from paceline_engine.torch_backend.packed_linear import Product, can_pack, warm_up
+from paceline_engine.torch_backend.int8_linear import check_exact, int8_product
+from paceline_engine.torch_backend.packed_linear import (
+    can_pack,
+    give_weights_back,
+    leave_files,
+    product_of,
+    take_weights,
+    warm_up,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_engine.torch_backend.packed_linear import Product
     from paceline_engine.torch_backend.shared_rows import ForwardRows
 
 _FIRST_ROTATIONS = 1024
@@ -34,8 +43,9 @@ Rotation: TypeAlias = tuple[Tensor, Tensor]
 class FusedLlama:
     """The decoder of a loaded model, with its weights.
 
-    The model given stays usable: its weights become views of the fused ones. What is computed does
-    not follow when they are changed.
+    The model given loses the weights that are packed, so that they are in memory once
+    (`give_back`). Its other weights become views of the fused ones. What is computed does not
+    follow when they are changed.
 
     Letters: T rows, H heads, G key and value heads, D their width, E the model's width, V the rows
     of the head.
@@ -44,23 +54,28 @@ class FusedLlama:
         layers: The decoder layers, as modules, so that hooks can be put on them.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, packs: bool = True) -> None:
         """Fuse the projections of a model that `can_fuse`.
 
-        Cost: copies most weights once, one layer's at a time; and where they are packed, keeps a
-        second copy of them.
+        Cost: copies most weights once, one layer's at a time.
+
+        Args:
+            packs: Whether to pack weights, where they can be.
         """
         body = model.model
-        packs = can_pack(model.parameters())
+        packs = packs and can_pack(model.parameters())
+        if packs:
+            leave_files(model)
         layers = [
             _Layer(layer, index=index, packs=packs) for index, layer in enumerate(body.layers)
         ]
         self.layers: Sequence[nn.Module] = layers
+        self._own_layers = layers
         self._embedding = body.embed_tokens
         is_tied = self._embedding.weight is model.lm_head.weight
         self._head = _fuse(model.lm_head, packs=packs)
         warm_up([self._head, *(each for layer in layers for each in layer.products)])
-        if is_tied:
+        if is_tied and self._head.loaded is not None:
             self._embedding.weight = model.lm_head.weight
         self._norm = _norm(body.norm)
         self._rotary = body.rotary_emb
@@ -88,6 +103,29 @@ class FusedLlama:
     def lend_head(self, model: Any) -> None:
         """Let the given model use this head, which may be packed, for the adapters."""
         model.lm_head.forward = self._head.of_any_rows
+
+    def give_back(self, model: Any) -> None:
+        """Give the given model back the weights that it lost."""
+        for own, layer in zip(self._own_layers, model.model.layers, strict=True):
+            for product, linears in zip(own.products, _projections(layer), strict=True):
+                give_weights_back(product, linears)
+        give_weights_back(self._head, [model.lm_head])
+
+    def round_to_int8(self, model: Any) -> None:
+        """Compute products in eight bits from now on; the given model loses their weights.
+
+        Raises:
+            ModelLoadError: they would not be exact.
+        """
+        leave_files(model)
+        for own, layer in zip(self._own_layers, model.model.layers, strict=True):
+            for which, linears in enumerate(_projections(layer)):
+                own.products[which] = int8_product(own.products[which])
+                take_weights(own.products[which], linears)
+        self._head = int8_product(self._head)
+        take_weights(self._head, [model.lm_head])
+        self.lend_head(model)
+        check_exact([self._head, *(each for own in self._own_layers for each in own.products)])
 
     def _rotation(self, rows: ForwardRows) -> Rotation:
         cosines, sines = self.rotations(rows.longest)
@@ -122,17 +160,12 @@ class _Layer(nn.Module):
 
     def __init__(self, layer: Any, *, index: int, packs: bool) -> None:
         super().__init__()
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
         self._index = index
         self._attention_norm = _norm(layer.input_layernorm)
         self._mlp_norm = _norm(layer.post_attention_layernorm)
-        self.products = (
-            _fuse(attention.q_proj, attention.k_proj, attention.v_proj, packs=packs),
-            _fuse(attention.o_proj, packs=packs),
-            _fuse(mlp.gate_proj, mlp.up_proj, packs=packs),
-            _fuse(mlp.down_proj, packs=packs),
-        )
-        self._activation = mlp.act_fn.forward
+        self.products = [_fuse(*linears, packs=packs) for linears in _projections(layer)]
+        self._activation = layer.mlp.act_fn.forward
         self._width = attention.head_dim
         self._heads = attention.q_proj.out_features // self._width
         self._kv_heads = attention.k_proj.out_features // self._width
@@ -178,18 +211,19 @@ class _Norm:
 class _SmallNorm:
     """The same on a CPU in float32, where a small `rms_norm` is seven kernels instead of four.
 
-    With E values x in a row, x / sqrt(mean(x^2) + epsilon) is sqrt(E) x / hypot(|x|, sqrt(E
-    epsilon)).
+    With E values x in a row, x / sqrt(mean(x^2) + epsilon) is sqrt(E) x / sqrt(|x|^2 + E epsilon).
+    Each step rounds as IEEE 754 says, so that a row has the same bits in any forward; `hypot` would
+    be one step, but its kernel for few rows differs from that for many.
     """
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         width = len(weight)
         self._weight = weight * math.sqrt(width)
-        self._least = torch.tensor(math.sqrt(width * epsilon))
+        self._least = width * epsilon
 
     def __call__(self, hidden: Tensor) -> Tensor:
         lengths: Tensor = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
-        return (hidden / lengths.hypot_(self._least)).mul_(self._weight)
+        return (hidden / lengths.square_().add_(self._least).sqrt_()).mul_(self._weight)
 
 
 def _rotate(states: Tensor, rotation: Rotation) -> Tensor:
@@ -206,24 +240,22 @@ def _norm(norm: Any) -> _Norm | _SmallNorm:
     return (_SmallNorm if is_small else _Norm)(weight, norm.variance_epsilon)
 
 
+def _projections(layer: Any) -> tuple[tuple[nn.Linear, ...], ...]:
+    """Return the linear modules of a layer's products, in the order of the names above."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return (
+        (attention.q_proj, attention.k_proj, attention.v_proj),
+        (attention.o_proj,),
+        (mlp.gate_proj, mlp.up_proj),
+        (mlp.down_proj,),
+    )
+
+
 def _fuse(*projections: nn.Linear, packs: bool) -> Product:
-    """Put projections of one input side by side; they become views of the fused one."""
+    """Put projections of one input side by side: they become views of the fused one, or empty."""
     weights = [each.weight.detach() for each in projections]
-    weight = _laid_out(torch.cat(weights) if len(weights) > 1 else weights[0])
-    parts = torch.split(weight, [each.out_features for each in projections])
-    for each, part in zip(projections, parts, strict=True):
-        each.weight = nn.Parameter(part, requires_grad=False)
+    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
     biases = [each.bias.detach() for each in projections if each.bias is not None]
-    return Product.of(weight, torch.cat(biases) if biases else None, packs=packs)
-
-
-def _laid_out(weight: Tensor) -> Tensor:
-    """Store a weight, (outputs, inputs), in the order in which small products read it fastest.
-
-    On a CPU in float32 that is input by input where there are more outputs than inputs: MKL then
-    needs 0.5 to 1 times as long for a row (bench/LOG.md).
-    """
-    outputs, inputs = weight.shape
-    if weight.device.type == "cpu" and weight.dtype == torch.float32 and outputs > inputs:
-        return weight.t().contiguous().t()
-    return weight
+    product = product_of(weight, torch.cat(biases) if biases else None, packs=packs)
+    take_weights(product, projections)
+    return product

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +58,17 @@ def free_machine_bytes(*, cgroups: Path = _CGROUPS, membership: Path = _MEMBERSH
         membership: The file that names this process's own.
     """
     return min([psutil.virtual_memory().available, *_cgroup_bytes(cgroups, membership)])
+
+
+def return_freed_memory() -> None:
+    """Give freed memory back to the machine, if the C library can: it keeps it for later use.
+
+    Worth it where much was freed for good, as weights in another form.
+    """
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def _cgroup_bytes(cgroups: Path, membership: Path) -> Iterator[int]:

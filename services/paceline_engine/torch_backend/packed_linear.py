@@ -5,13 +5,18 @@ Speculation pays where a forward of a few rows takes little longer than one of a
 CPU it does if the weights lie as oneDNN wants them. Weights that lie as they were loaded are put in
 order again for each product of several rows, which takes two to three times as long as reading
 them (bench/LOG.md).
+
+A weight that is packed is held once: the packed tensor alone. One row takes it, too. It is then as
+fast as with the weight as loaded on one thread, and 1.5 times as fast on two, because torch's own
+product of one row has one thread (bench/LOG.md). And a row's product has the same bits however many
+rows there are.
 """
 
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,108 +25,202 @@ from torch.nn import functional
 from paceline_engine.torch_backend.memory import free_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 # What compiled models use. The public way, `Tensor.to_mkldnn`, would copy each product, too.
 _ONEDNN = torch.ops.mkldnn
 # The processors on which it was measured.
 _MACHINES = frozenset({"x86_64", "AMD64"})
-# The part of the free memory that the packed copy may take.
+# The part of the free memory that the copy of a weight may take, while it is packed.
 _COPY_SHARE = 0.25
 # What oneDNN does around a product takes 10 us: a tiny weight is never worth that, a small one not
-# for 2 or 3 rows (bench/LOG.md).
-_TINY_BYTES, _SMALL_BYTES = 1 << 18, 1 << 21
+# for 1 to 3 rows (bench/LOG.md). So a small weight is kept as loaded, too: they take little memory.
+_TINY_BYTES, _SMALL_BYTES = 1 << 18, 1 << 20
+_SMALL_FROM = 4
 # One layout serves all numbers of rows alike (bench/LOG.md); the operator wants to hear one.
 _ROWS_OF_LAYOUT = 8
 
 # oneDNN makes code for each number of rows and keeps it, half a megabyte of it: so numbers are
 # filled up to one of these, and more rows are computed in blocks. With fewer than 4 it is slow.
-_BLOCKS = (4, 5, 6, 7, 8, 12, 16, 20, 24, 32, 40, 48, 64)
-_FILLED = [next(size for size in _BLOCKS if size >= count) for count in range(_BLOCKS[-1] + 1)]
+BLOCKS = (4, 5, 6, 7, 8, 12, 16, 20, 24, 32, 40, 48, 64)
+_FILLED = [next(size for size in BLOCKS if size >= count) for count in range(BLOCKS[-1] + 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+class Product(ABC):
     """`hidden @ weight.T + bias`: (T, outputs) from (T, inputs).
 
     Attributes:
-        weight: (outputs, inputs).
+        shape: Of the weight: (outputs, inputs).
         bias: (outputs,), or None.
-        packed: A copy of the weight in oneDNN's layout, or None.
-        packed_from: The fewest rows for which the packed copy is faster.
+        loaded: The weight as it was loaded, or None: it is not kept.
     """
 
-    weight: Tensor
+    shape: torch.Size
     bias: Tensor | None
-    packed: Tensor | None = None
-    packed_from: int = 1
+    loaded: Tensor | None = None
 
+    @abstractmethod
     def __call__(self, hidden: Tensor) -> Tensor:
         """Compute it."""
-        count = len(hidden)
-        if self.packed is None or count < self.packed_from:
-            return functional.linear(hidden, self.weight, self.bias)
-        if count < len(_FILLED):
-            return self._of_block(hidden, self.packed)
-        blocks = torch.split(hidden, _BLOCKS[-1])
-        return torch.cat([self._of_block(block, self.packed) for block in blocks])
 
     def of_any_rows(self, hidden: Tensor) -> Tensor:
         """Compute (..., outputs) from (..., inputs)."""
         rows = self(hidden.reshape(-1, hidden.shape[-1]))
         return rows.view(*hidden.shape[:-1], rows.shape[-1])
 
-    def _of_block(self, hidden: Tensor, packed: Tensor) -> Tensor:
-        count, size = len(hidden), _FILLED[len(hidden)]
-        if count < size:
-            hidden = functional.pad(hidden, (0, 0, 0, size - count))
-        product: Tensor = _ONEDNN._linear_pointwise(hidden, packed, self.bias, "none", [], "")
-        return product if count == size else product[:count]
+    @abstractmethod
+    def weight(self) -> Tensor:
+        """Return the weight, (outputs, inputs), as it was loaded. Cost: may make a copy."""
 
-    @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None, *, packs: bool) -> Self:
-        """Build it, with a packed copy if `packs` and if that is faster."""
-        if not packs or weight.nbytes < _TINY_BYTES:
-            return cls(weight, bias)
-        packed = _ONEDNN._reorder_linear_weight(weight.contiguous(), _ROWS_OF_LAYOUT)
-        if weight.dtype == torch.bfloat16:
-            return cls(weight, bias, packed)
-        return cls(weight, bias, packed, packed_from=4 if weight.nbytes < _SMALL_BYTES else 2)
+    def warm_up(self) -> None:  # noqa: B027 - a plain product has nothing to prepare
+        """Prepare all that products of any number of rows need."""
+
+
+class PlainProduct(Product):
+    """With the weight as it was loaded."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.shape, self.bias, self.loaded = weight.shape, bias, _laid_out(weight)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Compute it."""
+        return functional.linear(hidden, self.weight(), self.bias)
+
+    def weight(self) -> Tensor:
+        """Return the weight."""
+        assert self.loaded is not None
+        return self.loaded
+
+
+class PackedProduct(Product):
+    """With the weight in oneDNN's order."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.shape, self.bias = weight.shape, bias
+        self._dtype = weight.dtype
+        self._packed = _ONEDNN._reorder_linear_weight(weight.contiguous(), _ROWS_OF_LAYOUT)
+        # In bfloat16 also one row takes the packed weight, and torch's own product is slow.
+        if weight.dtype == torch.float32 and weight.nbytes < _SMALL_BYTES:
+            self.loaded = _laid_out(weight)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Compute it."""
+        if self.loaded is not None and len(hidden) < _SMALL_FROM:
+            return functional.linear(hidden, self.loaded, self.bias)
+        return in_blocks(self._of_block, hidden)
+
+    def weight(self) -> Tensor:
+        """Return the weight, bit for bit."""
+        return self._packed.to_dense(self._dtype) if self.loaded is None else self.loaded
+
+    def warm_up(self) -> None:
+        """Let oneDNN compile all code for it, so that this takes no time from requests."""
+        for count in BLOCKS:
+            self._of_block(torch.zeros(count, self.shape[1], dtype=self._dtype))
+
+    def _of_block(self, hidden: Tensor) -> Tensor:
+        product: Tensor = _ONEDNN._linear_pointwise(hidden, self._packed, self.bias, "none", [], "")
+        return product
+
+
+def in_blocks(compute: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+    """Compute rows in blocks, each filled up to one of few numbers of rows."""
+    if (count := len(hidden)) >= len(_FILLED):
+        return torch.cat([in_blocks(compute, block) for block in torch.split(hidden, BLOCKS[-1])])
+    if (missing := _FILLED[count] - count) == 0:
+        return compute(hidden)
+    return compute(functional.pad(hidden, (0, 0, 0, missing)))[:count]
+
+
+def product_of(weight: Tensor, bias: Tensor | None, *, packs: bool) -> Product:
+    """Make a product, with a packed weight if `packs` and if that is faster."""
+    if packs and weight.nbytes >= _TINY_BYTES:
+        return PackedProduct(weight, bias)
+    return PlainProduct(weight.clone() if packs else weight, bias)
 
 
 def can_pack(weights: Iterable[Tensor]) -> bool:
-    """Whether weights can be packed here, and there is memory for a copy of them."""
+    """Whether weights can be packed here, and there is memory to pack one after the other."""
     every = [*weights]
     most_bytes = _COPY_SHARE * free_memory(torch.device("cpu")).byte_count
-    return all(map(_is_packable, every)) and sum(each.nbytes for each in every) <= most_bytes
+    return all(map(_is_packable, every)) and max(each.nbytes for each in every) <= most_bytes
 
 
 def warm_up(products: Iterable[Product]) -> None:
-    """Let oneDNN compile all code that these products will need.
-
-    So it takes neither time nor memory from requests. Products of one shape share it.
-    """
-    shapes = {
-        (each.weight.shape, each.bias is None): each for each in products if each.packed is not None
-    }
+    """Prepare products; those of one shape share what is prepared."""
+    shapes = {(type(each), each.shape, each.bias is None): each for each in products}
     for product in shapes.values():
-        for count in _BLOCKS:
-            product(product.weight.new_zeros(count, product.weight.shape[1]))
+        product.warm_up()
 
 
-def pack_linear_modules(model: nn.Module) -> None:
-    """Let a model's linear modules compute with packed weights, if they can be packed."""
-    linears = [module for module in model.modules() if type(module) is nn.Linear]
-    if not can_pack(module.weight for module in linears):
+def take_weights(product: Product, linears: Sequence[nn.Linear]) -> None:
+    """Let a product of linear modules, side by side, be the only one to hold their weights.
+
+    The modules' weights become views of the product's; or empty, if it has another order of them.
+    A weight that another module uses, too, stays there.
+    """
+    if product.loaded is not None:
+        give_weights_back(product, linears)
         return
-    products = []
-    for module in linears:
-        bias = None if module.bias is None else module.bias.detach()
-        product = Product.of(module.weight.detach(), bias, packs=True)
-        if product.packed is not None:
-            module.forward = product.of_any_rows  # type: ignore[assignment, method-assign]
-            products.append(product)
-    warm_up(products)
+    for linear in linears:
+        nothing = linear.weight.detach().new_empty(0, linear.in_features)
+        linear.weight = nn.Parameter(nothing, requires_grad=False)
+
+
+def give_weights_back(product: Product, linears: Sequence[nn.Linear]) -> None:
+    """Give linear modules weights again after `take_weights`."""
+    parts = torch.split(product.weight(), [each.out_features for each in linears])
+    for linear, part in zip(linears, parts, strict=True):
+        linear.weight = nn.Parameter(part, requires_grad=False)
+
+
+class PackedModules:
+    """A model's linear modules, computing with packed weights if they can be packed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Pack what can be packed."""
+        linears = [each for each in model.modules() if type(each) is nn.Linear]
+        self._packed: list[tuple[nn.Linear, Product]] = []
+        if not linears or not can_pack(each.weight for each in linears):
+            return
+        leave_files(model)
+        for linear in linears:
+            bias = None if linear.bias is None else linear.bias.detach()
+            product = product_of(linear.weight.detach(), bias, packs=True)
+            take_weights(product, [linear])
+            if isinstance(product, PackedProduct):
+                linear.forward = product.of_any_rows  # type: ignore[assignment, method-assign]
+                self._packed.append((linear, product))
+        warm_up(product for _, product in self._packed)
+
+    def undo(self) -> None:
+        """Give the modules back what they had."""
+        for linear, product in self._packed:
+            del linear.forward
+            give_weights_back(product, [linear])
+
+
+def leave_files(model: nn.Module) -> None:
+    """Copy all parameters that are not packed out of the file that they were loaded from.
+
+    Each lies in the file's own memory, so a single norm would keep all weights there.
+    """
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if type(module) is not nn.Linear or name != "weight":
+                parameter.data = parameter.data.clone()
+
+
+def _laid_out(weight: Tensor) -> Tensor:
+    """Store a weight, (outputs, inputs), in the order in which small products read it fastest.
+
+    On a CPU in float32 that is input by input where there are more outputs than inputs: MKL then
+    needs 0.5 to 1 times as long for a row (bench/LOG.md).
+    """
+    outputs, inputs = weight.shape
+    if weight.device.type == "cpu" and weight.dtype == torch.float32 and outputs > inputs:
+        return weight.t().contiguous().t()
+    return weight
 
 
 def _is_packable(weight: Tensor) -> bool:

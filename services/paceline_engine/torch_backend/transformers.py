@@ -60,19 +60,27 @@ from paceline_engine.deciding.grammars import GrammarCompiler
 from paceline_engine.deciding.shaping import Shaper
 from paceline_engine.model_backend import Feed, ModelBackend
 from paceline_engine.model_files.files import find_model_files
-from paceline_engine.terms.backend import ForwardInterrupted, Interrupt, ModelLoadError, TokenMemory
+from paceline_engine.terms.backend import (
+    INT8,
+    PLAIN,
+    ForwardInterrupted,
+    Interrupt,
+    ModelLoadError,
+    TokenMemory,
+)
 from paceline_engine.terms.items import Draft, Judgement, Outcome
 from paceline_engine.torch_backend.cuda_graphs import CapturedSteps, capture_steps
-from paceline_engine.torch_backend.decoders import choose_decoder, take_sample
+from paceline_engine.torch_backend.decoders import choose_decoder, round_to_int8, take_sample
 from paceline_engine.torch_backend.device import on_device, usable_device, wait_for
 from paceline_engine.torch_backend.families import rotations_change
-from paceline_engine.torch_backend.invariance import check_invariance
+from paceline_engine.torch_backend.int8_linear import refuse_int8, tell_what_is_faster
+from paceline_engine.torch_backend.invariance import MOST_INT8_THREADS, check_invariance
 from paceline_engine.torch_backend.invariant import TILE, InvariantRows
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.library import LibraryText, decoder_layers, score_alone
 from paceline_engine.torch_backend.llama import FusedLlama
-from paceline_engine.torch_backend.memory import free_memory
+from paceline_engine.torch_backend.memory import free_memory, return_freed_memory
 from paceline_engine.torch_backend.model_loading import count_tokens, describe, load_model
 from paceline_engine.torch_backend.own_guesses import OwnGuesses
 from paceline_engine.torch_backend.self_drafting import SelfDrafter, load_for
@@ -117,6 +125,7 @@ class LoadedModel(ModelBackend):
         device: torch.device,
         capture: bool = False,
         invariant: bool = False,
+        weights: str = PLAIN,
     ) -> None:
         """Choose how to compute a model. The subclass sets its description.
 
@@ -126,6 +135,10 @@ class LoadedModel(ModelBackend):
             device: That device.
             capture: On CUDA, record forwards of one row and replay them.
             invariant: See `TransformersBackend`.
+            weights: See `TransformersBackend`.
+
+        Raises:
+            ModelLoadError: it cannot be computed with such weights.
         """
         self.model = model
         self.device = device
@@ -134,7 +147,12 @@ class LoadedModel(ModelBackend):
         self.together = device.type != "cpu"
         with on_device():
             sample = take_sample(model)
-            self.decoder = choose_decoder(name, model, sample=sample, together=self.together)
+            self.decoder = choose_decoder(
+                name, model, sample=sample, together=self.together, packs=weights == PLAIN
+            )
+            if weights == INT8:
+                round_to_int8(model, self.decoder)
+        return_freed_memory()
         self._bytes_per_token = sample.bytes_per_token
         tile = TILE if invariant else 1
         self._slabs = None if sample.shape is None else Slabs(sample.shape, tile=tile)
@@ -363,6 +381,7 @@ class TransformersBackend(LoadedModel):
         threads: int = 1,
         capture: bool = False,
         invariant: bool = False,
+        weights: str = PLAIN,
         adapter: str | None = None,
         guesses: int | None = None,
         prune_below: float = 0.0,
@@ -379,6 +398,8 @@ class TransformersBackend(LoadedModel):
                 half way.
             invariant: Let a row's logits follow from its sequence alone, bit by bit: see
                 `invariant.py`.
+            weights: PLAIN, in `dtype`; or INT8, with products in eight bits (`int8_linear.py`).
+                With `invariant` they take two threads, too.
             adapter: Directory with an adapter for it; None: it does not draft for itself.
             guesses: How many it makes after a verdict; None: as the adapter's card says.
             prune_below: See `SelfDrafter`.
@@ -388,10 +409,13 @@ class TransformersBackend(LoadedModel):
                 cannot be invariant, or the adapter is not one for it.
         """
         computed_on = usable_device(device, dtype=dtype)
-        if invariant and (computed_on.type != "cpu" or threads != 1):
+        if weights == INT8:
+            refuse_int8(dtype=dtype, device=computed_on)
+        most_threads = MOST_INT8_THREADS if weights == INT8 else 1
+        if invariant and (computed_on.type != "cpu" or threads > most_threads):
             raise ModelLoadError(
-                "with --invariant forwards are computed by one thread of a CPU: leave --device and"
-                " --threads alone"
+                "with --invariant forwards are computed by one thread of a CPU, or with --weights"
+                f" int8 by up to {MOST_INT8_THREADS}: leave --device and --threads alone"
             )
         torch.set_num_threads(threads)
         files = find_model_files(model, revision=revision)
@@ -403,13 +427,18 @@ class TransformersBackend(LoadedModel):
             None if adapter is None else load_for(files, loaded, Path(adapter), guesses=guesses)
         )
         super().__init__(
-            files.name, loaded, device=computed_on, capture=capture, invariant=invariant
+            files.name,
+            loaded,
+            device=computed_on,
+            capture=capture,
+            invariant=invariant,
+            weights=weights,
         )
         self.description = describe(
             files,
             loaded,
             token_count=token_count,
-            dtype=dtype,
+            dtype=INT8 if weights == INT8 else dtype,
             device=computed_on,
             threads=threads,
             cancels_between_layers=bool(self._layers) and not self.captures,
@@ -422,10 +451,18 @@ class TransformersBackend(LoadedModel):
                 vocabulary_size=self.description.vocabulary_size,
                 eos_token_ids=self.description.eos_token_ids,
             )
+        if weights == PLAIN:
+            tell_what_is_faster(files.name, dtype=dtype, device=computed_on)
         if invariant:
             shape = None if self._slabs is None else self._slabs.shape
             with on_device():
-                check_invariance(self.model, self.decoder, shape, description=self.description)
+                check_invariance(
+                    self.model,
+                    self.decoder,
+                    shape,
+                    description=self.description,
+                    threads=threads,
+                )
         if loaded_adapter is not None:
             self._draft_for_itself(loaded_adapter, prune_below=prune_below)
 

@@ -71,8 +71,12 @@ def batching(meter: LatencyMeter | None = None) -> Batching:
     return Batching(meter or measured(), Turns())
 
 
-def chosen(jobs: list[Job], *, of: Batching | None = None, now_ms: float = 1000) -> Batch:
-    return (of or batching()).choose(jobs, now_ns=round(now_ms * MILLISECOND), shares_forwards=True)
+def chosen(
+    jobs: list[Job], *, of: Batching | None = None, now_ms: float = 1000, layers: int = 0
+) -> Batch:
+    return (of or batching()).choose(
+        jobs, now_ns=round(now_ms * MILLISECOND), shares_forwards=True, layer_count=layers
+    )
 
 
 def test_all_that_is_equally_urgent_shares_a_forward():
@@ -129,6 +133,34 @@ def test_what_is_less_urgent_runs_at_once_where_nothing_is_urgent():
 def test_a_prompt_alone_is_computed_in_parts_that_newcomers_can_wait_for():
     batch = chosen([job(5000)])
     assert batch.row_limit == 1000, "100 ms, at 0.1 ms a row"
+
+
+@pytest.mark.parametrize(("layers", "rows"), [(1, 1000), (3, 3000), (30, 5000)])
+def test_a_prompt_alone_is_computed_in_longer_parts_where_they_can_give_way(layers, rows):
+    """A layer of it takes at most 100 ms: so long a job that arrives may have to wait."""
+    batch = chosen([job(9000)], layers=layers)
+    assert batch.row_limit == rows
+    assert batch.expected_ns == (rows * 100_000 if layers > 1 else None)
+
+
+def test_a_prompt_that_fits_whole_gives_way_too():
+    batch = chosen([job(4000)], layers=30)
+    assert (batch.row_limit, batch.expected_ns) == (None, 400 * MILLISECOND)
+    assert chosen([job(900)], layers=30).expected_ns is None, "it ends soon anyway"
+
+
+def test_a_prompt_before_another_is_computed_in_short_parts():
+    """Giving way to each of them in turn would lose most of the work."""
+    batch = chosen([job(9000), job(9000, arrival=1)], layers=30)
+    assert (batch.row_limit, batch.expected_ns) == (1000, None)
+
+
+def test_a_prompt_whose_streams_come_back_soon_gets_no_long_part():
+    batches, stream = batching(), job()
+    chosen([stream], of=batches, now_ms=1000)
+    batch = chosen([job(9000)], of=batches, now_ms=1200, layers=30)
+    assert batch.row_limit < 20
+    assert batch.expected_ns is None
 
 
 def test_beside_others_a_part_of_a_prompt_makes_their_forward_less_than_twice_as_long():
@@ -320,9 +352,9 @@ def slow() -> LatencyMeter:
 
 
 def test_a_prompt_that_is_cut_adds_a_part_of_it_to_a_forward():
-    assert most(measured(), 131_072) == most(measured(), 8192) == 171 + 1000
+    assert most(measured(), 131_072) == most(measured(), 8192) == 171 + 5000
     assert most(measured(), 10) == 171 + 10
-    assert most(measured(), 8192, block=64) == 171 + 1064
+    assert most(measured(), 8192, block=64) == 171 + 5064
 
 
 def test_a_prompt_that_is_not_cut_is_all_in_one_forward():
@@ -344,7 +376,7 @@ def test_no_forward_has_more_rows_than_are_said(meter, seed):
             job(chance.choice([1, 1, 40, 300, 9000]), block=chance.choice([0, 5]), arrival=n)
             for n in range(chance.randint(1, 60))
         ]
-        batch = chosen(jobs, of=batches)
+        batch = chosen(jobs, of=batches, layers=chance.choice([0, 3, 30]))
         rows = sum(each.work.row_count() for each in batch.jobs)
         longest = max(each.work.row_count() for each in batch.jobs)
         # A short call whose rows alone are more than pay is computed all the same.

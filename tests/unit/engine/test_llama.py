@@ -4,6 +4,7 @@ from array import array
 
 import pytest
 import torch
+from torch import nn
 from transformers import (
     DynamicCache,
     GPTNeoXConfig,
@@ -24,7 +25,7 @@ from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 from paceline_engine.torch_backend.library import LibraryDecoder
 from paceline_engine.torch_backend.llama import FusedLlama, _norm
-from paceline_engine.torch_backend.packed_linear import can_pack
+from paceline_engine.torch_backend.packed_linear import PackedProduct, can_pack
 from paceline_engine.torch_backend.shared_rows import SharedRows
 
 CPU = torch.device("cpu")
@@ -154,12 +155,32 @@ def test_a_small_norm_is_the_librarys(scale):
 def test_its_weights_are_packed_where_that_is_of_use(monkeypatch):
     monkeypatch.setattr(packed_linear, "_TINY_BYTES", 0)
     model, warm = built(llama), []
+    packs = can_pack(model.parameters())
     monkeypatch.setattr("paceline_engine.torch_backend.llama.warm_up", warm.extend)
     decoder = FusedLlama(model)
     each_layers = [each for layer in decoder.layers for each in layer.products]
     assert len(each_layers) == 4 * len(decoder.layers)
-    assert {each.packed is not None for each in each_layers} == {can_pack(model.parameters())}
+    assert {isinstance(each, PackedProduct) for each in each_layers} == {packs}
     assert {id(each) for each in each_layers} < {id(each) for each in warm}
+
+
+@pytest.mark.parametrize("make", [llama, FUSED["tied"]], ids=["untied", "tied"])
+def test_packed_weights_are_in_memory_once_and_can_be_given_back(make, monkeypatch):
+    for name in ("_TINY_BYTES", "_SMALL_BYTES"):
+        monkeypatch.setattr(packed_linear, name, 0)
+    model = built(make)
+    if not can_pack(model.parameters()):
+        pytest.skip("this processor packs no weights")
+    ids = torch.randint(96, (12,), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        before = by_the_library(model, ids)
+    decoder = FusedLlama(model)
+    linears = [each for each in model.modules() if isinstance(each, nn.Linear)]
+    assert not any(each.weight.numel() for each in linears)
+    assert torch.allclose(in_chunks(decoder, ids, (5, 6, 9)), before, atol=1e-4)
+    decoder.give_back(model)
+    with torch.inference_mode():
+        assert torch.equal(by_the_library(model, ids), before)
 
 
 def test_a_tied_head_takes_no_memory_of_its_own():

@@ -8,9 +8,11 @@ from torch.nn import functional
 from paceline_engine.torch_backend import packed_linear
 from paceline_engine.torch_backend.memory import FreeMemory
 from paceline_engine.torch_backend.packed_linear import (
-    Product,
+    BLOCKS,
+    PackedModules,
+    PlainProduct,
     can_pack,
-    pack_linear_modules,
+    product_of,
     warm_up,
 )
 
@@ -30,13 +32,13 @@ def product(request, monkeypatch):
     weight, bias = numbers(48, 40, dtype=request.param), numbers(48, dtype=request.param, seed=1)
     if not can_pack([weight]):
         pytest.skip("this processor computes these numbers in another way")
-    return Product.of(weight, bias, packs=True)
+    return product_of(weight, bias, packs=True)
 
 
 @torch.inference_mode()
 def test_packed_weights_give_the_same_products(product):
-    hidden = numbers(COUNTS[-1], 40, dtype=product.weight.dtype, seed=2)
-    expected = functional.linear(hidden.double(), product.weight.double(), product.bias.double())
+    hidden = numbers(COUNTS[-1], 40, dtype=product.weight().dtype, seed=2)
+    expected = functional.linear(hidden.double(), product.weight().double(), product.bias.double())
     close = 8 * torch.finfo(hidden.dtype).eps * float(expected.abs().max())
     for count in COUNTS:
         actual = product(hidden[:count])
@@ -45,24 +47,29 @@ def test_packed_weights_give_the_same_products(product):
 
 
 @torch.inference_mode()
+def test_a_packed_weight_is_held_once_and_can_be_had_back(product):
+    weight = numbers(48, 40, dtype=product.weight().dtype)
+    assert product.loaded is None
+    assert torch.equal(product.weight(), weight)
+
+
+@torch.inference_mode()
 def test_small_weights_are_packed_for_four_rows_and_more_and_tiny_ones_not_at_all(product):
-    weight = product.weight
-    if weight.dtype == torch.float32:
-        assert Product.of(weight, None, packs=True).packed_from == 2
+    weight = product.weight()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed_linear, "_SMALL_BYTES", weight.nbytes + 1)
-        small = Product.of(weight, None, packs=True)
-        assert small.packed_from == (4 if weight.dtype == torch.float32 else 1)
+        small = product_of(weight, None, packs=True)
+        assert (small.loaded is not None) == (weight.dtype == torch.float32)
+        assert torch.equal(small.weight(), weight)
         patch.setattr(packed_linear, "_TINY_BYTES", weight.nbytes + 1)
-        assert Product.of(weight, None, packs=True).packed is None
+        assert isinstance(product_of(weight, None, packs=True), PlainProduct)
 
 
 @torch.inference_mode()
 def test_a_rows_bits_do_not_depend_on_how_many_rows_there_are(product):
-    """Of one row in float32 they may: that is another kernel."""
-    hidden = numbers(COUNTS[-1], 40, dtype=product.weight.dtype, seed=3)
+    hidden = numbers(COUNTS[-1], 40, dtype=product.weight().dtype, seed=3)
     expected = product(hidden)
-    for count in COUNTS[1:]:
+    for count in COUNTS:
         assert torch.equal(product(hidden[:count]), expected[:count])
         assert torch.equal(product(hidden[-count:]), expected[-count:])
 
@@ -77,9 +84,9 @@ def test_all_code_is_made_when_a_model_is_loaded(product, monkeypatch):
             return torch.ops.mkldnn._linear_pointwise(hidden, *rest)
 
     monkeypatch.setattr(packed_linear, "_ONEDNN", Watched())
-    other = Product.of(product.weight, None, packs=False)
+    other = product_of(product.weight(), None, packs=False)
     warm_up([product, product, other])
-    assert computed == [*packed_linear._BLOCKS]
+    assert computed == [*BLOCKS]
 
 
 @torch.inference_mode()
@@ -93,15 +100,15 @@ def test_only_few_numbers_of_rows_are_ever_computed(product, monkeypatch):
             return torch.ops.mkldnn._linear_pointwise(hidden, *rest)
 
     monkeypatch.setattr(packed_linear, "_ONEDNN", Watched())
-    for count in range(2, 1000):
-        product(torch.zeros(count, 40, dtype=product.weight.dtype))
+    for count in range(1, 1000):
+        product(torch.zeros(count, 40, dtype=product.weight().dtype))
     assert len(computed) <= 13
     assert max(computed) <= 64
 
 
-def test_weights_are_packed_only_where_there_is_memory_for_a_copy(product, monkeypatch):
-    weights = [product.weight, product.weight]
-    needed = 4 * 2 * product.weight.nbytes
+def test_weights_are_packed_only_where_there_is_memory_for_the_copy_of_one(product, monkeypatch):
+    weights = [product.weight(), product.weight()]
+    needed = 4 * weights[0].nbytes
     for free, fits in ((needed, True), (needed - 1, False)):
         found = FreeMemory(free, usable_share=1.0)
         monkeypatch.setattr(packed_linear, "free_memory", lambda _, found=found: found)
@@ -116,17 +123,36 @@ def test_what_the_library_computes_otherwise_is_left_as_it_is():
 
 @torch.inference_mode()
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_a_librarys_linear_modules_give_the_same(has_bias, monkeypatch):
-    monkeypatch.setattr(packed_linear, "_TINY_BYTES", 0)
+def test_a_librarys_linear_modules_give_the_same_without_weights_of_their_own(
+    has_bias, monkeypatch
+):
+    for name in ("_TINY_BYTES", "_SMALL_BYTES"):
+        monkeypatch.setattr(packed_linear, name, 0)
     model = nn.Sequential(nn.Linear(8, 6, bias=has_bias), nn.Tanh(), nn.Linear(6, 5, bias=has_bias))
+    is_packed = can_pack(model.parameters())
     shapes = [(3, 8), (1, 8), (0, 8), (1, 7, 8), (2, 3, 8), (1, 0, 8)]
     hidden = [numbers(*shape, dtype=torch.float32, seed=4) for shape in shapes]
     before = [model(each) for each in hidden]
-    pack_linear_modules(model)
-    is_packed = can_pack(model.parameters())
-    packed = [isinstance(model[place].forward.__self__, Product) for place in (0, 2)]
-    assert packed == [is_packed] * 2
+    weights = [model[place].weight.clone() for place in (0, 2)]
+    modules = PackedModules(model)
+    assert [len(model[place].weight) == 0 for place in (0, 2)] == [is_packed] * 2
     after = [model(each) for each in hidden]
     for expected, actual in zip(before, after, strict=True):
         assert actual.shape == expected.shape
         assert torch.allclose(actual, expected, atol=1e-5)
+    modules.undo()
+    for place, weight in zip((0, 2), weights, strict=True):
+        assert torch.equal(model[place].weight, weight)
+    assert all(map(torch.equal, [model(each) for each in hidden], before))
+
+
+@torch.inference_mode()
+def test_a_weight_that_another_module_uses_stays_there(monkeypatch):
+    for name in ("_TINY_BYTES", "_SMALL_BYTES"):
+        monkeypatch.setattr(packed_linear, name, 0)
+    model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9, bias=False))
+    model[1].weight = model[0].weight
+    ids = torch.arange(9)
+    before = model(ids)
+    PackedModules(model)
+    assert torch.allclose(model(ids), before, atol=1e-5)

@@ -25,7 +25,9 @@ class Steps:
     """A backend whose items have, for a cache, what a step of theirs does and finds."""
 
     def __init__(self, *, shares_forwards=False):
-        self.description = SimpleNamespace(shares_forwards=shares_forwards)
+        self.description = SimpleNamespace(
+            shares_forwards=shares_forwards, cancels_between_layers=True, layer_count=30
+        )
 
     def run(self, items, interrupt, *, row_limit=None):
         answers = []
@@ -503,6 +505,46 @@ async def test_a_forward_is_overdue_when_its_patience_is_over_and_until_it_ends(
         let_go.set()
         await anext(outlet)
         assert worker.overdue_ns == 0
+
+
+class Prompt:
+    """A job with so many rows that its part takes 500 ms, or less if it is short."""
+
+    def __init__(self, worker, rows):
+        self.entered, self.let_go = threading.Semaphore(0), threading.Semaphore(0)
+        self.was_interrupted = False
+        work = item(self._run)
+        work.cache.missing_length = lambda _: rows
+        worker.submit(work, outlet=Outlet())
+
+    def _run(self, interrupt):
+        self.entered.release()
+        self.let_go.acquire()
+        if interrupt.is_set():
+            self.was_interrupted = True
+            raise ForwardInterrupted
+
+
+@pytest.mark.parametrize(
+    ("rows", "elapsed_ms", "gives_way"),
+    [(5000, 0, True), (5000, 399, True), (5000, 400, False), (900, 0, False)],
+)
+async def test_a_long_part_of_a_prompt_gives_way_unless_it_ends_soon(rows, elapsed_ms, gives_way):
+    """What arrives waits 100 ms at most, at 0.1 ms a row."""
+    now = 0
+    meter = LatencyMeter()
+    meter.record_prefills((1000, 100_000_000), (2000, 200_000_000))
+    async with working(clock_ns=lambda: now, meter=meter) as worker:
+        worker.backend = Steps(shares_forwards=True)
+        prompt, outlet = Prompt(worker, rows), Outlet()
+        await until(lambda: prompt.entered.acquire(blocking=False))
+        now = elapsed_ms * 1_000_000
+        worker.submit(item(), outlet=outlet)
+        for _ in range(3):
+            prompt.let_go.release()
+        await anext(outlet)
+        assert prompt.was_interrupted == gives_way
+        assert worker.interrupted_count == gives_way
 
 
 async def test_the_time_in_the_queue_makes_no_forward_overdue():

@@ -1,0 +1,201 @@
+"""Products in eight bits, which are exact.
+
+Theory of operation
+-------------------
+
+A weight is rounded once, at load, to whole numbers for each output, and the rows of a product are
+rounded in each forward, each row by itself:
+
+    weight[o]  ~  scale[o] * w[o]        w in [-127, 127]
+    hidden[t]  ~  scale[t] * (u[t] - 128)    u in [1, 255]: kernels want unsigned rows
+
+    product[t, o] = scale[t] * (scale[o] * float(sum of (u[t] - 128) * w[o]))
+
+The sum is one of whole numbers below 2^31, so it is the same in whichever order a kernel adds, with
+any number of rows and threads. What is left, a conversion and two multiplications, each number
+undergoes alone. So a row's product is the same, bit for bit, whatever other rows there are. That is
+what `check_exact` proves at load for each kernel that can be used, and what floating-point products
+cannot have at full speed. Attention adds floating-point numbers; `invariant.py` sees to its order.
+
+It reads a quarter of the bytes that float32 has, which is what a forward of few rows takes its time
+for (bench/LOG.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.torch_backend.packed_linear import (
+    BLOCKS,
+    Product,
+    in_blocks,
+    leave_files,
+    take_weights,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+_log = logging.getLogger(__name__)
+
+_ONEDNN = torch.ops.onednn
+_MACHINES = frozenset({"x86_64", "AMD64"})
+_MOST, _ZERO = 127, 128
+# A row of zeros has this scale, as 0 / 0 is no number.
+_LEAST_SCALE = 1e-30
+# With more inputs a sum could be too large for 32 bits.
+_MOST_INPUTS = (1 << 31) // (_ZERO * _MOST)
+# Outputs that are compared, at both ends of a weight: kernels have other code for a remainder.
+_CHECKED_OUTPUTS = 64
+
+
+class Int8Product(Product):
+    """With a weight of whole numbers, for rows that are rounded to whole numbers."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Round a weight, (outputs, inputs) in float32."""
+        self.shape, self.bias = weight.shape, bias
+        largest = weight.abs().amax(1, keepdim=True)
+        scales = (largest * (1 / _MOST)).clamp_min_(_LEAST_SCALE)
+        # The operator takes numbers in the order in which they lie.
+        whole = (weight / scales).round_().to(torch.int8).contiguous()
+        self.scales = scales[:, 0].contiguous()
+        self._zeros = torch.zeros(len(weight), dtype=torch.int64)
+        self._packed = _ONEDNN.qlinear_prepack(whole, None)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Compute it."""
+        scales = hidden.abs().amax(-1, keepdim=True).mul_(1 / _MOST).clamp_min_(_LEAST_SCALE)
+        rows = (hidden / scales).round_().add_(_ZERO).to(torch.uint8)
+        product = in_blocks(self.of_whole_numbers, rows).mul_(scales)
+        return product if self.bias is None else product.add_(self.bias)
+
+    def of_whole_numbers(self, rows: Tensor) -> Tensor:
+        """Compute (T, outputs) float32 from u, (T, inputs) uint8, without the rows' scales."""
+        product: Tensor = _ONEDNN.qlinear_pointwise(
+            rows,
+            1.0,
+            _ZERO,
+            self._packed,
+            self.scales,
+            self._zeros,
+            None,
+            1.0,
+            0,
+            torch.float32,
+            "none",
+            [],
+            "",
+        )
+        return product
+
+    def whole_weight(self) -> Tensor:
+        """Return w: (outputs, inputs) int8."""
+        inputs_first: Tensor = self._packed.to_dense(torch.int8)
+        return inputs_first.t()
+
+    def weight(self) -> Tensor:
+        """Return the rounded weight."""
+        return self.whole_weight() * self.scales[:, None]
+
+    def warm_up(self) -> None:
+        """Let oneDNN compile all code for it, so that this takes no time from requests."""
+        for count in BLOCKS:
+            self.of_whole_numbers(torch.zeros(count, self.shape[1], dtype=torch.uint8))
+
+
+def refuse_int8(*, dtype: str, device: torch.device) -> None:
+    """Refuse eight bits where they cannot be computed; the kernels are proved later.
+
+    Raises:
+        ModelLoadError: this device, dtype or torch has no such products.
+    """
+    if device.type != "cpu" or platform.machine() not in _MACHINES:
+        raise ModelLoadError("with --weights int8 a model is computed on an x86-64 CPU")
+    if dtype != "float32":
+        raise ModelLoadError(
+            "with --weights int8 all but the products is computed in float32: leave --dtype alone"
+        )
+    if not (hasattr(_ONEDNN, "qlinear_pointwise") and hasattr(_ONEDNN, "qlinear_prepack")):
+        raise ModelLoadError("--weights int8 cannot be computed by this torch")
+
+
+def tell_what_is_faster(name: str, *, dtype: str, device: torch.device) -> None:
+    """Tell in a line of the log what would be faster on this processor than to compute in `dtype`.
+
+    Args:
+        name: The model's.
+    """
+    options = []
+    if device.type == "cpu" and torch.cpu._is_vnni_supported():  # noqa: SLF001 - no public word
+        options.append("--weights int8")
+    has_bfloat16 = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    if device.type == "cpu" and dtype != "bfloat16" and has_bfloat16():
+        options.append("--dtype bfloat16")
+    if options:
+        _log.info(
+            "model %r: computed in %s; on this processor %s would be faster and take less memory,"
+            " and now and then choose another token",
+            name,
+            dtype,
+            " or ".join(options),
+        )
+
+
+def int8_product(product: Product) -> Int8Product:
+    """Round the weight of a product."""
+    return Int8Product(product.weight(), product.bias)
+
+
+class Int8Modules:
+    """A model's linear modules, computing in eight bits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Round their weights, which they lose."""
+        leave_files(model)
+        self.products: list[Int8Product] = []
+        for linear in [each for each in model.modules() if type(each) is nn.Linear]:
+            bias = None if linear.bias is None else linear.bias.detach()
+            product = Int8Product(linear.weight.detach(), bias)
+            linear.forward = product.of_any_rows  # type: ignore[assignment, method-assign]
+            take_weights(product, [linear])
+            self.products.append(product)
+
+
+def check_exact(products: Iterable[Product]) -> None:
+    """Check that products of all numbers of rows are exact, and let their code be compiled.
+
+    Raises:
+        ModelLoadError: they are not, as on a processor whose sums of products have 16 bits.
+    """
+    shapes = {each.shape: each for each in products if isinstance(each, Int8Product)}
+    for product in shapes.values():
+        if product.shape[1] > _MOST_INPUTS or not all(
+            _is_exact(product.of_whole_numbers, product, count) for count in BLOCKS
+        ):
+            raise ModelLoadError(
+                "with --weights int8 this processor's products are not exact: it lacks VNNI, or the"
+                f" model's width of {product.shape[1]} is too large; leave --weights alone"
+            )
+
+
+def _is_exact(compute: Callable[[Tensor], Tensor], product: Int8Product, count: int) -> bool:
+    inputs = product.shape[1]
+    rows = (torch.arange(count * inputs) * 7919 % 255 + 1).to(torch.uint8).view(count, inputs)
+    rows[0] = 255  # the largest sums
+    actual, weight = compute(rows), product.whole_weight()
+    whole_rows = rows.double() - _ZERO
+    ends: Sequence[slice] = (slice(0, _CHECKED_OUTPUTS), slice(-_CHECKED_OUTPUTS, None))
+    return all(
+        torch.equal(
+            actual[:, own],
+            (whole_rows @ weight[own].double().t()).float() * product.scales[own],
+        )
+        for own in ends
+    )
