@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-# Neither the noise (37 at most) nor biases (100) lift it to those of a model; its probability beside
-# them is exactly 0.
+# Neither the noise (37 at most) nor biases (100) lift it to a model's logits, beside which its
+# probability is exactly 0.
 _UNSCORED = -1e4
 
 
