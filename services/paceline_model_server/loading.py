@@ -70,6 +70,11 @@ def new_host(
         if model.adapter and role != "target":
             raise ModelLoadError("--adapter: only a target drafts for itself")
         backend = load_stack(model, stack) if stack.then else load_backend(model)
+        if role == "target" and not backend.description.scores_every_token:
+            raise ModelLoadError(
+                f"model {backend.description.name!r} has a draft vocabulary: it drafts, and a"
+                " target has to score every token"
+            )
         if settings.model_name:
             backend.description = replace(backend.description, name=settings.model_name)
         return backend

@@ -126,11 +126,17 @@ def run_training(
             is joint.
 
     Raises:
-        ModelLoadError: the model cannot be loaded, cannot have such an adapter, or not be
-            fine-tuned; or the adapter to go on from is damaged, or is another's.
+        ModelLoadError: the model cannot be loaded, drafts for another model (it has a draft
+            vocabulary), cannot have such an adapter, or not be fine-tuned; or the adapter to go
+            on from is damaged, or is another's.
         TextTooShortError: there is too little text.
         CheckpointError: the checkpoint is damaged or of another run.
     """
+    if files.draft_vocabulary is not None:
+        raise ModelLoadError(
+            f"model {files.name!r} has a draft vocabulary: it drafts for another model, and only"
+            " targets draft for themselves"
+        )
     model = load_model(files, dtype="float32").to(usable_device(device)).requires_grad_(False)
     adapter = build_adapter(
         sizes.kind,

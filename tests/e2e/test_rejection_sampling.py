@@ -28,12 +28,14 @@ from transformers import AutoModelForCausalLM
 from paceline_engine.sessions.host import HostLimits, ModelHost
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.distributions import fit
+from support.draft_vocabularies import narrowed
 from support.in_process import in_process_system
 
 STREAMS, LENGTH, CELLS, NEIGHBOUR_CELLS = 6, 400, 20, 5
 FALSE_ALARM, DETECTED = 1e-6, 0.1
 SHORT_STREAMS, SHORT_DETECTED = 2, 0.175
 PROMPT, TEMPERATURE, PAUSE_SECONDS = [3, 1, 4, 1, 5], 0.8, 0.005
+SCORED = (0, 1, 2, 4, 5, 7, 9, 10, 13, 15)
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,13 @@ def drafter_model(sixteen_token_model, tmp_path_factory):
     model.save_pretrained(directory)
     shutil.copy(sixteen_token_model / "tokenizer.json", directory)
     return directory
+
+
+@pytest.fixture(scope="module")
+def narrow_drafter(drafter_model, tmp_path_factory):
+    """The drafter, which scores ten of the sixteen tokens."""
+    made = tmp_path_factory.mktemp("narrow") / "drafter"
+    return narrowed(drafter_model, made, token_ids=SCORED)
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +76,20 @@ def host(directory, *, pause_seconds=0.0):
 
 
 @torch.inference_mode()
-def ranks(token_ids, *, target, drafter, generator):
-    """Return each token's rank under the target, given the tokens before it."""
+def ranks(token_ids, *, target, drafter, generator, scored=slice(None)):
+    """Return each token's rank under the target, given the tokens before it.
+
+    Args:
+        scored: The tokens that the drafter scores; the others have the draft probability 0.
+    """
     text = torch.tensor([[*PROMPT, *token_ids]])
     target_probs, draft_probs = (
         (model(text).logits[0, len(PROMPT) - 1 : -1].double() / TEMPERATURE).softmax(-1).numpy()
         for model in (target, drafter)
     )
-    order = np.argsort(draft_probs / target_probs, axis=-1)
+    drafted = np.zeros_like(draft_probs)
+    drafted[:, scored] = draft_probs[:, scored]
+    order = np.argsort(drafted / target_probs, axis=-1)
     reached = np.cumsum(np.take_along_axis(target_probs, order, axis=-1), axis=-1)
     place = np.argmax(order == np.array(token_ids)[:, None], axis=-1)
     rows = np.arange(len(token_ids))
@@ -124,9 +139,46 @@ async def test_every_token_is_distributed_as_the_targets(
     drafter_model,
     models,
 ):
+    texts = await draw_texts(
+        sixteen_token_model,
+        drafter_model,
+        strategy=strategy,
+        drafter_kind=drafter_kind,
+        target_count=target_count,
+        stream_count=stream_count,
+    )
+    check_distribution(texts, models, detected=detected)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "stream_count", "detected"),
+    [
+        ("speculative", SHORT_STREAMS, SHORT_DETECTED),
+        pytest.param("speculative", STREAMS, DETECTED, marks=pytest.mark.full),
+        pytest.param("distributed", STREAMS, DETECTED, marks=pytest.mark.long),
+    ],
+)
+async def test_it_is_so_if_the_drafter_scores_some_tokens_only(
+    strategy, stream_count, detected, sixteen_token_model, narrow_drafter, models
+):
+    texts = await draw_texts(
+        sixteen_token_model,
+        narrow_drafter,
+        strategy=strategy,
+        drafter_kind="server",
+        target_count=1,
+        stream_count=stream_count,
+    )
+    check_distribution(texts, models, detected=detected, scored=SCORED)
+
+
+async def draw_texts(
+    target_folder, drafter_folder, *, strategy, drafter_kind, target_count, stream_count
+):
+    """Let a system write texts, some of whose drafts are accepted and some rejected."""
     texts, judged = [], Counter()
-    targets = [host(sixteen_token_model, pause_seconds=PAUSE_SECONDS) for _ in range(target_count)]
-    async with in_process_system(drafters=[host(drafter_model)], targets=targets) as system:
+    targets = [host(target_folder, pause_seconds=PAUSE_SECONDS) for _ in range(target_count)]
+    async with in_process_system(drafters=[host(drafter_folder)], targets=targets) as system:
         for seed in range(stream_count):
             done = await system.client.generate(
                 PROMPT,
@@ -149,10 +201,18 @@ async def test_every_token_is_distributed_as_the_targets(
     fewest = stream_count * LENGTH / (50 if drafter_kind == "max_gram" else 10)
     assert min(judged["accepted"], judged["rejected"]) > fewest, judged
     assert bool(judged["max-gram"]) == (drafter_kind != "server")
+    return texts
+
+
+def check_distribution(texts, models, *, detected, scored=slice(None)):
+    """Check that texts are distributed as the target says, and that another way would show."""
     target, drafter = models
     generator = np.random.default_rng(0)
     found, neighbours = fit_uniform(
-        [ranks(it, target=target, drafter=drafter, generator=generator) for it in texts]
+        [
+            ranks(it, target=target, drafter=drafter, generator=generator, scored=scored)
+            for it in texts
+        ]
     )
     assert min(found.p_value, neighbours.p_value) > FALSE_ALARM, (found, neighbours)
     assert found.detected_distance(false_alarm=FALSE_ALARM) < detected

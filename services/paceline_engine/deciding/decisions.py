@@ -23,6 +23,7 @@ from paceline_engine.deciding.sampling import (
     draw_draft,
     noisy_scores,
     token_logprobs,
+    tokens_of,
     top_logprobs,
 )
 from paceline_engine.terms.items import Judgement
@@ -77,13 +78,18 @@ def judge_by(
     return _judgement(tuple(range(accepted_count)), next_token, task=task, logits=told)
 
 
-def choose_next(rows: Sequence[tuple[Item, Tensor]]) -> dict[Item, int]:
+def choose_next(
+    rows: Sequence[tuple[Item, Tensor]], *, token_ids: Tensor | None = None
+) -> dict[Item, int]:
     """Choose the next token of each item, given its logits: (1, V) each.
 
     An item with logits that are NaN or infinite is left out.
+
+    Args:
+        token_ids: What the logits' columns stand for; see `sampling.py`.
     """
     draws = [Draw(len(item.prefix), item.spec.sampling, item.spec.seed) for item, _ in rows]
-    chosen = choose_each(torch.cat([own for _, own in rows]), draws)
+    chosen = choose_each(torch.cat([own for _, own in rows]), draws, token_ids=token_ids)
     return {item: token for (item, _), token in zip(rows, chosen, strict=True) if token is not None}
 
 
@@ -100,26 +106,42 @@ def _judgement(path: tuple[int, ...], next_token: int, *, task: Judge, logits: T
     return judgement
 
 
-def draft_from(logits: Tensor, *, spec: SessionSpec, position: int) -> Proposal:
+def draft_from(
+    logits: Tensor, *, spec: SessionSpec, position: int, token_ids: Tensor | None = None
+) -> Proposal:
     """Draft the token at a position; under REJECTION with the distribution it was drawn from.
 
     Args:
         logits: (1, V), any float dtype.
         position: The token's position.
+        token_ids: What the logits' columns stand for; see `sampling.py`.
     """
     if spec.rule is VerificationRule.REJECTION:
         token, distribution = draw_draft(
-            logits, position=position, parameters=spec.sampling, seed=spec.seed
+            logits,
+            position=position,
+            parameters=spec.sampling,
+            seed=spec.seed,
+            token_ids=token_ids,
         )
         return Proposal((token,), distributions=(distribution,))
     chosen = choose_tokens(
-        logits, first_position=position, parameters=spec.sampling, seed=spec.seed
+        logits,
+        first_position=position,
+        parameters=spec.sampling,
+        seed=spec.seed,
+        token_ids=token_ids,
     )
     return Proposal((chosen[0],))
 
 
 def rank_from(
-    logits: Tensor, *, spec: SessionSpec, positions: Sequence[int], count: int
+    logits: Tensor,
+    *,
+    spec: SessionSpec,
+    positions: Sequence[int],
+    count: int,
+    token_ids: Tensor | None = None,
 ) -> list[Ranked]:
     """Return the likeliest choices of the target under EXACT, with the target's own noise.
 
@@ -131,12 +153,17 @@ def rank_from(
         logits: (rows, V), any float dtype.
         positions: The position of the token after each row.
         count: Tokens for each row; fewer if filters leave fewer.
+        token_ids: What the logits' columns stand for; see `sampling.py`.
     """
-    scores = noisy_scores(logits, positions=positions, parameters=spec.sampling, seed=spec.seed)
+    scores = noisy_scores(
+        logits, positions=positions, parameters=spec.sampling, seed=spec.seed, token_ids=token_ids
+    )
     best = scores.topk(min(count, scores.shape[-1]))
     shares = (best.values - scores.logsumexp(-1, keepdim=True)).exp()
-    found = zip(argmax_tokens(scores), best.indices.tolist(), shares.tolist(), strict=True)
-    return [_ranked(first, token_ids, own)[:count] for first, token_ids, own in found]
+    chosen = tokens_of(argmax_tokens(scores), token_ids)
+    likeliest = best.indices if token_ids is None else token_ids[best.indices]
+    found = zip(chosen, likeliest.tolist(), shares.tolist(), strict=True)
+    return [_ranked(first, others, own)[:count] for first, others, own in found]
 
 
 def _ranked(first: int, token_ids: Sequence[int], shares: Sequence[float]) -> Ranked:

@@ -2,6 +2,10 @@
 
 Letters: T rows, V the tokenizer's vocabulary. Row t chooses the token at position
 `first_position + t`. Everything is float64 on the logits' device.
+
+A drafter may score some tokens only. Then V is their number, and the argument `token_ids`, (V,)
+int64 and ascending, says which token each column stands for. The noise is that of the tokens, so
+the same token is chosen as from logits of all tokens with minus infinity for the others.
 """
 
 from __future__ import annotations
@@ -45,20 +49,34 @@ class Draw:
 
 
 def choose_tokens(
-    logits: Tensor, *, first_position: int, parameters: SamplingParameters, seed: int
+    logits: Tensor,
+    *,
+    first_position: int,
+    parameters: SamplingParameters,
+    seed: int,
+    token_ids: Tensor | None = None,
 ) -> list[int]:
     """Choose each row's token: a pure function of logits, parameters, seed and position.
 
     Args:
         logits: (T, V), any float dtype.
         first_position: The position of row 0's token.
+        token_ids: What the columns stand for; see above.
     """
-    if parameters.temperature == 0:
-        return argmax_tokens(logits)
     positions = range(first_position, first_position + len(logits))
-    return argmax_tokens(
-        noisy_scores(logits, positions=positions, parameters=parameters, seed=seed)
+    scores = (
+        logits
+        if parameters.temperature == 0
+        else noisy_scores(
+            logits, positions=positions, parameters=parameters, seed=seed, token_ids=token_ids
+        )
     )
+    return tokens_of(argmax_tokens(scores), token_ids)
+
+
+def tokens_of(columns: Sequence[int], token_ids: Tensor | None) -> list[int]:
+    """Return the tokens that columns stand for."""
+    return [*columns] if token_ids is None else token_ids[list(columns)].tolist()
 
 
 def in_parts(logits: Tensor) -> Sequence[Tensor]:
@@ -67,26 +85,35 @@ def in_parts(logits: Tensor) -> Sequence[Tensor]:
 
 
 def noisy_scores(
-    logits: Tensor, *, positions: Sequence[int], parameters: SamplingParameters, seed: int
+    logits: Tensor,
+    *,
+    positions: Sequence[int],
+    parameters: SamplingParameters,
+    seed: int,
+    token_ids: Tensor | None = None,
 ) -> Tensor:
     """Return the (T, V) float64 scores whose argmax is the chosen token.
 
     Args:
         logits: (T, V), any float dtype.
         positions: The position of each row's token.
+        token_ids: What the columns stand for; see above.
     """
     if parameters.temperature == 0:
         return logits.double()
     scores = filtered_scores(logits, parameters)
-    return add_noise(scores, positions, seed=seed, purpose=Purpose.EXACT)
+    return add_noise(scores, positions, seed=seed, purpose=Purpose.EXACT, token_ids=token_ids)
 
 
-def choose_each(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
+def choose_each(
+    logits: Tensor, draws: Sequence[Draw], *, token_ids: Tensor | None = None
+) -> list[int | None]:
     """Choose each row's token as `choose_tokens` does, with each row's own parameters.
 
     Args:
         logits: (T, V), any float dtype.
         draws: T of them.
+        token_ids: What the columns stand for; see above.
 
     Returns:
         For each row its token; None if the model computed NaN or infinity.
@@ -104,12 +131,18 @@ def choose_each(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
     ]
     found = [
         _choose_alike(
-            logits if len(part) == len(logits) else logits[part], [draws[row] for row in part]
+            logits if len(part) == len(logits) else logits[part],
+            [draws[row] for row in part],
+            token_ids=token_ids,
         )
         for part in parts
     ]
     chosen = dict(zip(chain.from_iterable(parts), _finite_tokens(torch.cat(found, 1)), strict=True))
-    return [chosen[row] for row in range(len(draws))]
+    if token_ids is None:
+        return [chosen[row] for row in range(len(draws))]
+    named = token_ids.tolist()
+    columns = (chosen[row] for row in range(len(draws)))
+    return [None if column is None else named[column] for column in columns]
 
 
 def _most_rows(device: torch.device, vocabulary_size: int) -> int:
@@ -118,8 +151,8 @@ def _most_rows(device: torch.device, vocabulary_size: int) -> int:
     return max(1, most_numbers // vocabulary_size)
 
 
-def _choose_alike(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Return each row's token as `_argmax` does."""
+def _choose_alike(logits: Tensor, draws: Sequence[Draw], *, token_ids: Tensor | None) -> Tensor:
+    """Return each row's column as `_argmax` does."""
     parameters = draws[0].parameters
     if parameters.temperature == 0:
         return _argmax(logits)
@@ -128,7 +161,9 @@ def _choose_alike(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
         for each in zip(*((draw.position, draw.seed) for draw in draws), strict=True)
     )
     scores = filtered_scores(logits, parameters)
-    return _argmax(add_noise(scores, positions, seed=seeds, purpose=Purpose.EXACT))
+    return _argmax(
+        add_noise(scores, positions, seed=seeds, purpose=Purpose.EXACT, token_ids=token_ids)
+    )
 
 
 def filtered_scores(logits: Tensor, parameters: SamplingParameters) -> Tensor:
@@ -183,7 +218,12 @@ def _nucleus_threshold(scores: Tensor, top_p: float) -> Tensor:
 
 
 def add_noise(
-    scores: Tensor, positions: Sequence[int] | Tensor, *, seed: int | Tensor, purpose: Purpose
+    scores: Tensor,
+    positions: Sequence[int] | Tensor,
+    *,
+    seed: int | Tensor,
+    purpose: Purpose,
+    token_ids: Tensor | None = None,
 ) -> Tensor:
     """Add Gumbel noise to each token that the filters kept.
 
@@ -191,12 +231,15 @@ def add_noise(
         scores: (T, V) float64, -inf where a token is out.
         positions: The position of each row's token: (T,) int64 if a tensor.
         seed: One for all rows, or (T,) int64.
+        token_ids: What the columns stand for; see above.
 
     Cost: if less than half of the pairs of ids (2n, 2n + 1) have a survivor, noise is only computed
     for those. On a CPU the integer part runs in NumPy, whose calls cost a fraction of torch's.
     """
     if not isinstance(positions, Tensor):
         positions = torch.tensor(positions, dtype=torch.int64, device=scores.device)
+    if token_ids is not None:
+        return _add_noise_of(token_ids, scores, positions, seed=seed, purpose=purpose)
     rows, vocabulary = scores.shape
     if vocabulary % 2:
         scores = torch.nn.functional.pad(scores, (0, 1), value=-math.inf)
@@ -212,6 +255,18 @@ def add_noise(
         own_seed = seed if isinstance(seed, int) else seed[:, None]
         noisy = pairs + _gumbel_pairs(pair, positions[:, None], seed=own_seed, purpose=purpose)
     return noisy.view(rows, -1)[:, :vocabulary]
+
+
+def _add_noise_of(
+    token_ids: Tensor, scores: Tensor, positions: Tensor, *, seed: int | Tensor, purpose: Purpose
+) -> Tensor:
+    """Add the noise of the tokens that columns stand for, where the filters kept them."""
+    row, column = (scores > -math.inf).nonzero(as_tuple=True)
+    token = token_ids[column]
+    own_seed = seed if isinstance(seed, int) else seed[row]
+    pairs = _gumbel_pairs(token >> 1, positions[row], seed=own_seed, purpose=purpose)
+    noise = pairs.gather(-1, (token & 1)[:, None])[:, 0]
+    return scores.index_put((row, column), scores[row, column] + noise)
 
 
 def _gumbel_pairs(
@@ -278,7 +333,12 @@ def top_logprobs(logits: Tensor, count: int) -> tuple[LikeliestTokens, ...]:
 
 
 def draw_draft(
-    logits: Tensor, *, position: int, parameters: SamplingParameters, seed: int
+    logits: Tensor,
+    *,
+    position: int,
+    parameters: SamplingParameters,
+    seed: int,
+    token_ids: Tensor | None = None,
 ) -> tuple[int, SparseDistribution]:
     """Draw a draft token for rejection sampling; return it and the exact distribution.
 
@@ -289,20 +349,22 @@ def draw_draft(
     Args:
         logits: (1, V), any float dtype.
         position: The position of the drawn token.
+        token_ids: What the columns stand for; see above.
 
     Raises:
         InternalError: the model computed NaN or infinity.
     """
     if parameters.temperature == 0:
-        token = argmax_tokens(logits)[0]
+        (token,) = tokens_of(argmax_tokens(logits), token_ids)
         return token, SparseDistribution((token,), (1.0,))
     scores = filtered_scores(logits, parameters)
-    token_ids, probabilities = cut_distribution(scores[0])
+    columns, probabilities = cut_distribution(scores[0])
     drawn_from = torch.full_like(scores, -math.inf)
-    drawn_from[0, token_ids] = probabilities.double().log()
-    noisy = add_noise(drawn_from, [position], seed=seed, purpose=Purpose.DRAFT)
-    distribution = SparseDistribution(tuple(token_ids.tolist()), tuple(probabilities.tolist()))
-    return argmax_tokens(noisy)[0], distribution
+    drawn_from[0, columns] = probabilities.double().log()
+    noisy = add_noise(drawn_from, [position], seed=seed, purpose=Purpose.DRAFT, token_ids=token_ids)
+    (token,) = tokens_of(argmax_tokens(noisy), token_ids)
+    said = tokens_of(columns.tolist(), token_ids)
+    return token, SparseDistribution(tuple(said), tuple(probabilities.tolist()))
 
 
 def cut_distribution(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline_engine.model_files.chat_template import find_templates, template_of
+from paceline_engine.model_files.draft_vocabulary import find_draft_vocabulary
 from paceline_engine.model_files.gguf_model import SUFFIX, GgufModel
 from paceline_engine.model_files.identity import meant_configuration, parse_values
 from paceline_engine.model_files.small_files import (
@@ -95,6 +96,7 @@ class ModelFiles:
         small: Its other files, as they were read; for a GGUF file, as it would write them.
         tokenizer: Its tokenizer.json, written in one way; see `TokenizerFile`.
         vocabulary_size: How many tokens the model can choose from, as its files say it.
+        draft_vocabulary: The tokens that its head scores, ascending; None: it scores all tokens.
         tokens: Which tokens are named, end a text, or fill in the middle.
         templates: Its chat templates by their names.
         index: Which weight is in which of several files; None: there is one.
@@ -109,6 +111,7 @@ class ModelFiles:
     small: SmallFiles
     tokenizer: bytes
     vocabulary_size: int
+    draft_vocabulary: tuple[int, ...] | None
     tokens: ModelTokens
     templates: Mapping[str, FoundTemplate]
     index: bytes | None
@@ -155,7 +158,10 @@ class ModelFiles:
         self.check_unchanged()
         configuration = meant_configuration(parse_values(self.small.contents[CONFIG]))
         tokenizer = hashlib.sha256(self.tokenizer).hexdigest()
-        return _hash(["model", weights, configuration, tokenizer])
+        parts: list[object] = ["model", weights, configuration, tokenizer]
+        if self.draft_vocabulary is not None:
+            parts.append(self.draft_vocabulary)
+        return _hash(parts)
 
     @cached_property
     def _weights_digest(self) -> str:
@@ -286,10 +292,12 @@ def _meanings(name: str, small: SmallFiles) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"model {name!r}: {TOKENIZER} cannot be used ({error})") from error
     templates = find_templates(small)
+    vocabulary_size = _vocabulary_size(small.json(CONFIG), tokenizer)
     default = templates.get("default")
     return {
         "tokenizer": tokenizer.content,
-        "vocabulary_size": _vocabulary_size(small.json(CONFIG), tokenizer),
+        "vocabulary_size": vocabulary_size,
+        "draft_vocabulary": find_draft_vocabulary(small, vocabulary_size=vocabulary_size),
         "tokens": find_tokens(small, tokenizer, template=default.source if default else ""),
         "templates": templates,
     }

@@ -71,5 +71,7 @@ def _facts(files: ModelFiles, end_ids: tuple[int, ...]) -> Iterator[tuple[str, s
         ", ".join(f"{name!r} ({it.file_name})" for name, it in files.templates.items()),
     )
     yield "fill in the middle", f"{fim.prefix}, {fim.suffix}, {fim.middle}" if fim else ""
+    scored = files.draft_vocabulary
+    yield "draft vocabulary", f"{len(scored)} of {files.vocabulary_size} tokens" if scored else ""
     defaults = files.sampling_defaults
     yield "sampling defaults", ", ".join(f"{name} {value!r}" for name, value in defaults.items())

@@ -25,6 +25,7 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 LEGACY_CHAT_TEMPLATE = "chat_template.json"
+DRAFT_VOCABULARY = "draft_vocabulary.json"
 NAMED_TEMPLATES = "additional_chat_templates"
 """A folder with a template in each `NAME.jinja`."""
 
@@ -43,6 +44,7 @@ _MOST_BYTES = {
     SPECIAL_TOKENS_MAP: _MOST_JSON_BYTES,
     CHAT_TEMPLATE: MOST_CHAT_TEMPLATE_BYTES,
     LEGACY_CHAT_TEMPLATE: _MOST_JSON_BYTES,
+    DRAFT_VOCABULARY: _MOST_JSON_BYTES,
 }
 SMALL_FILES = (*_MOST_BYTES, f"{NAMED_TEMPLATES}/*{_SUFFIX}")
 """What is read of a folder besides weights and their index, as patterns of names."""

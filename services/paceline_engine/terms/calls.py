@@ -159,6 +159,8 @@ class ModelDescription:
         stage_names: Of a stack its models' names, largest first.
         hardware: What computes it; None where nothing does.
         fim_token_ids: Before a prefix, before a suffix, and after both; empty: it has none.
+        scores_every_token: Whether it can choose each token of the vocabulary. If not, it drafts,
+            and is no target.
     """
 
     name: str
@@ -184,3 +186,4 @@ class ModelDescription:
     stage_names: tuple[str, ...] = ()
     hardware: Hardware | None = None
     fim_token_ids: tuple[int, ...] = ()
+    scores_every_token: bool = True

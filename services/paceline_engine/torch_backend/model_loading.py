@@ -249,6 +249,7 @@ def describe(
         grammar_engine=grammar_engine() if end_ids else "",
         verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
         hardware=hardware_of(device, threads=threads),
+        scores_every_token=files.draft_vocabulary is None,
         fim_token_ids=fim_ids if max(fim_ids, default=0) < vocabulary_size else (),
     )
 

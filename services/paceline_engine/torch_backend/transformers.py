@@ -72,6 +72,7 @@ from paceline_engine.terms.items import Draft, Judgement, Outcome
 from paceline_engine.torch_backend.cuda_graphs import CapturedSteps, capture_steps
 from paceline_engine.torch_backend.decoders import choose_decoder, round_to_int8, take_sample
 from paceline_engine.torch_backend.device import on_device, usable_device, wait_for
+from paceline_engine.torch_backend.draft_head import DraftHead
 from paceline_engine.torch_backend.families import rotations_change
 from paceline_engine.torch_backend.int8_linear import refuse_int8, tell_what_is_faster
 from paceline_engine.torch_backend.invariance import MOST_INT8_THREADS, check_invariance
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from paceline_contract.proposal import Proposal
+    from paceline_engine.model_files.files import ModelFiles
     from paceline_engine.terms.calls import Grammar, SessionSpec
     from paceline_engine.terms.draft_tree import Ranked
     from paceline_engine.terms.items import Item, Judge
@@ -103,6 +105,8 @@ _Text: TypeAlias = KeyValues | LibraryText
 class LoadedModel(ModelBackend):
     """A model of the transformers library, as loaded; its scores are logits, (rows, V).
 
+    If its head scores some tokens only, there is a column for each of them, and not for all V.
+
     Attributes:
         model: The library's.
         decoder: What computes rows of sequences; None: the library does, one sequence at a time.
@@ -110,6 +114,7 @@ class LoadedModel(ModelBackend):
         steps: Records forwards of one row, to be replayed; None: they are computed.
         own_guesses: What the model guesses beside the rows that decide; None: nothing.
         grammars: Compiles grammars; None: it knows none.
+        draft_head: Says which tokens the head scores; None: all.
 
     Cancellation:
         A hook before each decoder layer looks at the running forward's interrupt. On CUDA that is
@@ -164,6 +169,7 @@ class LoadedModel(ModelBackend):
         self.own_guesses: OwnGuesses | None = None
         self.grammars: GrammarCompiler | None = None
         self._shapers: WeakKeyDictionary[ModelCache, Shaper] = WeakKeyDictionary()
+        self.draft_head: DraftHead | None = None
         self.steps = capture_steps(name, self.decoder, device=device) if capture else None
 
     @property
@@ -225,6 +231,11 @@ class LoadedModel(ModelBackend):
             self.own_guesses.mark_tree(feed, item)
         return feed
 
+    @property
+    def _token_ids(self) -> Tensor | None:
+        """What the logits' columns stand for, if the head scores some tokens only."""
+        return None if self.draft_head is None else self.draft_head.token_ids
+
     @on_device()
     def _choose_together(self, asked: Sequence[tuple[Item, Feed, Any]]) -> Mapping[Item, int]:
         rows = [
@@ -232,10 +243,11 @@ class LoadedModel(ModelBackend):
             for item, feed, scores in asked
             if item.chooses_next and feed.scored_count and isinstance(scores, Tensor)
         ]
-        return choose_next(rows) if len(rows) > 1 else {}
+        return choose_next(rows, token_ids=self._token_ids) if len(rows) > 1 else {}
 
     @on_device()
     def _judge(self, scores: Tensor, task: Judge, *, item: Item) -> Judgement:
+        scores = self._of_all_tokens(scores)
         spec, position = item.spec, len(item.prefix)
         shaper = self._shaper(item)
         if shaper is None:
@@ -249,20 +261,34 @@ class LoadedModel(ModelBackend):
 
     @on_device()
     def _draft(self, scores: Tensor, item: Item) -> Proposal:
+        token_ids = self._token_ids
         if (shaper := self._shaper(item)) is not None:
-            scores = shaper.shape(scores, item.prefix, NOTHING)
-        return draft_from(scores, spec=item.spec, position=len(item.prefix))
+            token_ids = None
+            scores = shaper.shape(self._of_all_tokens(scores), item.prefix, NOTHING)
+        position = len(item.prefix)
+        return draft_from(scores, spec=item.spec, position=position, token_ids=token_ids)
 
     @on_device()
     def _rank(self, scores: Tensor, item: Item) -> list[Ranked]:
         assert isinstance(item.task, Draft)
+        token_ids = self._token_ids
         if (shaper := self._shaper(item)) is not None:
+            token_ids = None
             tree = item.draft_tree
             due = tree.due if item.block else ()
+            scores = self._of_all_tokens(scores)
             scores = shaper.shape_ends(scores, item.prefix, tree.found, due)
         return rank_from(
-            scores, spec=item.spec, positions=item.scored_positions, count=item.task.width
+            scores,
+            spec=item.spec,
+            positions=item.scored_positions,
+            count=item.task.width,
+            token_ids=token_ids,
         )
+
+    def _of_all_tokens(self, scores: Tensor) -> Tensor:
+        """Return logits of the whole vocabulary, from those of the tokens that are scored."""
+        return scores if self.draft_head is None else self.draft_head.widen(scores)
 
     def _shaper(self, item: Item) -> Shaper | None:
         """Return what shapes the logits of an item's sequence; None: nothing does."""
@@ -301,6 +327,8 @@ class LoadedModel(ModelBackend):
             logits = [each for feed in feeds for each in self._score([feed])]
         if not any(feed.scored_count for feed in feeds):
             wait_for(self.device)
+        if self.draft_head is not None:
+            return [*logits]
         return [rows[:, : self.description.vocabulary_size] for rows in logits]
 
     def _score(self, feeds: Sequence[Feed]) -> Sequence[Tensor]:
@@ -406,7 +434,8 @@ class TransformersBackend(LoadedModel):
 
         Raises:
             ModelLoadError: it is not there, not plain data, its cache cannot be rolled back, it
-                cannot be invariant, or the adapter is not one for it.
+                cannot be invariant, or the adapter is not one for it; or it has an adapter and a
+                draft vocabulary.
         """
         computed_on = usable_device(device, dtype=dtype)
         if weights == INT8:
@@ -423,6 +452,7 @@ class TransformersBackend(LoadedModel):
         self.tokenizer = files.tokenizer
         self.chat_template = files.chat_template
         loaded = load_model(files, dtype=dtype).to(computed_on)
+        draft_head = _narrow_head(files, loaded, has_adapter=adapter is not None)
         loaded_adapter = (
             None if adapter is None else load_for(files, loaded, Path(adapter), guesses=guesses)
         )
@@ -434,6 +464,7 @@ class TransformersBackend(LoadedModel):
             invariant=invariant,
             weights=weights,
         )
+        self.draft_head = draft_head
         self.description = describe(
             files,
             loaded,
@@ -485,6 +516,20 @@ class TransformersBackend(LoadedModel):
         self.description = replace(
             self.description, self_draft_depth=drafter.depth, self_draft_kind=drafter.kind
         )
+
+
+def _narrow_head(files: ModelFiles, model: Any, *, has_adapter: bool) -> DraftHead | None:
+    """Let a model score its draft vocabulary alone, if its files have one."""
+    if files.draft_vocabulary is None:
+        return None
+    if has_adapter:
+        raise ModelLoadError(
+            f"model {files.name!r} has a draft vocabulary and drafts for another model: it takes no"
+            " --adapter"
+        )
+    return DraftHead(
+        model, files.draft_vocabulary, vocabulary_size=files.vocabulary_size, name=files.name
+    )
 
 
 def _text_of(feed: Feed) -> KeyValues:

@@ -14,6 +14,7 @@ from paceline_engine.torch_backend.adapters.card import AdapterCard, model_finge
 from paceline_engine.torch_backend.adapters.files import load_adapter
 from paceline_engine.torch_backend.model_loading import load_model
 from paceline_training.objective import Joint
+from support.draft_vocabularies import narrowed
 from support.tiny_models import tiny_pair
 
 __all__ = ["tiny_pair"]
@@ -96,6 +97,14 @@ def test_training_goes_on_from_nothing_else(
     assert train("streams", tiny_pair, text, first) == 0
     assert train(kind, tiny_pair, text, tmp_path / "b", "--go-on-from", str(first), *more) == 1
     assert complaint in capsys.readouterr().err
+
+
+def test_a_drafter_that_scores_some_tokens_gets_no_adapter(tiny_pair, text, tmp_path, capsys):
+    narrow = narrowed(tiny_pair.target, tmp_path / "narrow", token_ids=range(100))
+    pair = SimpleNamespace(target=narrow)
+    assert train("medusa", pair, text, tmp_path / "adapter") == 1
+    assert "drafts for another model" in capsys.readouterr().err
+    assert not (tmp_path / "adapter").exists()
 
 
 # What comes of it: tests/unit/training/test_fine_tuning.py.

@@ -52,6 +52,9 @@ WHOLE = {
     "verification_rules": ((EXACT, REJECTION), (EXACT,), (EXACT,)),
     "hardware": (None, "h2", None),
     "fim_token_ids": ((1, 2, 3), (), (1, 2, 3)),
+    "scores_every_token": (True, False, False),
+    "shapes_logits": (True, False, False),
+    "grammar_engine": ("e1", "e2", ""),
 }
 # These are no model's alone (test_stack.py), or are the same in all.
 OTHERS = {"fingerprint", "stage_names", "tokenizer_fingerprint", "vocabulary_size"}

@@ -1,0 +1,180 @@
+"""Who leads the texts that a target writes: what stands in them, and what is drawn.
+
+A chat begins with the template and perhaps the user's first words; the target writes the rest of
+the user's turn, and the answer. Then comes the user's next turn. Other text begins with some lines
+of code or prose.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Sequence
+
+    from transformers import PreTrainedTokenizerBase
+
+    from paceline_engine.model_files.files import ModelFiles
+
+_CHAT_SHARE = 0.7
+_CODE_SHARE = 0.2  # The rest is prose.
+_USER_TOKENS = 64
+_ANSWER_TOKENS = 200
+_USER_TEMPERATURE = 1.0
+# Half of the texts are greedy: so are most requests. Greedy text alone would have too few different
+# contexts.
+_TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
+_GIVEN_TOKENS = (16, 80)
+_OPENED_SHARE = 0.6  # Of the user's turns; the others are the target's from the first word.
+
+# Where a token comes from.
+TEMPLATE, GIVEN, USER, OWN = range(4)
+
+OPENERS = (
+    "What is", "What are the", "Why", "How do I", "How does", "How can I", "Explain", "Describe",
+    "Write a Python function that", "Write a Python class for", "Write a function in Python to",
+    "Fix the bug in this Python code:\n", "What does this code do?\n```python\n", "Write a script",
+    "Write a SQL query that", "Write a regular expression", "Give me a JSON object with",
+    "Write a short story about", "Write a poem about", "Write an email to", "Write a letter",
+    "Write a paragraph about", "Write a summary of", "Summarize the following text:", "List",
+    "List three", "List ten", "Give me five", "Give me some advice on", "Can you", "Could you",
+    "Tell me about", "Tell me a joke about", "Who was", "Who is", "When did", "Where is",
+    "Which", "Compare", "What is the difference between", "Translate", "Rewrite this sentence:",
+    "Correct the grammar:", "Classify", "I want to", "I need help with", "I'm planning",
+    "Please", "Is it true that", "Calculate", "Solve", "If", "Plan", "Suggest", "Make a table of",
+    "Define", "Hello", "Hi,", "Thanks", "Continue", "In one sentence,", "Step by step,",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Step:
+    """What comes next in a text: a token that has to stand there, or a temperature to draw at."""
+
+    origin: int
+    token_id: int | None = None
+    temperature: float = 0.0
+
+
+@dataclass(slots=True)
+class Writer:
+    """Leads one text.
+
+    Attributes:
+        temperature: Of the answers and the continuations.
+        open_turn: Makes a turn of the user: the template before it, and the given first words.
+        answer: The template between the user's turn and the answer; empty in other text.
+        end_ids: The tokens that end a turn.
+    """
+
+    temperature: float
+    open_turn: Callable[[], list[tuple[int, int]]]
+    answer: Sequence[int]
+    end_ids: Sequence[int]
+    _waiting: deque[tuple[int, int]] = field(default_factory=deque)
+    _is_user: bool = False
+    _length: int = 0
+
+    def __post_init__(self) -> None:
+        """Begin the first turn."""
+        self._open()
+
+    def next_step(self) -> Step:
+        """Say what comes next."""
+        if self._waiting:
+            token_id, origin = self._waiting.popleft()
+            return Step(origin, token_id)
+        limit = _USER_TOKENS if self._is_user else _ANSWER_TOKENS
+        if self.answer and self._length >= limit:
+            return Step(TEMPLATE, self.end_ids[0])
+        if self._is_user:
+            return Step(USER, temperature=_USER_TEMPERATURE)
+        return Step(OWN, temperature=self.temperature)
+
+    def read(self, token_id: int, origin: int) -> None:
+        """Take the token that stands there now."""
+        if origin in {USER, OWN}:
+            self._length += 1
+        is_end = token_id in self.end_ids and not self._waiting
+        if not is_end:
+            return
+        self._length = 0
+        if self._is_user:
+            self._is_user = False
+            self._waiting.extend((each, TEMPLATE) for each in self.answer)
+        else:
+            self._open()
+
+    def _open(self) -> None:
+        self._waiting.extend(self.open_turn())
+        self._is_user = bool(self.answer)
+
+
+class Writers:
+    """Makes the writers of a batch, from a tokenizer and the texts that beginnings are cut from."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, code: Sequence[str], prose: Sequence[str]
+    ) -> None:
+        self._encode: Callable[[str], list[int]] = lambda text: list(
+            tokenizer(text, add_special_tokens=False)["input_ids"]
+        )
+        message = [{"role": "user", "content": "\0"}]
+        chat = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        assert isinstance(chat, str)
+        before, _, after = chat.partition("\0")
+        self._before = self._encode(before)
+        self._end = self._encode(after)[0]
+        self._answer = self._encode(after)[1:]
+        user = message_start(before)
+        self._again = [*self._encode(after[after.index("\n") :])[:1], *self._encode(user)]
+        self._ends = (self._end, *self._encode("<|endoftext|>"))
+        self._code, self._prose = code, prose
+
+    def make(self, chance: random.Random) -> Writer:
+        """Make a writer of a kind that is drawn."""
+        kind = chance.random()
+        temperature = chance.choice(_TEMPERATURES)
+        if kind < _CHAT_SHARE:
+            starts = iter([self._before])
+            return Writer(
+                temperature,
+                lambda: self._open_chat(next(starts, self._again), chance),
+                self._answer,
+                (self._end,),
+            )
+        texts = self._code if kind < _CHAT_SHARE + _CODE_SHARE else self._prose
+        return Writer(temperature, lambda: self._beginning(texts, chance), (), self._ends)
+
+    def _open_chat(self, template: Sequence[int], chance: random.Random) -> list[tuple[int, int]]:
+        opened = chance.random() < _OPENED_SHARE
+        given = self._encode(chance.choice(OPENERS)) if opened else []
+        return [(each, TEMPLATE) for each in template] + [(each, GIVEN) for each in given]
+
+    def _beginning(self, texts: Sequence[str], chance: random.Random) -> list[tuple[int, int]]:
+        """Cut some tokens from one of the texts, from the beginning of a line on."""
+        text = chance.choice(texts)
+        start = text.rfind("\n", 0, chance.randrange(len(text))) + 1
+        token_ids = self._encode(text[start : start + 1000])
+        return [(each, GIVEN) for each in token_ids[: chance.randint(*_GIVEN_TOKENS)]]
+
+
+def chat_tokenizer(files: ModelFiles) -> PreTrainedTokenizerBase:
+    """Return a model's tokenizer, with its chat template."""
+    template = files.chat_template
+    if template is None:
+        raise SystemExit(f"{files.name} has no chat template, and writes no chats")
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=Tokenizer.from_str(files.tokenizer.decode()),
+        chat_template=template.source,
+    )
+
+
+def message_start(template: str) -> str:
+    """Return the last message's start in the rendered beginning of a chat."""
+    return template[template.rindex("<|im_start|>") :]

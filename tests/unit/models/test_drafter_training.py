@@ -1,0 +1,402 @@
+"""A drafter learns from what its target wrote, and is put together from its own weights alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import shutil
+from array import array
+from itertools import pairwise
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import distil_drafter
+import target_texts
+from accepted_runs import Runs
+from distil_drafter import Training
+from distillation import (
+    Choice,
+    Drafter,
+    Texts,
+    choose_tokens,
+    embeddings_digest,
+    evaluate,
+    load_target,
+    shallow,
+)
+from drafter_card import measure
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.torch_backend.transformers import TransformersBackend
+from smollm2_drafter import CARD, OtherTargetError, lay_out
+from support.tiny_models import build_tokenizer
+from target_texts import KEPT, SideBySide, write_batch
+from text_writers import GIVEN, OWN, TEMPLATE, USER, Writer, Writers
+
+torch.set_num_threads(1)
+
+SIZE, LENGTH = 300, 40
+END = 7
+TEMPLATE_SOURCE = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' +"
+    " message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+CHOICE = Choice((0, 3), tuple(range(0, SIZE, 2)))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    """A target of SmolLM2's shape, small: tied, with three query heads for each key head."""
+    folder = tmp_path_factory.mktemp("distilled") / "target"
+    config = LlamaConfig(
+        vocab_size=SIZE,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=256,
+        initializer_range=0.15,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=END,
+        pad_token_id=None,
+    )
+    torch.manual_seed(4)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    build_tokenizer(SIZE).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(target):
+    return load_target(str(target))
+
+
+def writer(temperature=0.0, turns=None, answer=(8, 9)):
+    """A writer of chats, or of other text, with turns that begin as told."""
+    begun = iter(turns or [])
+    return Writer(
+        temperature,
+        lambda: next(begun, [(1, TEMPLATE), (2, TEMPLATE), (50, GIVEN)]),
+        answer=answer,
+        end_ids=(END,),
+    )
+
+
+def written(model, *, rows=6, seed=1, length=LENGTH):
+    writers = [
+        writer(0.0 if row % 2 else 1.0, answer=(8, 9) if row % 4 < 2 else ()) for row in range(rows)
+    ]
+    return write_batch(
+        SideBySide(model, rows=rows, length=length),
+        writers,
+        length=length,
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+@pytest.fixture(scope="module")
+def texts(model):
+    return Texts(**written(model, rows=24))
+
+
+@torch.inference_mode()
+def test_the_stored_distributions_are_the_targets(model):
+    batch = written(model)
+    expected = model(batch["token_ids"].long()).logits.log_softmax(-1)
+    found = batch["best_log_probs"].float()
+    assert found.shape[-1] == KEPT
+    there = expected.gather(-1, batch["best_ids"].long())
+    # Products compute in bfloat16, which has three digits.
+    assert (found - there)[there > -5].abs().mean() < 0.05
+    assert (batch["best_ids"][..., 0] == expected.argmax(-1)).float().mean() > 0.95
+
+
+def test_a_greedy_answer_is_the_targets_best_token_at_each_place(model):
+    batch = written(model)
+    greedy = torch.arange(len(batch["origins"])) % 2 == 1
+    own = (batch["origins"][:, 1:] == OWN) & greedy[:, None]
+    assert own.any()
+    best = batch["best_ids"][:, :-1, 0]
+    assert batch["token_ids"][:, 1:][own].equal(best[own])
+
+
+def test_a_batch_follows_from_its_seed(model):
+    first, again, other = written(model), written(model), written(model, seed=2)
+    assert all(first[name].equal(again[name]) for name in first)
+    assert not first["token_ids"].equal(other["token_ids"])
+
+
+def read(writer, drawn):
+    """Lead a text whose drawn tokens are these; return its tokens with their origins."""
+    found, drawn = [], iter(drawn)
+    while True:
+        step = writer.next_step()
+        token = step.token_id
+        if token is None:
+            token = next(drawn, None)
+            if token is None:
+                return found
+        writer.read(token, step.origin)
+        found.append((token, step.origin))
+
+
+def test_a_chat_goes_on_with_a_turn_of_the_user_where_an_answer_ends():
+    turns = [[(1, TEMPLATE), (50, GIVEN)], [(2, TEMPLATE)]]
+    assert read(writer(turns=turns), [60, END, 70, 71, END, 61]) == [
+        (1, TEMPLATE),
+        (50, GIVEN),
+        (60, USER),
+        (END, USER),
+        (8, TEMPLATE),
+        (9, TEMPLATE),
+        (70, OWN),
+        (71, OWN),
+        (END, OWN),
+        (2, TEMPLATE),
+        (61, USER),
+    ]
+
+
+def test_a_turn_that_does_not_end_is_ended():
+    told = read(writer(turns=[[(1, TEMPLATE)]]), [60] * 1000)
+    users = [token for token, origin in told if origin == USER]
+    answers = [token for token, origin in told if origin == OWN]
+    ends = [at for at, each in enumerate(told) if each == (END, TEMPLATE)]
+    assert len(ends) >= 2
+    assert len(users) + len(answers) == 1000
+    assert max(after - end for end, after in pairwise(ends)) < 300
+
+
+def test_a_writer_of_the_models_own_template_opens_a_chat(target, tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = build_tokenizer(SIZE)
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    chat = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        chat_template=TEMPLATE_SOURCE,
+    )
+    makers = Writers(chat, code=["def f():\n    return 1\n" * 9], prose=["a b\n" * 9])
+    end = tokenizer.token_to_id("<|im_end|>")
+    chats = 0
+    for seed in range(12):
+        made = makers.make(random.Random(seed))
+        told = read(made, [40, end, 41, end, 42])
+        text = tokenizer.decode([token for token, _ in told], skip_special_tokens=False)
+        if not text.startswith("<|im_start|>user"):
+            assert {origin for _, origin in told} == {GIVEN, OWN}
+            continue
+        chats += 1
+        parts = text.split("<|im_start|>")
+        assert [part.split("\n")[0] for part in parts[1:]] == ["user", "assistant", "user"]
+        assert all(part.endswith("<|im_end|>\n") for part in parts[1:3])
+    assert 3 <= chats < 12
+
+
+def test_a_run_that_was_killed_goes_on_with_the_missing_batch(target, tmp_path, monkeypatch):
+    folder = shutil.copytree(target, tmp_path / "chatting")
+    (folder / "chat_template.jinja").write_text(TEMPLATE_SOURCE)
+    monkeypatch.setattr(target_texts, "ROWS", 4)
+    monkeypatch.setattr(target_texts, "LENGTH", 24)
+    work = tmp_path / "work"
+    command = ["--target", str(folder), "--work", str(work), "--batches", "2"]
+    target_texts.main(command)
+    first, second = (target_texts.batch_path(work, number) for number in range(2))
+    written_first, expected = first.stat(), second.read_bytes()
+    second.unlink()
+    target_texts.main(command)
+    assert second.read_bytes() == expected
+    assert first.stat().st_mtime_ns == written_first.st_mtime_ns
+    assert first.read_bytes() != expected
+    assert sorted(work.iterdir()) == [first, second]
+
+
+def test_the_chosen_tokens_are_the_most_probable_ones_and_the_ends(texts):
+    chosen, share = choose_tokens(texts, count=20, always=(END, 299), vocabulary_size=SIZE)
+    sums = torch.zeros(SIZE, dtype=torch.float64)
+    at = texts.learnt()
+    for ids, log_probs in zip(texts.best_ids[at], texts.best_log_probs[at], strict=True):
+        sums[ids.long()] += log_probs.double().exp()
+    others = [token for token in sums.argsort(descending=True).tolist() if token not in {END, 299}]
+    assert chosen == tuple(sorted([END, 299, *others[:18]]))
+    assert share == pytest.approx(float(sums[list(chosen)].sum() / sums.sum()))
+
+
+def test_where_template_follows_nothing_is_learnt():
+    origins = torch.tensor([[TEMPLATE, GIVEN, USER, TEMPLATE, OWN, OWN]], dtype=torch.uint8)
+    ids = torch.zeros(1, 6, dtype=torch.int32)
+    best = torch.zeros(1, 6, KEPT)
+    made = Texts(ids, origins, best.int(), best.half())
+    assert made.learnt().tolist() == [[True, True, False, True, True, False]]
+
+
+def test_the_loss_is_the_cross_entropy_with_the_targets_probabilities(model, texts):
+    drafter = Drafter(model, CHOICE)
+    part = texts.rows(slice(2))
+    at = part.learnt()
+    log_probs = drafter.logits(part.token_ids, at).log_softmax(-1).detach()
+    expected = []
+    for row, (ids, known) in enumerate(
+        zip(part.best_ids[at].tolist(), part.best_log_probs[at].float().exp().tolist(), strict=True)
+    ):
+        terms = [
+            -prob * float(log_probs[row, CHOICE.token_ids.index(token)])
+            for token, prob in zip(ids, known, strict=True)
+            if token in CHOICE.token_ids
+        ]
+        expected.append(sum(terms))
+    loss = float(drafter.loss(part).detach())
+    assert loss == pytest.approx(sum(expected) / len(expected), rel=1e-3)
+
+
+def test_accepted_tokens_are_counted_up_to_the_first_miss_and_the_end_of_the_text():
+    hits = torch.tensor([True, True, False, True, True, True])
+    counted = torch.tensor([True, True, True, True, True, False])
+    runs = Runs.of(hits, counted)
+    assert runs.lengths.tolist() == [2, 1, 0, 2, 1]
+    assert runs.left.tolist() == [5, 4, 3, 2, 1]
+    # One of five first tokens is wrong; two of the four blocks with a second token have it right.
+    assert runs.accepted(2) == pytest.approx((4 / 5, 4 / 5 + 2 / 4))
+    assert runs.by_place(2) == pytest.approx((4 / 5, 2 / 3))
+    both = Runs.together([runs, Runs.of(~hits, counted)])
+    assert both.accepted(1) == (1 / 2,)
+
+
+def test_all_of_a_targets_layers_agree_with_it_everywhere(model, texts):
+    reached = evaluate(Drafter(model, Choice((0, 1, 2, 3), tuple(range(SIZE)))), texts)
+    assert reached.greedy > 0.95
+    stored = texts.best_log_probs.float().exp().sum(-1)[texts.before(OWN)].mean()
+    assert reached.sampled == pytest.approx(float(stored), rel=0.05)
+    assert reached.accepted[0] == pytest.approx(reached.greedy)
+    assert list(reached.accepted) == sorted(reached.accepted)
+
+
+def training(folder, model, texts):
+    folder.mkdir(exist_ok=True)
+    return Training(
+        folder,
+        Drafter(model, CHOICE),
+        texts=texts.rows(slice(16)),
+        held_out=texts.rows(slice(16, 24)),
+        seed=3,
+        rows=4,
+        report_steps=3,
+    )
+
+
+def weights_of(run):
+    return run._drafter.own_weights()
+
+
+def test_training_learns_and_goes_on_from_its_checkpoint_bit_for_bit(model, texts, tmp_path):
+    whole = training(tmp_path / "whole", model, texts)
+    whole.train(steps=9)
+    training(tmp_path / "parts", model, texts).train(steps=6)
+    rest = training(tmp_path / "parts", model, texts)
+    assert rest.step == 6
+    rest.train(steps=9)
+    assert all(weights_of(whole)[name].equal(it) for name, it in weights_of(rest).items())
+    curves = [
+        [json.loads(line) for line in (tmp_path / run / "curve.jsonl").read_text().splitlines()]
+        for run in ("whole", "parts")
+    ]
+    assert curves[0] == curves[1]
+    assert [row["step"] for row in curves[0]] == [0, 3, 6, 9]
+    assert curves[0][-1]["loss"] < curves[0][0]["loss"]
+
+
+def test_finishing_leaves_the_checkpoint_as_it_was(model, texts, tmp_path):
+    training(tmp_path, model, texts).train(steps=3)
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+    training(tmp_path, model, texts).finish(steps=2)
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+
+
+@pytest.fixture
+def finished(target, model, tmp_path):
+    """The folder of a drafter's own weights, made by the commands."""
+    work = tmp_path / "work"
+    for name, seed in (("texts", 1), ("held-out", 2)):
+        (work / name).mkdir(parents=True)
+        save_file(written(model, rows=12, seed=seed), target_texts.batch_path(work / name, 0))
+    common = ["--target", str(target), "--work", str(work), "--batches", "1"]
+    distil_drafter.main(["choose", *common, "--tokens", "100", "--layers", "0", "3"])
+    distil_drafter.main(["train", *common, "--steps", "2"])
+    distil_drafter.main(["finish", *common, "--steps", "1", "--output", str(tmp_path / "own")])
+    return tmp_path / "own"
+
+
+def test_what_is_laid_out_is_served_and_drafts_what_was_trained(
+    finished, target, model, texts, tmp_path
+):
+    lay_out(str(target), tmp_path / "drafter", own=finished)
+    backend = TransformersBackend(str(tmp_path / "drafter"))
+    whole = TransformersBackend(str(target)).description
+    assert backend.description.tokenizer_fingerprint == whole.tokenizer_fingerprint
+    assert backend.description.vocabulary_size == whole.vocabulary_size
+    assert backend.description.layer_count == 2
+    chosen = json.loads((finished / "draft_vocabulary.json").read_text())["token_ids"]
+    assert len(chosen) == 100
+    # What the library computes of the stored weights, with the tokens that are scored.
+    own = shallow(copy.deepcopy(model), (0, 3))
+    own.model.load_state_dict(load_file(finished / "drafter.safetensors"), strict=False)
+    own.to(torch.bfloat16).float()
+    text = ModelText(backend, SessionSpec(64))
+    same = 0
+    with torch.inference_mode():
+        for row in texts.token_ids[:8, :20].tolist():
+            logits = own(torch.tensor([row])).logits[0, -1, chosen]
+            same += text.draft(array("I", row)).token_ids == (chosen[int(logits.argmax())],)
+    assert same >= 7, "but for a near tie"
+
+
+def test_a_drafter_holds_none_of_the_targets_embeddings(finished, model):
+    stored = load_file(finished / "drafter.safetensors")
+    assert {name.split(".")[0] for name in stored} == {"layers", "norm"}
+    assert {weight.dtype for weight in stored.values()} == {torch.bfloat16}
+    card = json.loads((finished / CARD).read_text())
+    assert card["embeddings"] == embeddings_digest(model)
+    assert card["layers"] == [0, 3]
+    assert card["training"]["step"] == 3
+
+
+def test_it_is_refused_for_another_target(finished, model, tmp_path):
+    other = tmp_path / "other"
+    changed = LlamaForCausalLM(model.config)
+    changed.save_pretrained(other)
+    build_tokenizer(SIZE).save(str(other / "tokenizer.json"))
+    with pytest.raises(OtherTargetError, match="another target"):
+        lay_out(str(other), tmp_path / "drafter", own=finished)
+    assert not (tmp_path / "drafter").exists()
+
+
+def test_a_card_counts_what_would_be_accepted(finished, target, tmp_path):
+    lay_out(str(target), tmp_path / "drafter", own=finished)
+    models = [TransformersBackend(str(folder)) for folder in (target, tmp_path / "drafter")]
+    prompts = [[1, 2, 50], [9, 8, 3, 4]]
+    itself = measure(models[0], models[0], prompts, tokens=12, sampling=SamplingParameters(1.0))
+    assert itself["acceptance"] == 1
+    assert itself["by_place"] == (1,) * 5
+    assert itself["accepted"] == (1, 2, 3, 4, 5)
+    row = measure(*models, prompts, tokens=12, sampling=SamplingParameters())
+    plain = [ModelText(models[0], SessionSpec(64)) for _ in prompts]
+    hits = []
+    for prompt, deciding in zip(prompts, plain, strict=True):
+        text, drafting = list(prompt), ModelText(models[1], SessionSpec(64))
+        for _ in range(12):
+            decided = deciding.judge(text).next_token
+            hits.append(drafting.draft(text).token_ids == (decided,))
+            text.append(decided)
+            if decided == END:
+                break
+    assert row["tokens"] == len(hits)
+    assert row["acceptance"] == pytest.approx(sum(hits) / len(hits))
+    assert row["accepted"][0] == pytest.approx(row["acceptance"])
