@@ -36,7 +36,7 @@ from torch.nn import functional
 from corpus import load_corpus
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.torch_backend.model_loading import load_model
-from paceline_engine.torch_backend.packed_linear import Product
+from paceline_engine.torch_backend.packed_linear import Product, product_of
 from text_writers import Writers, chat_tokenizer
 from train import keep_freed_memory
 
@@ -137,7 +137,7 @@ class _Layer:
 
 
 def _packed(*weights: Tensor) -> Product:
-    return Product.of(torch.cat(weights).detach().bfloat16(), None, packs=True)
+    return product_of(torch.cat(weights).detach().bfloat16(), None, packs=True)
 
 
 @torch.inference_mode()
