@@ -72,6 +72,7 @@ def _facts(files: ModelFiles, end_ids: tuple[int, ...]) -> Iterator[tuple[str, s
     )
     yield "fill in the middle", f"{fim.prefix}, {fim.suffix}, {fim.middle}" if fim else ""
     scored = files.draft_vocabulary
-    yield "draft vocabulary", f"{len(scored)} of {files.vocabulary_size} tokens" if scored else ""
+    if scored:
+        yield "draft vocabulary", f"{len(scored)} of {files.vocabulary_size} tokens"
     defaults = files.sampling_defaults
     yield "sampling defaults", ", ".join(f"{name} {value!r}" for name, value in defaults.items())

@@ -92,7 +92,7 @@ async def test_only_a_prompt_that_is_not_cut_may_take_as_long_as_a_whole_one(cut
         call = verifying(group, host, asked(session, append=[7] * 50_000))
         await entered(gate)
         seconds = host._worker._running.patience_ns / 1e9
-        assert seconds < 120 if cuts else seconds > 2500
+        assert seconds < 400 if cuts else seconds > 2500
         gate.open.set()
         await call
 

@@ -9,8 +9,15 @@ import paceline_engine
 COMPUTE_BESIDE_THE_TORCH_BACKEND = {
     "deciding.acceptance_rules",
     "deciding.decisions",
+    "deciding.grammars",
     "deciding.reviews",
     "deciding.sampling",
+    "deciding.shaping",
+    # A model's files come before its weights, and GGUF files have both.
+    "model_files.files",
+    "model_files.gguf_families",
+    "model_files.gguf_file",
+    "model_files.gguf_model",
 }
 MODULES = sorted(
     module.name.removeprefix("paceline_engine.")
