@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 FIELD = "spec.sampling.grammar"
 _MOST_KEPT = 64
+# The model's thread computes masks. With these a step takes 10 ms at most, also of a hostile
+# grammar, which then ends with an error; useful ones take 0.1 ms.
+_MOST_ITEMS_A_STEP, _MOST_FUEL_A_STEP = 10_000, 50_000
 _MOST_REASON_CHARACTERS = 300
 # One blank after a colon and a comma: without a bound a greedy model can fill its answer with them.
 _JSON_SPACES = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
@@ -79,7 +82,11 @@ class GrammarCompiler:
                     n_vocab=self._vocabulary_size,
                     eos_token=self._eos_token_ids,
                 )
-        limits = llguidance.LLParserLimits(verbose_errors=False)
+        limits = llguidance.LLParserLimits(
+            verbose_errors=False,
+            step_max_items=_MOST_ITEMS_A_STEP,
+            step_lexer_fuel=_MOST_FUEL_A_STEP,
+        )
         matcher = llguidance.LLMatcher(
             self._tokenizer, _source(grammar), log_level=0, limits=limits
         )

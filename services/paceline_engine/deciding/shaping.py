@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import math
 from array import array
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from paceline.errors import InvalidFieldError
+from paceline.errors import InternalError, InvalidFieldError
 from paceline_engine.deciding.grammars import FIELD
 
 if TYPE_CHECKING:
@@ -61,14 +62,19 @@ class Shaper:
         self._in_sequence = np.zeros(vocabulary_size, dtype=np.int32)
         self._in_answer = np.zeros(vocabulary_size, dtype=np.int32)
 
-    def check(self) -> None:
-        """Say why no token may come next, where the grammar is the reason.
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Say why no token could be chosen, where the grammar is the reason.
 
         Raises:
             InvalidFieldError: It became too complex at one of the tokens.
         """
-        if self._grammar is not None and self._grammar.failure:
-            raise InvalidFieldError.of(FIELD, self._grammar.failure)
+        try:
+            yield
+        except InternalError:
+            if self._grammar is not None and self._grammar.failure:
+                raise InvalidFieldError.of(FIELD, self._grammar.failure) from None
+            raise
 
     def shape(self, logits: Tensor, prefix: array[int], proposal: Proposal) -> Tensor:
         """Shape the rows of a proposal.

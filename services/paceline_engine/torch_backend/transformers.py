@@ -53,7 +53,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from paceline.errors import InternalError
 from paceline_contract.proposal import NOTHING, Proposal
 from paceline_engine.deciding.decisions import choose_next, draft_from, judge_by, rank_from
 from paceline_engine.deciding.grammars import GrammarCompiler
@@ -252,39 +251,32 @@ class LoadedModel(ModelBackend):
         shaper = self._shaper(item)
         if shaper is None:
             return judge_by(scores, task, spec=spec, position=position)
-        shaped = shaper.shape(scores, item.prefix, task.proposal)
-        try:
+        with shaper.explaining():
+            shaped = shaper.shape(scores, item.prefix, task.proposal)
             return judge_by(shaped, task, spec=spec, position=position, told=scores)
-        except InternalError:
-            shaper.check()
-            raise
 
     @on_device()
     def _draft(self, scores: Tensor, item: Item) -> Proposal:
-        token_ids = self._token_ids
-        if (shaper := self._shaper(item)) is not None:
-            token_ids = None
-            scores = shaper.shape(self._of_all_tokens(scores), item.prefix, NOTHING)
-        position = len(item.prefix)
-        return draft_from(scores, spec=item.spec, position=position, token_ids=token_ids)
+        spec, position = item.spec, len(item.prefix)
+        shaper = self._shaper(item)
+        if shaper is None:
+            return draft_from(scores, spec=spec, position=position, token_ids=self._token_ids)
+        with shaper.explaining():
+            shaped = shaper.shape(self._of_all_tokens(scores), item.prefix, NOTHING)
+            return draft_from(shaped, spec=spec, position=position)
 
     @on_device()
     def _rank(self, scores: Tensor, item: Item) -> list[Ranked]:
         assert isinstance(item.task, Draft)
-        token_ids = self._token_ids
-        if (shaper := self._shaper(item)) is not None:
-            token_ids = None
-            tree = item.draft_tree
-            due = tree.due if item.block else ()
-            scores = self._of_all_tokens(scores)
-            scores = shaper.shape_ends(scores, item.prefix, tree.found, due)
-        return rank_from(
-            scores,
-            spec=item.spec,
-            positions=item.scored_positions,
-            count=item.task.width,
-            token_ids=token_ids,
-        )
+        spec, positions, count = item.spec, item.scored_positions, item.task.width
+        shaper = self._shaper(item)
+        if shaper is None:
+            own = self._token_ids
+            return rank_from(scores, spec=spec, positions=positions, count=count, token_ids=own)
+        found, due = item.draft_tree.found, item.draft_tree.due if item.block else ()
+        with shaper.explaining():
+            shaped = shaper.shape_ends(self._of_all_tokens(scores), item.prefix, found, due)
+            return rank_from(shaped, spec=spec, positions=positions, count=count)
 
     def _of_all_tokens(self, scores: Tensor) -> Tensor:
         """Return logits of the whole vocabulary, from those of the tokens that are scored."""
@@ -296,6 +288,9 @@ class LoadedModel(ModelBackend):
             return None
         shaper = self._shapers.get(item.cache)
         if shaper is None:
+            # Sequences of ended sessions are kept, and nobody shapes them any more.
+            for cache in [it for it in self._shapers if it.has_ended]:
+                del self._shapers[cache]
             wanted = item.spec.sampling.grammar
             grammar = None
             if wanted is not None and self.grammars is not None:

@@ -156,7 +156,7 @@ async def test_what_cannot_be_enforced_is_refused_before_any_token(tiny_pair, gr
 
 
 async def test_a_grammar_that_becomes_too_complex_is_the_requests_own_error(tiny_pair):
-    properties = {f"p{number}": {} for number in range(2500)}
+    properties = {f"p{number}": {} for number in range(1500)}
     grammar = Grammar(json_schema={"type": "object", "properties": properties})
     async with serving(tiny_pair) as system:
         other = system.client.generate(PROMPT, max_tokens=60, ignore_eos=True).collect()
