@@ -244,10 +244,16 @@ class DistributedDecoding:
             # The token x is assumed, not judged: the main path's verifications decide on it.
             shared_count = sum(a is b for a, b in zip(path, main_path, strict=False))
             beside, growing = path[shared_count:], self._drafts.grows_at(tip)
+            if not beside:
+                continue
+            assumed = beside[0].dispatch
+            is_judged = assumed.assigned
             while self._schedule.free_targets and (
                 nodes := due_nodes(beside, task=self._task, growing=growing)
             ):
                 commands.append(self._start_verify(nodes))
+            # If the main path takes this token over, one of its verifications has to judge it.
+            assumed.assigned = is_judged
         return commands
 
     def _dispatch_branches(self) -> list[Command]:

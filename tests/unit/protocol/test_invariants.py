@@ -73,6 +73,25 @@ models = st.builds(
     drafter_count=st.integers(0, 2),
     text=st.booleans(),
 )
+# A chain beside the main path assumed a token, and then the main path took that token over.
+@example(
+    strategy=Strategy.DISTRIBUTED,
+    task=DecodingTask(
+        prompt=(3, 2, 1),
+        max_tokens=16,
+        lookahead=6,
+        draft_window=8,
+        broadcast_prefill=True,
+        keep_prefill=False,
+        drafts_ahead=False,
+    ),
+    models=Models(seed=1132863, agreement=0.8),
+    weather=Weather(drafter_weight=5.0, failure=0.3, ghosts=0.1),
+    seed=544985,
+    target_count=3,
+    drafter_count=2,
+    text=True,
+)
 # What the text had found after a token was judged before the drafter found that token, too.
 @example(
     strategy=Strategy.DISTRIBUTED,
