@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.wire import ModelFacts
 
-_STOP_STRINGS = 4
-_STOP_STRING_BYTES = 64
+_STOP_STRINGS = 64
+_STOP_STRING_BYTES = 1024
 _SEED_BITS = 53
 _DEFAULT_MAX_TOKENS = 256
 

@@ -192,10 +192,18 @@ class _Stops:
             named = [it for it in special_ids if it in stop_string]
             marked = stop_string
             for name in sorted(named, key=len, reverse=True):
-                mark = chr(_FIRST_MARK + len(self.marks))
-                marked = marked.replace(name, self.marks.setdefault(special_ids[name], mark))
+                mark = self.marks.get(special_ids[name]) or self._new_mark(special_ids[name])
+                marked = marked.replace(name, mark or name)
             self._patterns[marked] = stop_string
         self.longest_length = max(map(len, self._patterns), default=0)
+
+    def _new_mark(self, special_id: int) -> str:
+        """Give a special token a mark; empty if there are no more: then its name is only text."""
+        number = _FIRST_MARK + len(self.marks)
+        if number > _LAST_MARK:
+            return ""
+        self.marks[special_id] = chr(number)
+        return self.marks[special_id]
 
     def first_in(self, text: str) -> tuple[int, str] | None:
         """Return where the first stop string begins, and which it is."""
@@ -205,7 +213,8 @@ class _Stops:
     def begun_length(self, text: str) -> int:
         """Return the length of the longest end of a text with which a stop string could begin."""
         for length in range(min(self.longest_length - 1, len(text)), 0, -1):
-            if any(it.startswith(text[-length:]) for it in self._patterns):
+            end = text[-length:]
+            if any(it.startswith(end) for it in self._patterns):
                 return length
         return 0
 

@@ -54,8 +54,8 @@ def request(**fields):
     [
         ("text", {"text": "x"}, {"text": ""}),
         ("max_tokens", {"max_tokens": 1}, {"max_tokens": 0}),
-        ("stop_strings", {"stop_strings": ["a"] * 4}, {"stop_strings": ["a"] * 5}),
-        ("stop_strings", {"stop_strings": ["\u00fc" * 32]}, {"stop_strings": ["\u00fc" * 33]}),
+        ("stop_strings", {"stop_strings": ["a"] * 64}, {"stop_strings": ["a"] * 65}),
+        ("stop_strings", {"stop_strings": ["\u00fc" * 512]}, {"stop_strings": ["\u00fc" * 513]}),
         ("stop_strings", {"stop_strings": ["a", "b"]}, {"stop_strings": ["a", ""]}),
         ("sampling.temperature", sampling(temperature=100), sampling(temperature=100.001)),
         ("sampling.top_p", sampling(top_p=1), sampling(top_p=1.001)),

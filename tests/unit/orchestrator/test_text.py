@@ -118,6 +118,17 @@ def test_a_stop_string_with_hundreds_of_special_tokens_inside_is_found():
     assert text.stop_string
 
 
+@pytest.mark.parametrize(("last", "expected"), [("c", "x"), ("d", "x" + "ab" * 500 + "d")])
+def test_a_long_stop_string_is_held_back_until_it_is_there_or_cannot_be(last, expected):
+    begun = "ab" * 500
+    stops = [f"{begun}c", *(f"{begun[number:]}{number}e" for number in range(63))]
+    token_ids = TOKENIZERS["byte level"].encode(f"x{begun}{last}").ids
+    text = StreamedText(CODECS["byte level"], stops)
+    pieces = stream(text, token_ids)
+    assert text_of(pieces) == expected
+    assert text.stop_string == (stops[0] if last == "c" else "")
+
+
 def test_half_a_character_is_held_back():
     text = StreamedText(CODECS["byte level"])
     first, *others, last = (

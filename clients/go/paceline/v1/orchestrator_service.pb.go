@@ -819,8 +819,8 @@ type GenerateRequest struct {
 	// Tokens to generate at most, resumed ones included. In [1, context length - prompt]. Default:
 	// 256, or the room in the context.
 	MaxTokens *uint32 `protobuf:"varint,5,opt,name=max_tokens,json=maxTokens,proto3,oneof" json:"max_tokens,omitempty"`
-	// End before the first of these strings; the string is not part of the text. At most 4, each 1 to
-	// 64 bytes of UTF-8.
+	// End before the first of these strings; the string is not part of the text. At most 64, each 1
+	// to 1,024 bytes of UTF-8. Before version 0.2 at most 4, each up to 64 bytes.
 	StopStrings []string `protobuf:"bytes,6,rep,name=stop_strings,json=stopStrings,proto3" json:"stop_strings,omitempty"`
 	// Go on after an end-of-text token.
 	IgnoreEos bool `protobuf:"varint,7,opt,name=ignore_eos,json=ignoreEos,proto3" json:"ignore_eos,omitempty"`

@@ -595,8 +595,8 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """End before the first of these strings; the string is not part of the text. At most 4, each 1 to
-        64 bytes of UTF-8.
+        """End before the first of these strings; the string is not part of the text. At most 64, each 1
+        to 1,024 bytes of UTF-8. Before version 0.2 at most 4, each up to 64 bytes.
         """
 
     @_builtins.property

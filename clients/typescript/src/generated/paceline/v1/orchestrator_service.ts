@@ -282,8 +282,8 @@ export interface GenerateRequest {
     | number
     | undefined;
   /**
-   * End before the first of these strings; the string is not part of the text. At most 4, each 1 to
-   * 64 bytes of UTF-8.
+   * End before the first of these strings; the string is not part of the text. At most 64, each 1
+   * to 1,024 bytes of UTF-8. Before version 0.2 at most 4, each up to 64 bytes.
    */
   stopStrings: string[];
   /** Go on after an end-of-text token. */
