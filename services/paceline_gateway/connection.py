@@ -198,11 +198,16 @@ class Connection:
         """End the answer."""
         await self._put({"type": "http.response.body", "body": b""})
 
+    @property
+    def shown_ignored(self) -> str:
+        """The first places of unknown fields, as a header can have them."""
+        return ", ".join(map(_shown, (self.ignored or [])[:_MOST_SHOWN]))
+
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self.status = status
         told = {"x-request-id": self.request_id}
         if self.ignored:
-            told[IGNORED_HEADER] = ", ".join(map(_shown, self.ignored[:_MOST_SHOWN]))
+            told[IGNORED_HEADER] = self.shown_ignored
         pairs = {**told, **headers}.items()
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
         await self._put({"type": "http.response.start", "status": status, "headers": encoded})

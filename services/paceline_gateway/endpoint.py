@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline.errors import ClientCancelledError, PacelineError, PermissionDeniedError
 from paceline.panics import taking_panics
@@ -33,7 +33,6 @@ _log = logging.getLogger(__name__)
 # Reading a value takes a microsecond of the event loop's time.
 _LEAST_VALUES = 1 << 18
 _PROMPTS_OF_IDS = 4
-_MOST_LOGGED = 20
 
 
 class Endpoint:
@@ -101,10 +100,10 @@ class Endpoint:
             except ClientCancelledError as error:
                 _log.info("not answered to the end: %s", error.message)
             else:
-                ignored = (
-                    {"ignored": connection.ignored[:_MOST_LOGGED]} if connection.ignored else {}
-                )
-                _log.info("answered", extra={"status": connection.status, **ignored})
+                told: dict[str, Any] = {"status": connection.status}
+                if connection.ignored:
+                    told["ignored"] = connection.shown_ignored
+                _log.info("answered", extra=told)
 
     async def _serve(self, connection: Connection, headers: Mapping[str, str]) -> None:
         try:

@@ -27,6 +27,7 @@ _PARAMETERS = {
     "branches": "paceline.branches",
     "drafter": "paceline.drafter",
     "fill_in": "suffix",
+    "ignore_eos": "paceline.ignore_eos",
     "lookahead": "paceline.lookahead",
     "rule": "paceline.rule",
     "sampling.frequency_penalty": "frequency_penalty",

@@ -88,23 +88,26 @@ def parse(body_class: type[_BodyT], content: bytes, *, ignored: list[str] | None
         raise RequestError(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")
-    try:
-        return body_class.model_validate(value)
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_context=False)
+    while True:
+        try:
+            return body_class.model_validate(value)
+        except ValidationError as error:
+            problems = error.errors(include_url=False, include_context=False)
         unknown = [problem["loc"] for problem in problems if _may_be_left_out(problem)]
-        if ignored is not None and unknown:
-            for location in unknown:
-                _leave_out(value, location)
-            ignored += [_path(location) for location in unknown]
-            return parse(body_class, json.dumps(value).encode(), ignored=ignored)
-        problem = problems[0]
-        param = _path(problem["loc"])
-        raise RequestError(
-            f"{param}: {_reason(problem['type'], problem['msg'])}"[:1000],
-            param=param[:200],
-            code="unsupported_parameter" if problem["type"] in _UNSUPPORTED else None,
-        ) from None
+        if ignored is None or not unknown:
+            raise _refusal(problems[0])
+        for location in unknown:
+            _leave_out(value, location)
+        ignored += [_path(location) for location in unknown]
+
+
+def _refusal(problem: ErrorDetails) -> RequestError:
+    param = _path(problem["loc"])
+    return RequestError(
+        f"{param}: {_reason(problem['type'], problem['msg'])}"[:1000],
+        param=param[:200],
+        code="unsupported_parameter" if problem["type"] in _UNSUPPORTED else None,
+    )
 
 
 def _may_be_left_out(problem: ErrorDetails) -> bool:

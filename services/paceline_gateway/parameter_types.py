@@ -96,7 +96,7 @@ def _biases(value: object) -> dict[int, float]:
 def _response_format(value: object) -> Grammar | None:
     """Turn OpenAI's form of an answer's format into a grammar; None: plain text."""
     kind = value.get("type") if isinstance(value, dict) else None
-    if not isinstance(value, dict) or kind not in {"text", "json_object", "json_schema"}:
+    if not isinstance(value, dict) or kind not in ("text", "json_object", "json_schema"):
         raise PydanticCustomError(
             "format", "must be an object with the type text, json_object or json_schema"
         )
@@ -116,7 +116,7 @@ def _text_format(value: object) -> Grammar | None:
     """Turn the text options of responses into a grammar."""
     if not isinstance(value, dict) or value.keys() - {"format", "verbosity"}:
         raise PydanticCustomError("format", "must be an object with a format")
-    return _response_format(value["format"]) if "format" in value else None
+    return None if value.get("format") is None else _response_format(value["format"])
 
 
 def _structured_outputs(value: object) -> Grammar:
@@ -152,7 +152,7 @@ def _content(value: object) -> str | tuple[str, ...]:
     texts = []
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in {"text", "input_text", "output_text"} or not isinstance(
+        if kind not in ("text", "input_text", "output_text") or not isinstance(
             part.get("text"), str
         ):
             raise PydanticCustomError("content", "has a part that is not text")

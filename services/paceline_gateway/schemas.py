@@ -31,10 +31,10 @@ from paceline_contract.limits import (
     MOST_BRANCHES,
     MOST_LOOKAHEAD,
     MOST_PENALTY,
-    MOST_REPETITION_PENALTY,
     MOST_TARGETS,
     MOST_TOP_LOGPROBS,
     MOST_WIDTH,
+    REPETITION_PENALTIES,
 )
 from paceline_gateway.parameter_types import (
     MOST_UINT32,
@@ -148,7 +148,9 @@ class Body(_Request):
     # Not OpenAI's, but usual.
     min_p: float | None = Field(None, ge=0, le=1)
     min_tokens: int | None = Field(None, ge=0, le=MOST_UINT32)
-    repetition_penalty: float | None = Field(None, gt=0, le=MOST_REPETITION_PENALTY)
+    repetition_penalty: float | None = Field(
+        None, ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1]
+    )
     structured_outputs: StructuredOutputs | None = None
     top_k: int | None = Field(None, ge=-1, le=MOST_UINT32)
 

@@ -1,4 +1,4 @@
-"""Fields of other servers' requests that would change the text, and are not supported here.
+"""Fields that would change the text, and are not supported in some request or in all.
 
 A field that nobody knows is left out, and named in the answer's header. To leave out one of these
 would be to answer another question, so they are refused by name.
@@ -6,7 +6,40 @@ would be to answer another question, so they are refused by name.
 
 from __future__ import annotations
 
-TEXT_CHANGING = frozenset(
+from paceline_gateway.schemas import (
+    ChatBody,
+    CompletionBody,
+    Extension,
+    InputItem,
+    LiveBody,
+    ResponseBody,
+)
+
+_BODIES = (ChatBody, CompletionBody, Extension, InputItem, LiveBody, ResponseBody)
+# Fields of our own requests that change nothing in the text.
+_HARMLESS = frozenset(
+    {
+        "annotations",
+        "background",
+        "id",
+        "include",
+        "metadata",
+        "model",
+        "name",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "refusal",
+        "safety_identifier",
+        "service_tier",
+        "status",
+        "store",
+        "stream",
+        "stream_options",
+        "type",
+        "user",
+    }
+)
+_OF_OTHERS = frozenset(
     {
         "add_generation_prompt",
         "allowed_token_ids",
@@ -63,7 +96,23 @@ TEXT_CHANGING = frozenset(
         "typical_p",
         "use_beam_search",
         "web_search_options",
+        "tool_calls",
+        "tool_call_id",
+        "stop_sequences",
+        "smoothing_factor",
+        "samplers",
+        "prefix",
+        "partial",
+        "num_predict",
+        "n_predict",
+        "max_new_tokens",
+        "eta_cutoff",
+        "epsilon_cutoff",
         "xtc_probability",
         "xtc_threshold",
     }
+)
+
+TEXT_CHANGING = _OF_OTHERS | (
+    frozenset(name for body in _BODIES for name in body.model_fields) - _HARMLESS
 )

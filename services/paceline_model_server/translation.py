@@ -301,7 +301,9 @@ def _grammar(message: sampling_pb2.Grammar) -> Grammar:
     if kind == "choices":
         if not message.choices.texts:
             raise InvalidFieldError.of("spec.sampling.grammar.choices", "must be one text or more")
-        return Grammar(GrammarKind.CHOICES, json.dumps([*message.choices.texts]))
+        return Grammar(
+            GrammarKind.CHOICES, json.dumps([*message.choices.texts], ensure_ascii=False)
+        )
     return Grammar(GrammarKind(kind), getattr(message, kind))
 
 

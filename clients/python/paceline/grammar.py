@@ -23,7 +23,7 @@ class Grammar:
         choices: The text is one of these.
 
     Raises:
-        InvalidFieldError: Not exactly one of them is given.
+        InvalidFieldError: Not exactly one of them is given, or choices are one text.
     """
 
     json_schema: Mapping[str, Any] | str | None = None
@@ -35,3 +35,5 @@ class Grammar:
         if sum(getattr(self, field.name) is not None for field in fields(self)) != 1:
             names = ", ".join(field.name for field in fields(self))
             raise InvalidFieldError.of("grammar", f"must be one of {names}")
+        if isinstance(self.choices, str):
+            raise InvalidFieldError.of("grammar", "choices must be a list of texts")

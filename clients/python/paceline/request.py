@@ -184,7 +184,7 @@ def _assign(message: Any, name: str, value: object) -> None:
             _assign_grammar(message.grammar, value)
         else:
             setattr(message, field, value)
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, OverflowError, TypeError, ValueError) as error:
         raise InvalidFieldError.of(name, str(error)) from error
 
 

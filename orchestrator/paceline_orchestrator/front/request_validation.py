@@ -25,10 +25,10 @@ from paceline_contract.limits import (
     MOST_GRAMMAR_BYTES,
     MOST_LOOKAHEAD,
     MOST_PENALTY,
-    MOST_REPETITION_PENALTY,
     MOST_TARGETS,
     MOST_TOP_LOGPROBS,
     MOST_WIDTH,
+    REPETITION_PENALTIES,
     most_text_bytes,
 )
 from paceline_contract.names import NAME_RULE, is_name
@@ -53,7 +53,7 @@ def _grammar_bytes(grammar: sampling_pb2.Grammar) -> int:
     """Count the bytes of a grammar's definition; 0 where it has none."""
     kind = grammar.WhichOneof("definition")
     if kind == "choices":
-        return sum(len(text.encode()) + 1 for text in grammar.choices.texts)
+        return sum(len(text.encode()) + 4 for text in grammar.choices.texts)
     return len(getattr(grammar, kind).encode()) if kind else 0
 
 
@@ -116,10 +116,10 @@ _CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
     ),
     (
         "sampling.repetition_penalty",
-        f"must be in (0, {MOST_REPETITION_PENALTY:g}]",
+        "must be in [{:g}, {:g}]".format(*REPETITION_PENALTIES),
         lambda it: (
             not it.sampling.HasField("repetition_penalty")
-            or 0 < it.sampling.repetition_penalty <= MOST_REPETITION_PENALTY
+            or REPETITION_PENALTIES[0] <= it.sampling.repetition_penalty <= REPETITION_PENALTIES[1]
         ),
     ),
     (

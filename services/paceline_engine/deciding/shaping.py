@@ -19,17 +19,16 @@ from __future__ import annotations
 
 import math
 from array import array
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from paceline.errors import InternalError, InvalidFieldError
+from paceline.errors import InvalidFieldError
 from paceline_engine.deciding.grammars import FIELD
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -58,23 +57,20 @@ class Shaper:
         self._bias_ids = [token for token, _ in spec.sampling.logit_bias]
         self._biases = [bias for _, bias in spec.sampling.logit_bias]
         self._grammar = grammar
+        self._failures: dict[int, str] = {}  # by row of the last call
         self._tokens = array("I")
         self._in_sequence = np.zeros(vocabulary_size, dtype=np.int32)
         self._in_answer = np.zeros(vocabulary_size, dtype=np.int32)
 
-    @contextmanager
-    def explaining(self) -> Iterator[None]:
-        """Say why no token could be chosen, where the grammar is the reason.
+    def check(self, rows: Iterable[int]) -> None:
+        """Check that the grammar could say what may come next in the rows that were decided by.
 
         Raises:
-            InvalidFieldError: It became too complex at one of the tokens.
+            InvalidFieldError: It was too complex for the tokens before one of them.
         """
-        try:
-            yield
-        except InternalError:
-            if self._grammar is not None and self._grammar.failure:
-                raise InvalidFieldError.of(FIELD, self._grammar.failure) from None
-            raise
+        for row in rows:
+            if row in self._failures:
+                raise InvalidFieldError.of(FIELD, self._failures[row])
 
     def shape(self, logits: Tensor, prefix: array[int], proposal: Proposal) -> Tensor:
         """Shape the rows of a proposal.
@@ -109,11 +105,14 @@ class Shaper:
         shaped = logits.to(
             torch.float64 if logits.dtype == torch.float64 else torch.float32, copy=True
         )
+        self._failures = {}
         self._move_to(prefix)
         try:
-            for row, path in zip(shaped, paths, strict=True):
+            for number, (row, path) in enumerate(zip(shaped, paths, strict=True)):
                 self._follow(path, prefix_length=len(prefix))
                 self._shape_row(row)
+                if self._grammar is not None and self._grammar.failure:
+                    self._failures[number] = self._grammar.failure
         finally:
             self._cut(len(prefix))
         return shaped
@@ -137,14 +136,12 @@ class Shaper:
         """Leave out the tokens that may not come next."""
         answer_length = len(self._tokens) - self._prompt_length
         grammar = self._grammar
+        # Behind a token that the grammar refuses no row is ever read, and so none is masked.
         if grammar is not None and grammar.length == max(0, answer_length):
-            allowed = torch.from_numpy(grammar.allowed()).to(row.device)
-            row.masked_fill_(~allowed, -math.inf)
+            if (allowed := grammar.allowed()) is not None:
+                row.masked_fill_(~torch.from_numpy(allowed).to(row.device), -math.inf)
             if grammar.is_complete:  # then nothing but the end may follow
                 return
-        elif grammar is not None and grammar.failure:
-            row.fill_(-math.inf)
-        # Otherwise the grammar has refused a token: no row after it is ever read.
         if answer_length < self._sampling.min_tokens:
             row[self._end_token_ids] = -math.inf
 

@@ -412,6 +412,7 @@ class ModelWorker:
         if is_wanted and not self._stopping:
             self._enqueue(job, keeps_turn=True)
         else:
+            job.kept_steps = []
             self._tell(_fail, [job], error)
 
     def _advance(self, job: Job, answer: Any) -> bool:

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 from paceline.errors import (
     DrainingError,
     LoadingError,
+    OverloadedError,
     SessionNotFoundError,
 )
 from paceline_contract.calls import DecodeOptions, DraftOptions, PrefixCall, VerifyOptions
@@ -57,6 +58,8 @@ __all__ = ["HostLimits", "HostStatistics", "ModelHost"]
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
+# An orchestrator waits 2 s for a session before it calls the server silent.
+_COMPILING_SECONDS = 1.0
 _DEFAULT_LIMITS = HostLimits()
 _PLAIN = VerifyOptions()
 
@@ -281,11 +284,14 @@ class ModelHost:
         with self._counts.refusals():
             backend = self._serving()
             validation.check_spec(spec, backend.description)
-            compiling = asyncio.create_task(self._compile(backend, grammar, share=spec.share))
-            self._compilations.add(compiling)
-            compiling.add_done_callback(self._compilations.discard)
-            # The thread goes on if the caller leaves, and its tenant's next grammar waits for it.
-            await asyncio.shield(compiling)
+            try:
+                async with asyncio.timeout(_COMPILING_SECONDS):
+                    await self._compile(backend, grammar, share=spec.share)
+            except TimeoutError:
+                raise OverloadedError(
+                    "this client's grammars are still being compiled",
+                    retry_after_seconds=_COMPILING_SECONDS,
+                ) from None
 
     def open_session(self, spec: SessionSpec) -> SessionGrant:
         """Reserve memory for a session and name it.
@@ -340,8 +346,19 @@ class ModelHost:
         return self._calls.draft(call, options)
 
     async def _compile(self, backend: Backend, grammar: Grammar, *, share: str) -> None:
+        if backend.knows_grammar(grammar):
+            return
         async with self._turns_to_compile.setdefault(share, asyncio.Lock()):
-            await asyncio.to_thread(backend.compile_grammar, grammar)
+            compiling = asyncio.create_task(asyncio.to_thread(backend.compile_grammar, grammar))
+            self._compilations.add(compiling)
+            compiling.add_done_callback(self._end_compilation)
+            # A thread cannot be ended: what it compiles is there when it is asked for again.
+            await asyncio.shield(compiling)
+
+    def _end_compilation(self, compiling: asyncio.Task[None]) -> None:
+        self._compilations.discard(compiling)
+        if not compiling.cancelled():
+            compiling.exception()  # the caller may have left
 
     def _loaded(self) -> Backend:
         if self._backend is None:

@@ -140,6 +140,10 @@ class StackBackend(Backend):
             bytes_per_token=bytes_per_token + _MAX_GRAM_BYTES * shares_memory,
         )
 
+    def knows_grammar(self, grammar: Grammar) -> bool:
+        """Whether a grammar is compiled for all models already."""
+        return all(model.knows_grammar(grammar) for model in self.models)
+
     def compile_grammar(self, grammar: Grammar) -> None:
         """Compile a grammar for all models: see `Backend.compile_grammar`."""
         for model in self.models:

@@ -126,6 +126,10 @@ class Backend(ABC):
         """The measurements of each stage of a stack, made while it drafted."""
         return ()
 
+    def knows_grammar(self, grammar: Grammar) -> bool:  # noqa: ARG002 - most know none
+        """Whether a grammar is compiled already, so that `compile_grammar` takes no time."""
+        return False
+
     def compile_grammar(self, grammar: Grammar) -> None:  # noqa: ARG002 - most know none
         """Compile a grammar for sessions that are opened with it. Any thread may call this.
 

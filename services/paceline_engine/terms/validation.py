@@ -27,9 +27,9 @@ from paceline_contract.limits import (
     MOST_END_TOKENS,
     MOST_PENALTY,
     MOST_PROPOSAL_TOKENS,
-    MOST_REPETITION_PENALTY,
     MOST_TOP_LOGPROBS,
     MOST_WIDTH,
+    REPETITION_PENALTIES,
     SUM_TOLERANCE,
 )
 from paceline_contract.names import NAME_RULE, is_name
@@ -88,6 +88,9 @@ def check_spec(spec: SessionSpec, model: ModelDescription) -> None:
         raise UnsupportedError(
             "spec.sampling: this model knows no biases, no penalties and no min_tokens"
         )
+    if spec.sampling.shapes and not spec.prompt_length:
+        # A caller that does not know these parameters hands them on without it.
+        raise InvalidFieldError.of("spec.prompt_length", "is required with biases or penalties")
     if spec.sampling.grammar is not None and not model.grammar_engine:
         raise UnsupportedError("spec.sampling.grammar: this model knows no grammars")
     # At temperature 0 every rule is EXACT.
@@ -106,10 +109,8 @@ def check_sampling(field: str, sampling: SamplingParameters, *, vocabulary_size:
         value = getattr(sampling, name)
         _check(f"{field}.{name}", value, low=-MOST_PENALTY, high=MOST_PENALTY)
     penalty = sampling.repetition_penalty
-    if not 0 < penalty <= MOST_REPETITION_PENALTY:
-        raise InvalidFieldError.of(
-            f"{field}.repetition_penalty", f"{penalty} is not in (0, {MOST_REPETITION_PENALTY:g}]"
-        )
+    low, high = REPETITION_PENALTIES
+    _check(f"{field}.repetition_penalty", penalty, low=low, high=high)
     _check_biases(f"{field}.logit_bias", sampling.logit_bias, vocabulary_size=vocabulary_size)
 
 

@@ -20,7 +20,6 @@ from transformers.utils import logging as transformers_logging
 
 from paceline.panics import taking_panics
 from paceline_contract.calls import VerificationRule
-from paceline_engine.deciding.grammars import grammar_engine
 from paceline_engine.model_files.report import known_ends, report
 from paceline_engine.terms.backend import ModelLoadError, few_names
 from paceline_engine.terms.calls import ModelDescription
@@ -245,8 +244,6 @@ def describe(
         takes_trees=shares_forwards,
         is_invariant=is_invariant,
         shapes_logits=True,
-        # A text cannot end along a grammar without a token that ends it.
-        grammar_engine=grammar_engine() if end_ids else "",
         verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
         hardware=hardware_of(device, threads=threads),
         scores_every_token=files.draft_vocabulary is None,

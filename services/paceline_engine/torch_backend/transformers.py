@@ -43,6 +43,7 @@ What must hold, and is easy to break:
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import itemgetter
@@ -55,7 +56,7 @@ from torch import Tensor
 
 from paceline_contract.proposal import NOTHING, Proposal
 from paceline_engine.deciding.decisions import choose_next, draft_from, judge_by, rank_from
-from paceline_engine.deciding.grammars import GrammarCompiler
+from paceline_engine.deciding.grammars import GrammarCompiler, grammar_engine
 from paceline_engine.deciding.shaping import Shaper
 from paceline_engine.model_backend import Feed, ModelBackend
 from paceline_engine.model_files.files import find_model_files
@@ -97,6 +98,8 @@ if TYPE_CHECKING:
     from paceline_engine.terms.model_cache import ModelCache
     from paceline_engine.torch_backend.adapters.files import LoadedAdapter
     from paceline_engine.torch_backend.cuda_graphs import CapturedSteps
+
+_log = logging.getLogger(__name__)
 
 _Text: TypeAlias = KeyValues | LibraryText
 
@@ -191,6 +194,9 @@ class LoadedModel(ModelBackend):
     ) -> list[Outcome | Exception]:
         """Do a step of each item: see `Backend.run`."""
         limit = row_limit if self.cuts_prompts else None
+        # Sequences of ended sessions are kept, and nobody shapes them any more.
+        for cache in [it for it in self._shapers if it.has_ended]:
+            del self._shapers[cache]
         try:
             answers = super().run(items, interrupt, row_limit=limit)
             if self.own_guesses is not None:
@@ -251,9 +257,10 @@ class LoadedModel(ModelBackend):
         shaper = self._shaper(item)
         if shaper is None:
             return judge_by(scores, task, spec=spec, position=position)
-        with shaper.explaining():
-            shaped = shaper.shape(scores, item.prefix, task.proposal)
-            return judge_by(shaped, task, spec=spec, position=position, told=scores)
+        shaped = shaper.shape(scores, item.prefix, task.proposal)
+        judgement = judge_by(shaped, task, spec=spec, position=position, told=scores)
+        shaper.check([0, *(index + 1 for index in judgement.accepted_path)])
+        return judgement
 
     @on_device()
     def _draft(self, scores: Tensor, item: Item) -> Proposal:
@@ -261,9 +268,8 @@ class LoadedModel(ModelBackend):
         shaper = self._shaper(item)
         if shaper is None:
             return draft_from(scores, spec=spec, position=position, token_ids=self._token_ids)
-        with shaper.explaining():
-            shaped = shaper.shape(self._of_all_tokens(scores), item.prefix, NOTHING)
-            return draft_from(shaped, spec=spec, position=position)
+        shaped = shaper.shape(self._of_all_tokens(scores), item.prefix, NOTHING)
+        return draft_from(shaped, spec=spec, position=position)
 
     @on_device()
     def _rank(self, scores: Tensor, item: Item) -> list[Ranked]:
@@ -274,9 +280,8 @@ class LoadedModel(ModelBackend):
             own = self._token_ids
             return rank_from(scores, spec=spec, positions=positions, count=count, token_ids=own)
         found, due = item.draft_tree.found, item.draft_tree.due if item.block else ()
-        with shaper.explaining():
-            shaped = shaper.shape_ends(self._of_all_tokens(scores), item.prefix, found, due)
-            return rank_from(shaped, spec=spec, positions=positions, count=count)
+        shaped = shaper.shape_ends(self._of_all_tokens(scores), item.prefix, found, due)
+        return rank_from(shaped, spec=spec, positions=positions, count=count)
 
     def _of_all_tokens(self, scores: Tensor) -> Tensor:
         """Return logits of the whole vocabulary, from those of the tokens that are scored."""
@@ -288,9 +293,6 @@ class LoadedModel(ModelBackend):
             return None
         shaper = self._shapers.get(item.cache)
         if shaper is None:
-            # Sequences of ended sessions are kept, and nobody shapes them any more.
-            for cache in [it for it in self._shapers if it.has_ended]:
-                del self._shapers[cache]
             wanted = item.spec.sampling.grammar
             grammar = None
             if wanted is not None and self.grammars is not None:
@@ -299,6 +301,10 @@ class LoadedModel(ModelBackend):
             shaper = Shaper(item.spec, vocabulary_size=size, grammar=grammar)
             self._shapers[item.cache] = shaper
         return shaper
+
+    def knows_grammar(self, grammar: Grammar) -> bool:
+        """Whether a grammar is compiled already."""
+        return self.grammars is not None and self.grammars.knows(grammar)
 
     def compile_grammar(self, grammar: Grammar) -> None:
         """Compile a grammar: see `Backend.compile_grammar`."""
@@ -471,12 +477,7 @@ class TransformersBackend(LoadedModel):
             shares_forwards=self.decoder is not None and not rotations_change(self.model.config),
             is_invariant=invariant,
         )
-        if self.tokenizer is not None and self.description.grammar_engine:
-            self.grammars = GrammarCompiler(
-                self.tokenizer,
-                vocabulary_size=self.description.vocabulary_size,
-                eos_token_ids=self.description.eos_token_ids,
-            )
+        self._prepare_grammars()
         if weights == PLAIN:
             tell_what_is_faster(files.name, dtype=dtype, device=computed_on)
         if invariant:
@@ -491,6 +492,22 @@ class TransformersBackend(LoadedModel):
                 )
         if loaded_adapter is not None:
             self._draft_for_itself(loaded_adapter, prune_below=prune_below)
+
+    def _prepare_grammars(self) -> None:
+        """Let sessions have grammars, if the tokenizer is one that the library can read."""
+        what = self.description
+        if self.tokenizer is None or not what.eos_token_ids:
+            return  # a text cannot end along a grammar without a token that ends it
+        try:
+            self.grammars = GrammarCompiler(
+                self.tokenizer,
+                vocabulary_size=what.vocabulary_size,
+                eos_token_ids=what.eos_token_ids,
+            )
+        except Exception as error:  # noqa: BLE001 - everything else works without
+            _log.warning("model %r: it knows no grammars: %s", what.name, str(error)[:200])
+            return
+        self.description = replace(what, grammar_engine=grammar_engine())
 
     def _draft_for_itself(self, adapter: LoadedAdapter, *, prune_below: float) -> None:
         if self.decoder is None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
+import subprocess
+import sys
 from array import array
 
 import numpy as np
@@ -13,7 +16,6 @@ import torch
 from paceline.errors import InvalidFieldError
 from paceline_contract.proposal import NOTHING, Proposal
 from paceline_engine.deciding.grammars import GrammarCompiler
-from paceline_engine.deciding.sampling import argmax_tokens
 from paceline_engine.deciding.shaping import Shaper
 from paceline_engine.terms.calls import Grammar, GrammarKind, SamplingParameters, SessionSpec
 from support.tiny_models import build_tokenizer
@@ -156,33 +158,92 @@ def test_what_cannot_be_enforced_is_refused_with_the_reason(grammar, reason):
 
 def test_a_grammar_is_compiled_once_and_the_oldest_is_forgotten():
     own = compiler()
-    for number in range(65):
+    for number in range(257):
         own.compile(Grammar(GrammarKind.REGEX, f"a{number}"))
     assert not own.knows(Grammar(GrammarKind.REGEX, "a0"))
     assert own.knows(Grammar(GrammarKind.REGEX, "a1"))
 
 
-def test_a_grammar_that_is_too_complex_at_a_step_allows_nothing_and_says_why():
-    """Each of these properties may be left out, so all that come later may follow."""
-    properties = {f"p{number}": {} for number in range(1500)}
-    path = COMPILER.compile(schema({"type": "object", "properties": properties}))
+COMPLEX = schema({"type": "object", "properties": {f"p{n}": {} for n in range(1500)}})
+"""Each of these properties may be left out, so all that come later may follow."""
+BEGUN = TOKENIZER.encode('{"p0":1,').ids
+
+
+def test_what_is_too_complex_is_told_for_as_long_as_its_tokens_are_there():
+    path = COMPILER.compile(COMPLEX)
     before = allowed(path)
-    begun = TOKENIZER.encode('{"p0":1,').ids
-    path.add(begun)
-    assert path.length < len(begun)
+    path.add(BEGUN)
+    assert path.length < len(BEGUN)
     assert "max is 2000" in path.failure
     path.cut(0)
+    assert not path.failure
     assert allowed(path) == before
 
 
-def test_no_token_follows_what_was_too_complex():
-    properties = {f"p{number}": {} for number in range(1500)}
-    own = shaper(schema({"type": "object", "properties": properties}))
-    begun = TOKENIZER.encode('{"p0":1,').ids
-    row = own.shape(torch.zeros(1, SIZE), array("I", [5, 6, *begun]), NOTHING)[0]
-    assert not torch.isfinite(row).any()
-    with pytest.raises(InvalidFieldError, match="max is 2000"), own.explaining():
-        argmax_tokens(row[None])
+def test_only_rows_that_were_decided_by_fail():
+    """A draft of which a token is too complex for the grammar harms nothing: it is rejected."""
+    own = shaper(COMPLEX)
+    prompt = array("I", [5, 6])
+    own.shape(torch.zeros(len(BEGUN) + 1, SIZE), prompt, Proposal(tuple(BEGUN)))
+    own.check([0])
+    with pytest.raises(InvalidFieldError, match="max is 2000"):
+        own.check(range(len(BEGUN) + 1))
+    own.shape(torch.zeros(1, SIZE), prompt, NOTHING)
+    own.check([0])
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar(
+            GrammarKind.LARK,
+            "start: a0\n" + "\n".join(f"a{n}: a{n + 1}" for n in range(4000)) + '\na4000: "x"',
+        ),
+        Grammar(
+            GrammarKind.LARK,
+            "start: a0\n" + "\n".join(f'a{n}: "x" a{n + 1}' for n in range(3000)) + '\na3000: "x"',
+        ),
+        schema(
+            {
+                "$ref": "#/$defs/0",
+                "$defs": {
+                    **{str(n): {"items": {"$ref": f"#/$defs/{n + 1}"}} for n in range(1200)},
+                    "1200": {},
+                },
+            }
+        ),
+        schema(
+            {
+                "$ref": "#/$defs/0",
+                "$defs": {
+                    **{str(n): {"allOf": [{"$ref": f"#/$defs/{n + 1}"}]} for n in range(1300)},
+                    "1300": {},
+                },
+            }
+        ),
+        Grammar(GrammarKind.LARK, "start: " + "(" * 30_000 + '"x"' + ")" * 30_000),
+        Grammar(GrammarKind.REGEX, "(" * 30_000 + "x" + ")" * 30_000),
+    ],
+    ids=["rules", "rules with texts", "items", "allOf", "brackets", "groups"],
+)
+def test_a_deep_grammar_ends_no_process(grammar):
+    """In a process of its own: a stack that is too small ends it, and no exception comes."""
+    script = (
+        "import sys, pickle\n"
+        "from paceline_engine.deciding.grammars import GrammarCompiler\n"
+        "from paceline.errors import InvalidFieldError\n"
+        "tokenizer, grammar = pickle.load(sys.stdin.buffer)\n"
+        f"compiler = GrammarCompiler(tokenizer, vocabulary_size={SIZE}, eos_token_ids=[{END}])\n"
+        "try:\n"
+        "    path = compiler.compile(grammar)\n"
+        "    path.allowed(); path.add([1]); path.cut(0)\n"
+        "    print('compiled')\n"
+        "except InvalidFieldError:\n"
+        "    print('refused')\n"
+    )
+    given = pickle.dumps((TOKENIZER.to_str().encode(), grammar))
+    done = subprocess.run([sys.executable, "-c", script], input=given, capture_output=True)
+    assert (done.returncode, done.stdout.strip()) in {(0, b"compiled"), (0, b"refused")}
 
 
 def test_a_grammar_with_endless_choices_at_a_step_ends_with_an_error():

@@ -112,7 +112,7 @@ CHOICES = {
     "max_tokens": TOKENS,
     "frequency_penalty": ([-2, 2], [-2.01, 2.01]),
     "presence_penalty": ([-2, 2], [-2.01, 2.01]),
-    "repetition_penalty": ([0.01, 100], [0, 100.1]),
+    "repetition_penalty": ([0.01, 100], [0.009, 100.1]),
     "min_tokens": ([0, (1 << 32) - 1], [-1, 1 << 32]),
     "min_p": ([0, 1], [-0.01, 1.01]),
     "top_k": ([-1, (1 << 32) - 1], [-2, 1 << 32]),

@@ -45,6 +45,7 @@ def test_a_chats_response_format_is_a_grammar(value, expected):
     [
         ({}, None),
         ({"verbosity": "low"}, None),
+        ({"format": None}, None),
         ({"format": {"type": "text"}}, None),
         ({"format": {"type": "json_object"}}, ANY_OBJECT),
         (
@@ -78,6 +79,8 @@ def test_structured_outputs_have_their_usual_names(body_class, base, value, expe
     [
         (ChatBody, CHAT, "response_format", "json"),
         (ChatBody, CHAT, "response_format", {"type": "xml"}),
+        (ChatBody, CHAT, "response_format", {"type": []}),
+        (ResponseBody, RESPONSE, "text", {"format": {"type": {}}}),
         (ChatBody, CHAT, "response_format", {"type": "json_schema"}),
         (ChatBody, CHAT, "response_format", {"type": "json_schema", "json_schema": {"name": "n"}}),
         (ChatBody, CHAT, "structured_outputs", {}),

@@ -79,9 +79,9 @@ func (VerificationRule) EnumDescriptor() ([]byte, []int) {
 // How the next token is chosen from the target's logits.
 //
 // First the tokens so far change the logits, in the order repetition penalty, frequency and presence
-// penalty, bias, min_tokens, grammar. Then the filters run in the order temperature, top-k, top-p, min-p. The
-// token at position t is a pure function of the logits, the tokens before it, these parameters, the
-// seed and t: see docs/protocol.md, "Sampling".
+// penalty, bias, min_tokens, grammar. Then the filters run in the order temperature, top-k, top-p,
+// min-p. The token at position t is a pure function of the logits, the tokens before it, these
+// parameters, the seed and t: see docs/protocol.md, "Sampling".
 type SamplingParameters struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
@@ -105,7 +105,7 @@ type SamplingParameters struct {
 	// Taken from the logit of each token for each time that the answer has it. In [-2, 2]. Default 0.
 	FrequencyPenalty *float64 `protobuf:"fixed64,7,opt,name=frequency_penalty,json=frequencyPenalty,proto3,oneof" json:"frequency_penalty,omitempty"`
 	// Divides the logit of each token that prompt or answer has, if the logit is above 0, else
-	// multiplies it. In (0, 100]. Default 1.
+	// multiplies it. In [0.01, 100]. Default 1.
 	RepetitionPenalty *float64 `protobuf:"fixed64,8,opt,name=repetition_penalty,json=repetitionPenalty,proto3,oneof" json:"repetition_penalty,omitempty"`
 	// No end-of-text token is chosen while the answer has fewer tokens than these. At most the
 	// request's max_tokens. Default 0.

@@ -58,9 +58,9 @@ class SamplingParameters(_message.Message):
     """How the next token is chosen from the target's logits.
 
     First the tokens so far change the logits, in the order repetition penalty, frequency and presence
-    penalty, bias, min_tokens, grammar. Then the filters run in the order temperature, top-k, top-p, min-p. The
-    token at position t is a pure function of the logits, the tokens before it, these parameters, the
-    seed and t: see docs/protocol.md, "Sampling".
+    penalty, bias, min_tokens, grammar. Then the filters run in the order temperature, top-k, top-p,
+    min-p. The token at position t is a pure function of the logits, the tokens before it, these
+    parameters, the seed and t: see docs/protocol.md, "Sampling".
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -115,7 +115,7 @@ class SamplingParameters(_message.Message):
     """Taken from the logit of each token for each time that the answer has it. In [-2, 2]. Default 0."""
     repetition_penalty: _builtins.float
     """Divides the logit of each token that prompt or answer has, if the logit is above 0, else
-    multiplies it. In (0, 100]. Default 1.
+    multiplies it. In [0.01, 100]. Default 1.
     """
     min_tokens: _builtins.int
     """No end-of-text token is chosen while the answer has fewer tokens than these. At most the

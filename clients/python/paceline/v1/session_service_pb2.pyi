@@ -201,7 +201,7 @@ class SessionSpec(_message.Message):
     """
     prompt_length: _builtins.int
     """Tokens of the prompt: after them the answer begins, whose tokens the penalties and min_tokens of
-    `sampling` count. In [0, limit_length]. Default 0.
+    `sampling` count. In [0, limit_length]. Required with biases, penalties, min_tokens or a grammar.
     """
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParameters:

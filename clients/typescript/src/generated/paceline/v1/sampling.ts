@@ -32,9 +32,9 @@ export enum VerificationRule {
  * How the next token is chosen from the target's logits.
  *
  * First the tokens so far change the logits, in the order repetition penalty, frequency and presence
- * penalty, bias, min_tokens, grammar. Then the filters run in the order temperature, top-k, top-p, min-p. The
- * token at position t is a pure function of the logits, the tokens before it, these parameters, the
- * seed and t: see docs/protocol.md, "Sampling".
+ * penalty, bias, min_tokens, grammar. Then the filters run in the order temperature, top-k, top-p,
+ * min-p. The token at position t is a pure function of the logits, the tokens before it, these
+ * parameters, the seed and t: see docs/protocol.md, "Sampling".
  */
 export interface SamplingParameters {
   /**
@@ -74,7 +74,7 @@ export interface SamplingParameters {
     | undefined;
   /**
    * Divides the logit of each token that prompt or answer has, if the logit is above 0, else
-   * multiplies it. In (0, 100]. Default 1.
+   * multiplies it. In [0.01, 100]. Default 1.
    */
   repetitionPenalty?:
     | number
