@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline import AsyncClient
+from paceline_engine.sessions.host import HostLimits, ModelHost
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_orchestrator.settings import OrchestratorSettings
 from support.model_servers import DRAFTER, TARGET, serving
 from support.orchestrating import orchestrator
@@ -15,10 +17,11 @@ from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
 
-    from paceline_engine.sessions.host import ModelHost
     from paceline_orchestrator.application import OrchestratorApplication
     from paceline_orchestrator.fleet.server import ModelServer
+    from support.tiny_models import TinyPair
 
 
 @dataclass
@@ -67,6 +70,19 @@ async def in_process_system(
         client = await stack.enter_async_context(AsyncClient(address))
         system = InProcessSystem(drafters, targets, client, application, address)
         await until_ready(system)
+        yield system
+
+
+@asynccontextmanager
+async def system_of_pair(pair: TinyPair) -> AsyncIterator[InProcessSystem]:
+    """Serve a tiny drafter, and its target twice."""
+
+    def host(folder: Path) -> ModelHost:
+        limits = HostLimits(warm_up_rounds=0)
+        return ModelHost(lambda: TransformersBackend(str(folder)), limits=limits)
+
+    drafters, targets = [host(pair.drafter)], [host(pair.target), host(pair.target)]
+    async with in_process_system(drafters=drafters, targets=targets) as system:
         yield system
 
 

@@ -1,8 +1,9 @@
 """Grammars: which tokens may come next, as a function of the answer's tokens.
 
 llguidance (MIT) compiles JSON schemas, regular expressions and Lark grammars in milliseconds,
-refuses what it cannot enforce, and bounds what a hostile grammar can cost. A matcher is touched
-only by trying tokens and by going back: a token that it refuses would spoil it for good.
+refuses what it cannot enforce, and bounds what a step costs. It does not bound the stack that it
+needs (`_STACK_BYTES`). A matcher is touched only by trying tokens and by going back: a token that
+it refuses would spoil it for good.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 FIELD = "spec.sampling.grammar"
 _MOST_KEPT = 256
-# The compiler goes down a level for each rule or reference that leads to the next, and ends the
-# process where the stack does. 64 KiB of rules need a fifteenth of this; only what is used counts.
+# The compiler goes down a level for each rule that leads to the next. Where the stack ends, the
+# process ends. The longest chains of rules and references in 64 KiB need less than 32 MiB.
 _STACK_BYTES = 512 << 20
 _STACK_SIZE_LOCK = Lock()
 # The model's thread computes masks. With these a step takes 10 ms at most, also of a hostile
@@ -75,22 +76,32 @@ class GrammarCompiler:
         with self._lock:
             return grammar in self._kept
 
-    def compile(self, grammar: Grammar) -> GrammarPath:
-        """Return what follows an answer along a grammar.
+    def compile(self, grammar: Grammar) -> None:
+        """Compile a grammar, so that `path` takes no time.
 
         Raises:
             InvalidFieldError: It is too large, is no grammar, or has what cannot be enforced.
         """
-        with self._lock:
-            if (kept := self._kept.get(grammar)) is not None:
-                self._kept.move_to_end(grammar)
-                return GrammarPath(kept.deep_copy(), vocabulary_size=self._vocabulary_size)
+        if self.knows(grammar):
+            return
         matcher = _on_a_deep_stack(partial(_compiled, grammar, self._tokenizer))
         with self._lock:
             self._kept[grammar] = matcher
             if len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)
-            return GrammarPath(matcher.deep_copy(), vocabulary_size=self._vocabulary_size)
+
+    def path(self, grammar: Grammar) -> GrammarPath:
+        """Return a grammar before the first token of an answer; compile it if it was forgotten.
+
+        Raises:
+            InvalidFieldError: As `compile` says.
+        """
+        while True:
+            self.compile(grammar)
+            with self._lock:
+                if (kept := self._kept.get(grammar)) is not None:
+                    self._kept.move_to_end(grammar)
+                    return GrammarPath(kept.deep_copy(), vocabulary_size=self._vocabulary_size)
 
 
 def _compiled(grammar: Grammar, tokenizer: Any) -> Any:

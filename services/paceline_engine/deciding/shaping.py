@@ -26,6 +26,7 @@ import torch
 
 from paceline.errors import InvalidFieldError
 from paceline_engine.deciding.grammars import FIELD
+from paceline_engine.terms.model_cache import common_length
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -147,12 +148,12 @@ class Shaper:
 
     def _move_to(self, prefix: array[int]) -> None:
         """Count the tokens of a prefix; what it shares with the last one is counted already."""
-        self._cut(_common_length(self._tokens, prefix))
+        self._cut(common_length(self._tokens, prefix))
         self._add(prefix[len(self._tokens) :])
 
     def _follow(self, path: tuple[int, ...], *, prefix_length: int) -> None:
         beyond = self._tokens[prefix_length:]
-        shared = _common_length(beyond, array("I", path))
+        shared = common_length(beyond, array("I", path))
         self._cut(prefix_length + shared)
         self._add(array("I", path[shared:]))
 
@@ -192,12 +193,3 @@ def _path(proposal: Proposal, row: int) -> Iterator[int]:
 
 def _nonzero(counts: np.ndarray, row: Tensor) -> Tensor:
     return torch.from_numpy(np.flatnonzero(counts)).to(row.device)
-
-
-def _common_length(one: array[int], other: array[int]) -> int:
-    """Return how many first tokens are the same."""
-    length = min(len(one), len(other))
-    if one[:length] == other[:length]:
-        return length
-    differs = np.asarray(one[:length]) != np.asarray(other[:length])
-    return int(differs.argmax())

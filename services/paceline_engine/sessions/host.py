@@ -12,6 +12,7 @@ import secrets
 import time
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -348,14 +349,16 @@ class ModelHost:
     async def _compile(self, backend: Backend, grammar: Grammar, *, share: str) -> None:
         if backend.knows_grammar(grammar):
             return
-        async with self._turns_to_compile.setdefault(share, asyncio.Lock()):
-            compiling = asyncio.create_task(asyncio.to_thread(backend.compile_grammar, grammar))
-            self._compilations.add(compiling)
-            compiling.add_done_callback(self._end_compilation)
-            # A thread cannot be ended: what it compiles is there when it is asked for again.
-            await asyncio.shield(compiling)
+        turn = self._turns_to_compile.setdefault(share, asyncio.Lock())
+        await turn.acquire()
+        compiling = asyncio.create_task(asyncio.to_thread(backend.compile_grammar, grammar))
+        self._compilations.add(compiling)
+        # The thread goes on if the caller leaves, and has its tenant's turn until it ends.
+        compiling.add_done_callback(partial(self._end_compilation, turn))
+        await asyncio.shield(compiling)
 
-    def _end_compilation(self, compiling: asyncio.Task[None]) -> None:
+    def _end_compilation(self, turn: asyncio.Lock, compiling: asyncio.Task[None]) -> None:
+        turn.release()
         self._compilations.discard(compiling)
         if not compiling.cancelled():
             compiling.exception()  # the caller may have left

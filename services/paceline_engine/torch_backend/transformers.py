@@ -296,7 +296,7 @@ class LoadedModel(ModelBackend):
             wanted = item.spec.sampling.grammar
             grammar = None
             if wanted is not None and self.grammars is not None:
-                grammar = self.grammars.compile(wanted)  # which has compiled it before
+                grammar = self.grammars.path(wanted)  # compiled when the session was opened
             size = self.description.vocabulary_size
             shaper = Shaper(item.spec, vocabulary_size=size, grammar=grammar)
             self._shapers[item.cache] = shaper

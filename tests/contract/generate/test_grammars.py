@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from contextlib import asynccontextmanager
 
 import pytest
 
 from paceline import Grammar
 from paceline.errors import InvalidFieldError, UnsupportedError
-from paceline_engine.sessions.host import HostLimits, ModelHost
-from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.fake_text import continuation
 from support.gateway import gateway_over
-from support.in_process import in_process_system
+from support.in_process import system_of_pair
 from support.orchestrating import PROMPT as FAKE_PROMPT
 from support.orchestrating import a_drafter, orchestrating, targets
 from support.tiny_models import build_tokenizer, tiny_pair
@@ -70,21 +67,9 @@ def follows(name: str, text: str) -> bool:
             return text in GRAMMARS["choices"].choices
 
 
-def host(folder) -> ModelHost:
-    limits = HostLimits(warm_up_rounds=0)
-    return ModelHost(lambda: TransformersBackend(str(folder)), limits=limits)
-
-
-@asynccontextmanager
-async def serving(pair):
-    drafters, large = [host(pair.drafter)], [host(pair.target), host(pair.target)]
-    async with in_process_system(drafters=drafters, targets=large) as system:
-        yield system
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_every_strategy_says_the_same_and_it_follows_the_grammar(tiny_pair, temperature):
-    async with serving(tiny_pair) as system:
+    async with system_of_pair(tiny_pair) as system:
         for name, grammar in GRAMMARS.items():
             texts = {}
             for way, options in WAYS.items():
@@ -105,7 +90,7 @@ async def test_every_strategy_says_the_same_and_it_follows_the_grammar(tiny_pair
 
 async def test_drafts_follow_the_grammar_too(tiny_pair):
     """A drafter that did not know it would be right at no place of such a text."""
-    async with serving(tiny_pair) as system:
+    async with system_of_pair(tiny_pair) as system:
         done = await system.client.generate(
             PROMPT,
             max_tokens=40,
@@ -119,7 +104,7 @@ async def test_drafts_follow_the_grammar_too(tiny_pair):
 
 @pytest.mark.parametrize("way", ["plain", "dsi"])
 async def test_a_resumed_answer_goes_on_along_the_grammar(tiny_pair, way):
-    async with serving(tiny_pair) as system:
+    async with system_of_pair(tiny_pair) as system:
 
         async def ask(resumed=()):
             return await system.client.generate(
@@ -146,7 +131,7 @@ async def test_a_resumed_answer_goes_on_along_the_grammar(tiny_pair, way):
     ],
 )
 async def test_what_cannot_be_enforced_is_refused_before_any_token(tiny_pair, grammar, reason):
-    async with serving(tiny_pair) as system:
+    async with system_of_pair(tiny_pair) as system:
         with pytest.raises(InvalidFieldError, match=reason) as refused:
             await system.client.generate(PROMPT, grammar=grammar).collect()
         assert refused.value.violations[0].field.startswith("sampling.grammar")
@@ -158,7 +143,7 @@ async def test_what_cannot_be_enforced_is_refused_before_any_token(tiny_pair, gr
 async def test_a_grammar_that_becomes_too_complex_is_the_requests_own_error(tiny_pair):
     properties = {f"p{number}": {} for number in range(1500)}
     grammar = Grammar(json_schema={"type": "object", "properties": properties})
-    async with serving(tiny_pair) as system:
+    async with system_of_pair(tiny_pair) as system:
         other = system.client.generate(PROMPT, max_tokens=60, ignore_eos=True).collect()
         task = asyncio.create_task(other)
         begun = build_tokenizer(300).encode('{"p0":1,').ids
@@ -170,7 +155,7 @@ async def test_a_grammar_that_becomes_too_complex_is_the_requests_own_error(tiny
 
 
 async def test_the_end_is_the_grammars(tiny_pair):
-    async with serving(tiny_pair) as system:
+    async with system_of_pair(tiny_pair) as system:
         with pytest.raises(InvalidFieldError, match="ignore_eos"):
             await system.client.generate(
                 PROMPT, grammar=GRAMMARS["choices"], ignore_eos=True
@@ -179,7 +164,7 @@ async def test_the_end_is_the_grammars(tiny_pair):
 
 async def test_an_answer_over_http_follows_its_schema(tiny_pair):
     async with (
-        serving(tiny_pair) as system,
+        system_of_pair(tiny_pair) as system,
         gateway_over(orchestrators=(system.address,)) as gateway,
     ):
         asked = {

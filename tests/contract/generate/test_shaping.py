@@ -5,7 +5,6 @@ What they say is compared with the library's forwards, shaped and sampled in pla
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from functools import cache
 
 import pytest
@@ -14,11 +13,9 @@ from transformers import AutoModelForCausalLM
 
 from paceline.errors import UnsupportedError
 from paceline_engine.deciding.noise import Purpose
-from paceline_engine.sessions.host import HostLimits, ModelHost
 from paceline_engine.terms.calls import SamplingParameters
-from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.fake_text import continuation
-from support.in_process import in_process_system
+from support.in_process import system_of_pair
 from support.orchestrating import PROMPT as FAKE_PROMPT
 from support.orchestrating import a_drafter, orchestrating, targets
 from support.plain_sampling import choose, filtered, shaped
@@ -54,18 +51,6 @@ WAYS = {
 }
 
 
-def host(folder) -> ModelHost:
-    limits = HostLimits(warm_up_rounds=0)
-    return ModelHost(lambda: TransformersBackend(str(folder)), limits=limits)
-
-
-@asynccontextmanager
-async def serving(pair):
-    drafters, large = [host(pair.drafter)], [host(pair.target), host(pair.target)]
-    async with in_process_system(drafters=drafters, targets=large) as system:
-        yield system
-
-
 @cache
 def model_of(folder):
     return AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -94,7 +79,7 @@ def as_told(folder, shape, temperature) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_every_strategy_says_what_is_told(tiny_pair, temperature):
-    async with serving(tiny_pair) as system:
+    async with system_of_pair(tiny_pair) as system:
         plain = as_told(tiny_pair.target, {}, temperature)
         for shape in SHAPES.values():
             expected = as_told(tiny_pair.target, shape, temperature)
@@ -109,7 +94,7 @@ async def test_every_strategy_says_what_is_told(tiny_pair, temperature):
 
 async def test_drafters_shape_as_targets_do(tiny_pair):
     """Few tokens are left, and a drafter that is not told of it would guess none of them."""
-    async with serving(tiny_pair) as system:
+    async with system_of_pair(tiny_pair) as system:
         done = await system.client.generate(
             PROMPT,
             max_tokens=LENGTH,
@@ -125,7 +110,7 @@ async def test_drafters_shape_as_targets_do(tiny_pair):
 @pytest.mark.parametrize("way", ["plain", "dsi"])
 async def test_a_resumed_answer_counts_the_tokens_that_came_before(tiny_pair, way):
     shape = SHAPES["all"]
-    async with serving(tiny_pair) as system:
+    async with system_of_pair(tiny_pair) as system:
         expected = as_told(tiny_pair.target, shape, 1.0)
         for received in (1, 7, 20):
             done = await system.client.generate(
@@ -141,7 +126,7 @@ async def test_a_resumed_answer_counts_the_tokens_that_came_before(tiny_pair, wa
 
 
 async def test_log_probabilities_are_the_models_own(tiny_pair):
-    async with serving(tiny_pair) as system:
+    async with system_of_pair(tiny_pair) as system:
         told = [
             await system.client.generate(
                 PROMPT, max_tokens=1, logprobs=True, top_logprobs=2, **shape
@@ -159,7 +144,7 @@ async def test_log_probabilities_are_the_models_own(tiny_pair):
 async def test_no_end_comes_before_min_tokens(tiny_pair, way):
     """The end is made the likeliest token by far: it comes as soon as it may."""
     (end,) = {model_of(tiny_pair.target).generation_config.eos_token_id}
-    async with serving(tiny_pair) as system:
+    async with system_of_pair(tiny_pair) as system:
         for least in (0, 1, 9):
             done = await system.client.generate(
                 PROMPT,
@@ -175,7 +160,7 @@ async def test_no_end_comes_before_min_tokens(tiny_pair, way):
 async def test_under_rejection_the_shaped_distribution_is_drawn_from(tiny_pair):
     """Two tokens are left, of one weight: drafts of both are accepted, and nothing else comes."""
     bias = {token: -100.0 for token in range(SIZE) if token not in {50, 60}}
-    async with serving(tiny_pair) as system:
+    async with system_of_pair(tiny_pair) as system:
         done = await system.client.generate(
             PROMPT,
             max_tokens=LENGTH,

@@ -59,11 +59,11 @@ def allowed(path) -> set[int]:
 def test_what_may_follow_depends_on_the_tokens_alone(name):
     """However a path came to its tokens, it allows what a new path of these tokens allows."""
     chance = random.Random(name)
-    path = COMPILER.compile(GRAMMARS[name])
+    path = COMPILER.path(GRAMMARS[name])
     tokens: list[int] = []
     for _ in range(150):
         found = allowed(path)
-        again = COMPILER.compile(GRAMMARS[name])
+        again = COMPILER.path(GRAMMARS[name])
         again.add(tokens)
         assert again.length == len(tokens)
         assert allowed(again) == found
@@ -87,7 +87,7 @@ def test_a_complete_text_ends_and_does_not_end_before(name):
         "lark": "targettargetdraft",
         "choices": "import target",
     }
-    path = COMPILER.compile(GRAMMARS[name])
+    path = COMPILER.path(GRAMMARS[name])
     for character in texts[name]:
         assert END not in allowed(path) or name == "regex"
         ids = TOKENIZER.encode(character).ids
@@ -99,7 +99,7 @@ def test_a_complete_text_ends_and_does_not_end_before(name):
 def shaper(grammar: Grammar, *, min_tokens: int = 0) -> Shaper:
     sampling = SamplingParameters(grammar=grammar, min_tokens=min_tokens)
     spec = SessionSpec(100, sampling=sampling, prompt_length=2, end_token_ids=(END,))
-    return Shaper(spec, vocabulary_size=SIZE, grammar=COMPILER.compile(grammar))
+    return Shaper(spec, vocabulary_size=SIZE, grammar=COMPILER.path(grammar))
 
 
 def test_each_row_of_a_tree_has_the_mask_of_its_own_path():
@@ -109,7 +109,7 @@ def test_each_row_of_a_tree_has_the_mask_of_its_own_path():
     found = own.shape(torch.zeros(7, SIZE), array("I", [5, 6]), tree)
     paths = [[], [a], [z], [a, b], [a, b, x], [a, b, a], [z, z]]
     for row, path in zip(found, paths, strict=True):
-        fresh = COMPILER.compile(GRAMMARS["regex"])
+        fresh = COMPILER.path(GRAMMARS["regex"])
         fresh.add(path)
         if z in path[:1]:  # after what is refused no row is read
             continue
@@ -153,7 +153,7 @@ def test_what_cannot_be_enforced_is_refused_with_the_reason(grammar, reason):
     assert violation.field.startswith("spec.sampling.grammar")
     assert reason in violation.description
     assert len(violation.description) <= 400
-    assert COMPILER.compile(GRAMMARS["choices"]).length == 0, "others go on"
+    assert COMPILER.path(GRAMMARS["choices"]).length == 0, "others go on"
 
 
 def test_a_grammar_is_compiled_once_and_the_oldest_is_forgotten():
@@ -170,7 +170,7 @@ BEGUN = TOKENIZER.encode('{"p0":1,').ids
 
 
 def test_what_is_too_complex_is_told_for_as_long_as_its_tokens_are_there():
-    path = COMPILER.compile(COMPLEX)
+    path = COMPILER.path(COMPLEX)
     before = allowed(path)
     path.add(BEGUN)
     assert path.length < len(BEGUN)
@@ -235,7 +235,7 @@ def test_a_deep_grammar_ends_no_process(grammar):
         "tokenizer, grammar = pickle.load(sys.stdin.buffer)\n"
         f"compiler = GrammarCompiler(tokenizer, vocabulary_size={SIZE}, eos_token_ids=[{END}])\n"
         "try:\n"
-        "    path = compiler.compile(grammar)\n"
+        "    path = compiler.path(grammar)\n"
         "    path.allowed(); path.add([1]); path.cut(0)\n"
         "    print('compiled')\n"
         "except InvalidFieldError:\n"
@@ -249,7 +249,7 @@ def test_a_deep_grammar_ends_no_process(grammar):
 def test_a_grammar_with_endless_choices_at_a_step_ends_with_an_error():
     """Masks are computed between other clients' forwards."""
     rules = "\n".join(f'r{n}: r{n} "a" | r{(n + 1) % 1500} "b" | "c"' for n in range(1500))
-    path = COMPILER.compile(Grammar(GrammarKind.LARK, f"start: r0\n{rules}"))
+    path = COMPILER.path(Grammar(GrammarKind.LARK, f"start: r0\n{rules}"))
     for _ in range(4):
         path.add(TOKENIZER.encode("c").ids)
         path.allowed()
