@@ -19,7 +19,7 @@ from paceline_engine.terms.calls import Grammar, GrammarKind, SamplingParameters
 from support.tiny_models import build_tokenizer
 from unit.engine.conftest import call_on, chain, running, until
 
-PROMPT = [5, 6]
+PROMPT = [5, 6] * 30
 TOKENIZER = build_tokenizer(300)
 
 
