@@ -226,6 +226,7 @@ bench-gpu: install ## measure pairs of models on a GPU; where there is none it s
 # 1.8 billion weights; the random ones are of a 13B model's size.
 WIDE_GPU := build/wide-models-16
 bench-gpu-now: install
+	$(BIN)/python bench/gpu.py --json build/gpu.json
 	$(BIN)/python models/widen.py --factor 16 --output $(WIDE_GPU)
 	for capture in --no-capture --capture; do \
 	  $(BIN)/paceline bench pair --device cuda:0 --targets 1 $$capture --json build/pair-gpu$$capture.json || exit 1; \

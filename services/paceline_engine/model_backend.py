@@ -11,7 +11,12 @@ from paceline.errors import PacelineError
 from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import NOTHING, Proposal
 from paceline_engine.terms import validation
-from paceline_engine.terms.backend import Backend, DeviceLostError, ForwardInterrupted
+from paceline_engine.terms.backend import (
+    Backend,
+    DeviceLostError,
+    ForwardInterrupted,
+    forget_locals,
+)
 from paceline_engine.terms.draft_tree import DraftTree
 from paceline_engine.terms.items import Decode, Draft, Item, Judge, Judgement, Outcome
 
@@ -157,6 +162,7 @@ class ModelBackend(Backend):
         except (ForwardInterrupted, DeviceLostError):
             raise
         except Exception as error:  # noqa: BLE001 - the caller's, and raised there
+            forget_locals(error)  # before they are tried alone, with the memory that they held
             if len(feeds) == 1:
                 feeds[0].cache.clear()
                 return [error]

@@ -14,16 +14,29 @@ from paceline_engine.terms.calls import ModelDescription
 from paceline_engine.torch_backend.device import usable_device
 from paceline_engine.torch_backend.transformers import LoadedModel
 
-_CONTEXT, _VOCABULARY = 4096, 32_000
+_CONTEXT, _VOCABULARY = 1 << 17, 32_000
 _HEAD = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A Llama's size: its feed-forward width is 8/3 of its width, as is usual."""
+    """A Llama's size.
+
+    Attributes:
+        layers: How many.
+        width: The model's.
+        head: A head's width.
+        kv_heads: How many key heads; None: as many as query heads.
+        inner: The width between the two products of the MLP; None: 8/3 of the width, as is usual.
+        vocabulary: The rows of the head.
+    """
 
     layers: int
     width: int
+    head: int = _HEAD
+    kv_heads: int | None = None
+    inner: int | None = None
+    vocabulary: int = _VOCABULARY
 
     @classmethod
     def parse(cls, words: str) -> Self:
@@ -59,11 +72,12 @@ class RandomModel(LoadedModel):
         torch.set_num_threads(threads)
         self.tokenizer = None
         config = LlamaConfig(
-            vocab_size=_VOCABULARY,
+            vocab_size=shape.vocabulary,
             hidden_size=shape.width,
-            intermediate_size=-(-8 * shape.width // 3 // 256) * 256,
+            intermediate_size=shape.inner or -(-8 * shape.width // 3 // 256) * 256,
             num_hidden_layers=shape.layers,
-            num_attention_heads=shape.width // _HEAD,
+            num_attention_heads=shape.width // shape.head,
+            num_key_value_heads=shape.kv_heads,
             max_position_embeddings=_CONTEXT,
         )
         with computed_on:
@@ -76,7 +90,7 @@ class RandomModel(LoadedModel):
             revision="random",
             fingerprint="random",
             tokenizer_fingerprint="none",
-            vocabulary_size=_VOCABULARY,
+            vocabulary_size=shape.vocabulary,
             eos_token_ids=(),
             context_length=_CONTEXT,
             backend="transformers",

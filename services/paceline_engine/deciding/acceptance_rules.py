@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.errors import InternalError
 from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
 from paceline_engine.deciding.sampling import (
+    Draw,
     add_noise,
     argmax_tokens,
+    choose_each,
     choose_tokens,
     filtered_scores,
     in_parts,
@@ -76,6 +79,7 @@ def accept_along(
     first_position: int,
     parameters: SamplingParameters,
     seed: int,
+    at_once: bool | None = None,
 ) -> tuple[tuple[int, ...], int]:
     """Accept the path of a tree that the target itself chooses, and choose one more.
 
@@ -83,6 +87,8 @@ def accept_along(
         tree: T tokens; equal ones have different parents.
         logits: (T + 1, V), any float dtype; row 0 follows the prefix, row i + 1 the i-th token.
         first_position: The position of the token after the prefix.
+        at_once: Whether to choose after all rows at once; None: on an accelerator, where this takes
+            as long as choosing after one.
 
     Returns:
         The path, and the target's token after it.
@@ -91,8 +97,22 @@ def accept_along(
         The result is that of `accept_exact` on the path's tokens
         (tests/unit/engine/test_acceptance_rules.py::test_a_tree_is_decided_as_its_chains_are).
 
-    Cost: only the rows along the path are read.
+    Cost: unless at once, only the rows along the path are read.
     """
+    if at_once is None:
+        at_once = logits.device.type != "cpu"
+    if at_once:
+        depths = [0, *(1 + before for before in tree.depths())]
+        draws = [Draw(first_position + depth, parameters, seed) for depth in depths]
+        tokens = choose_each(logits, draws)
+
+        def chosen(row: int, _: int) -> int:
+            token = tokens[row]
+            if token is None:
+                raise InternalError("the model's scores are not finite")
+            return token
+
+        return tree.follow(chosen)
 
     def choose(row: int, depth: int) -> int:
         position = first_position + depth

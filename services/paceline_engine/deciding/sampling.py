@@ -10,11 +10,13 @@ the same token is chosen as from logits of all tokens with minus infinity for th
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
     from paceline_contract.calls import LikeliestTokens
     from paceline_engine.terms.calls import SamplingParameters
+
+_log = logging.getLogger(__name__)
 
 _WORD = 0xFFFFFFFF
 _USUAL_NUCLEUS = 256
@@ -157,7 +161,7 @@ def _choose_alike(logits: Tensor, draws: Sequence[Draw], *, token_ids: Tensor | 
     if parameters.temperature == 0:
         return _argmax(logits)
     positions, seeds = (
-        torch.tensor(each, device=logits.device)
+        sent(each, logits.device)
         for each in zip(*((draw.position, draw.seed) for draw in draws), strict=True)
     )
     scores = filtered_scores(logits, parameters)
@@ -233,11 +237,28 @@ def add_noise(
         seed: One for all rows, or (T,) int64.
         token_ids: What the columns stand for; see above.
 
-    Cost: if less than half of the pairs of ids (2n, 2n + 1) have a survivor, noise is only computed
-    for those. On a CPU the integer part runs in NumPy, whose calls cost a fraction of torch's.
+    Cost: one kernel on a GPU. On a CPU, if less than half of the pairs of ids (2n, 2n + 1) have a
+    survivor, noise is only computed for those; and the integer part runs in NumPy, whose calls cost
+    a fraction of torch's.
     """
     if not isinstance(positions, Tensor):
-        positions = torch.tensor(positions, dtype=torch.int64, device=scores.device)
+        positions = sent(positions, scores.device)
+    kernel = noise_kernel(scores.device)
+    if kernel is not None:
+        seeds = seed if isinstance(seed, Tensor) else torch.full_like(positions, seed)
+        return kernel(scores, positions, seeds=seeds, purpose=purpose, token_ids=token_ids)
+    return add_noise_in_steps(scores, positions, seed=seed, purpose=purpose, token_ids=token_ids)
+
+
+def add_noise_in_steps(
+    scores: Tensor,
+    positions: Tensor,
+    *,
+    seed: int | Tensor,
+    purpose: Purpose,
+    token_ids: Tensor | None = None,
+) -> Tensor:
+    """Add noise as `add_noise` does, with operators of torch and NumPy."""
     if token_ids is not None:
         return _add_noise_of(token_ids, scores, positions, seed=seed, purpose=purpose)
     rows, vocabulary = scores.shape
@@ -255,6 +276,62 @@ def add_noise(
         own_seed = seed if isinstance(seed, int) else seed[:, None]
         noisy = pairs + _gumbel_pairs(pair, positions[:, None], seed=own_seed, purpose=purpose)
     return noisy.view(rows, -1)[:, :vocabulary]
+
+
+class NoiseKernel(Protocol):
+    """Adds noise as `add_noise` does."""
+
+    def __call__(  # noqa: D102 - the class says it
+        self,
+        scores: Tensor,
+        positions: Tensor,
+        *,
+        seeds: Tensor,
+        purpose: Purpose,
+        token_ids: Tensor | None,
+    ) -> Tensor: ...
+
+
+@lru_cache
+def noise_kernel(device: torch.device) -> NoiseKernel | None:
+    """Return what computes noise in one kernel on a device; None: nothing does.
+
+    Cost: the first call for a GPU compiles the kernel, in a second or two, and compares it.
+    """
+    if device.type != "cuda":
+        return None
+    scores = torch.zeros(1, 1024, dtype=torch.float64, device=device)
+    positions = torch.zeros(1, dtype=torch.int64, device=device)
+    columns = torch.arange(1024, device=device)
+    try:
+        from paceline_engine.deciding.noise_kernel import add_gumbel
+
+        for token_ids in (None, columns):
+            expected, actual = (
+                add_noise_in_steps(
+                    scores, positions, seed=1, purpose=Purpose.EXACT, token_ids=token_ids
+                ),
+                add_gumbel(
+                    scores,
+                    positions,
+                    seeds=positions + 1,
+                    purpose=Purpose.EXACT,
+                    token_ids=token_ids,
+                ),
+            )
+            if not torch.allclose(expected, actual, rtol=1e-12, atol=1e-12):
+                _log.warning("noise takes torch's operators on %s: its kernel is off", device)
+                return None
+    except Exception as error:  # noqa: BLE001 - Triton needs a C compiler, and may break anywhere
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        _log.warning("noise takes torch's operators on %s, which is slower: %s", device, reason)
+        return None
+    return add_gumbel
+
+
+def sent(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Return integers as a tensor on a device; the host does not wait for the device's work."""
+    return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
 
 
 def _add_noise_of(

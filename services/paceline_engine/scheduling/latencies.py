@@ -7,7 +7,6 @@ import time
 from array import array
 from bisect import bisect_left
 from collections import defaultdict, deque
-from functools import partial
 from itertools import accumulate
 from statistics import median_low
 from typing import TYPE_CHECKING
@@ -17,11 +16,16 @@ from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.latencies import ForwardLatency, ModelLatencies
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paceline_engine.terms.backend import Backend, Interrupt
 
 _MEASURED_ROWS = (1, 2, 4, 8, 16)
 _MEASURED_CONTEXT = 32
-_MEASURED_PREFILLS = (64, 256)
+_MEASURED_PREFILLS = (64, 256, 1024, 4096)
+# A prefill says what a row adds if it takes so much longer than one of a quarter of its rows; a GPU
+# computes some hundreds of rows in the time in which it reads the weights. Or if it takes so long.
+_TELLING_RATIO, _TELLING_NS = 1.5, 50_000_000
 
 _WINDOW = 64
 _NEWS = 16
@@ -152,32 +156,54 @@ class LatencyMeter:
         return ModelLatencies(forwards, *(self._prefill or (None, None)))
 
 
-def measure(backend: Backend, meter: LatencyMeter, *, rounds: int, interrupt: Interrupt) -> None:
+def measure(
+    backend: Backend,
+    meter: LatencyMeter,
+    *,
+    rounds: int,
+    interrupt: Interrupt,
+    clock_ns: Callable[[], int] = time.monotonic_ns,
+) -> None:
     """Run a model warm, and record what its forwards cost. Runs on the worker thread.
 
-    Cost: per round 5 forwards of 1 to 16 rows; and 4 prefills of at most 256 tokens.
+    Cost: per round 5 forwards of 1 to 16 rows; and 4 prefills of at most 256 tokens, or of up to
+    4,096 where these take as long as few.
     """
     limit = backend.description.context_length
-    tokens = array("I", (n % backend.description.vocabulary_size for n in range(min(limit, 257))))
-    # Not the whole context: a captured forward takes memory for all reserved tokens at once.
-    spec = SessionSpec(reserve_length=len(tokens))
-    new_text = partial(ModelText, backend, spec, interrupt=interrupt)
-    short, long = (tokens[:length] for length in _MEASURED_PREFILLS)
+    longest = min(limit, _MEASURED_PREFILLS[-1] + 1)
+    tokens = array("I", (n % backend.description.vocabulary_size for n in range(longest)))
+
+    def new_text(length: int) -> ModelText:
+        # Not the whole context: a captured forward takes memory for all reserved tokens at once.
+        return ModelText(backend, SessionSpec(reserve_length=length), interrupt=interrupt)
 
     def prefill_ns(prompt: array[int]) -> int:
-        started_ns = time.monotonic_ns()
-        new_text().draft(prompt)
-        return time.monotonic_ns() - started_ns
+        times = []
+        for _ in range(2):  # The first time also pays for lazy initialisation.
+            text = new_text(len(prompt) + 1)
+            started_ns = clock_ns()
+            text.draft(prompt)
+            times.append(clock_ns() - started_ns)
+        return times[-1]
 
-    for prompt in (short, long):
-        prefill_ns(prompt)  # The first time also pays for lazy initialisation.
-    meter.record_prefills((len(short), prefill_ns(short)), (len(long), prefill_ns(long)))
+    measured: list[tuple[int, int]] = []
+    for length in _MEASURED_PREFILLS:
+        prompt = tokens[:length]
+        measured.append((len(prompt), prefill_ns(prompt)))
+        if len(measured) > 1 and (_tells(*measured[-2:]) or len(prompt) < length):
+            break
+    meter.record_prefills(*measured[-2:])
 
-    text = new_text()
+    text = new_text(min(limit, _MEASURED_CONTEXT + _MEASURED_ROWS[-1]))
     prefix = tokens[:_MEASURED_CONTEXT]
     text.draft(prefix)
     for rows in _MEASURED_ROWS * rounds:
         block = tokens[len(prefix) : len(prefix) + rows - 1]
-        started_ns = time.monotonic_ns()
+        started_ns = clock_ns()
         text.judge(prefix, block)
-        meter.record(text.row_count, time.monotonic_ns() - started_ns)
+        meter.record(text.row_count, clock_ns() - started_ns)
+
+
+def _tells(shorter: tuple[int, int], longer: tuple[int, int]) -> bool:
+    """Whether two prefills, as (rows, ns), say what a row adds."""
+    return longer[1] >= _TELLING_NS or longer[1] >= _TELLING_RATIO * shorter[1]

@@ -67,7 +67,7 @@ from paceline_engine.scheduling.batching import ALONE_NS, Batching
 from paceline_engine.scheduling.fair_queue import Turns
 from paceline_engine.scheduling.jobs import Errand, Job, Outlet, Step
 from paceline_engine.scheduling.latencies import LatencyMeter
-from paceline_engine.terms.backend import DeviceLostError, ForwardInterrupted
+from paceline_engine.terms.backend import DeviceLostError, ForwardInterrupted, forget_locals
 from paceline_engine.terms.items import Item, Judge, Outcome
 
 if TYPE_CHECKING:
@@ -308,6 +308,7 @@ class ModelWorker:
             # The traceback would keep alive all objects of the forward.
             self._finish(batch, [interrupted.with_traceback(None)] * len(batch.jobs))
         except BaseException as error:  # noqa: BLE001 - the callers', and raised there
+            forget_locals(error)
             self._finish(batch, [error] * len(batch.jobs))
         else:
             self._finish(batch, answers)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from traceback import clear_frames
 from typing import TYPE_CHECKING, TypeAlias
 
 from paceline.errors import UnsupportedError
@@ -51,6 +52,18 @@ def few_names(names: Iterable[str]) -> str:
     shown = ", ".join(name[:_MOST_CHARACTERS] for name in ordered[:_MOST_NAMES])
     more = len(ordered) - _MOST_NAMES
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+def forget_locals(error: BaseException) -> None:
+    """Clear the variables of the ended functions that an error and its causes came through.
+
+    An error holds its traceback, and this all tensors of the forward that failed. The next forward
+    would find no memory for its own. The traceback keeps its lines.
+    """
+    chain: BaseException | None = error
+    while chain is not None:
+        clear_frames(chain.__traceback__)
+        chain = chain.__cause__ or chain.__context__
 
 
 class DeviceLostError(Exception):

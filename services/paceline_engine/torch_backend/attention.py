@@ -29,7 +29,8 @@ the other, and both are at the position after their parent.
 Four ways to attend, from few sequences to many:
 
 - `TextRows.attend`: one kernel for one sequence. The first part of a prompt is `is_causal`; one row
-  needs no mask; everything else gets a mask that is added to the products, (group * t, L). The
+  needs no mask; rows after other rows take flash attention where an accelerator has it
+  (`attend_at_end`); everything else gets a mask that is added to the products, (group * t, L). The
   heads of a group lie one below the other as rows, so that keys are read once for all of them.
 - `SideBySide`: sequences whose places follow one another in a slab, with the same few rows: one
   kernel over a span of the slab, without a copy. It reads each place up to the longest sequence's
@@ -60,6 +61,11 @@ if TYPE_CHECKING:
 
     from paceline_engine.torch_backend.key_values import KeyValues
     from paceline_engine.torch_backend.kv_arena import Place
+
+# What flash attention computes; torch has no public words for the operator.
+_flash_attention = torch.ops.aten._scaled_dot_product_flash_attention  # noqa: SLF001
+_FLASH_DTYPES = frozenset({torch.float16, torch.bfloat16})
+_MOST_FLASH_WIDTH, _FLASH_WIDTHS = 256, 8
 
 FEW_ROWS = 16
 """With more rows a sequence keeps a kernel busy, and a kernel of its own costs nothing."""
@@ -196,14 +202,21 @@ class TextRows:
         window_is_over = how.window is not None and self.length > how.window
         sees_all_before = self.tree is None and not window_is_over
         if self.start == 0 and count > 1 and sees_all_before:
+            if heads != kv_heads and queries.device.type != "cpu" and not takes_flash(queries):
+                # Else torch takes a kernel with products of (H, t, t).
+                keys, values = (
+                    each.repeat_interleave(heads // kv_heads, 1) for each in (keys, values)
+                )
             return functional.scaled_dot_product_attention(
                 queries[None],
                 keys,
                 values,
                 is_causal=True,
                 scale=how.scale,
-                enable_gqa=heads != kv_heads,
+                enable_gqa=heads != keys.shape[1],
             )[0]
+        if count > 1 and sees_all_before and takes_flash(queries):
+            return attend_at_end(queries[None], keys=keys, values=values, how=how)[0]
         mask = None
         if count > 1 or not sees_all_before:
             mask = self.mask(how.window, like=queries, group=heads // kv_heads)
@@ -225,7 +238,7 @@ class TextRows:
 
     def ages(self, device: torch.device) -> Tensor:
         """Return how far each token is before each row, below 0 if it is not seen: (t, L)."""
-        rows = torch.tensor(self.positions, device=device)
+        rows = torch.tensor(self.positions).to(device, non_blocking=True)
         ages = rows[:, None] - torch.arange(self.length, device=device)
         if self.tree is not None:
             last = ages[len(rows) - len(self.tree.ages) :, self.tree.first :]
@@ -285,7 +298,8 @@ class SideBySide:
     def _ages(self) -> Tensor:
         """How far each token is before each row; below 0 if the row does not see it: (n, t, L)."""
         device = self._rows.device
-        positions = torch.tensor([[*text.positions] for text in self._texts], device=device)
+        told = torch.tensor([[*text.positions] for text in self._texts])
+        positions = told.to(device, non_blocking=True)
         ages = positions[:, :, None] - torch.arange(self._length, device=device)
         for own, text in zip(ages, self._texts, strict=True):
             if text.tree is not None:
@@ -330,6 +344,29 @@ def attend_apart(
         grouped, keys, values, attn_mask=mask, scale=how.scale
     )
     return seen.reshape(*queries.shape[:-1], -1)
+
+
+def takes_flash(queries: Tensor) -> bool:
+    """Whether `attend_at_end` computes queries of such a device, dtype and width."""
+    width = queries.shape[-1]
+    return (
+        queries.device.type != "cpu"
+        and queries.dtype in _FLASH_DTYPES
+        and width <= _MOST_FLASH_WIDTH
+        and width % _FLASH_WIDTHS == 0
+    )
+
+
+def attend_at_end(queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
+    """Attend to all tokens up to each row's own: (1, H, t, D) from the same, and (1, G, L, D).
+
+    With a mask, torch takes a kernel that has one block of threads for each key head, however long
+    the sequence is. Flash attention divides a long sequence over the device, and a mask of t * L
+    numbers is never made. `is_causal` of this operator aligns the last row with the last token, as
+    `torch.nn.attention.bias.causal_lower_right` says, which costs twice the host's time.
+    """
+    seen: Tensor = _flash_attention(queries, keys, values, 0.0, is_causal=True, scale=how.scale)[0]
+    return seen
 
 
 def attend_slowly(

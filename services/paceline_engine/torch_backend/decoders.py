@@ -143,10 +143,15 @@ def take_sample(model: Any) -> Sample:
     return Sample(token_ids=tokens, logits=logits, shape=shape, bytes_per_token=byte_count // count)
 
 
-def agree(expected: Tensor, actual: Tensor) -> bool:
-    """Tell a difference of rounding from an error; NaN agrees with nothing."""
+def agree(expected: Tensor, actual: Tensor, *, dtype: torch.dtype) -> bool:
+    """Tell a difference of rounding from an error; NaN agrees with nothing.
+
+    Args:
+        expected, actual: Logits.
+        dtype: What they were computed in; they themselves may be more precise.
+    """
     difference = float((actual - expected).abs().max() / expected.abs().max())
-    return difference <= math.sqrt(torch.finfo(expected.dtype).eps)
+    return difference <= math.sqrt(torch.finfo(dtype).eps)
 
 
 @torch.inference_mode()
@@ -169,7 +174,8 @@ def _agrees(decoder: Decoder, sample: Sample, *, together: bool) -> bool:
         ):
             text.extend(part)
             mine.append(rows)
-    return agree(sample.logits, torch.cat([rows for mine in logits for rows in mine]))
+    found = torch.cat([rows for mine in logits for rows in mine])
+    return agree(sample.logits, found, dtype=sample.logits.dtype)
 
 
 class _quiet_library:  # noqa: N801 - a context manager

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM
+from transformers import (
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
 
-_FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
+_FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 # Rotations that are others in a longer sequence.
 _CHANGING = frozenset({"dynamic", "longrope"})
 

@@ -73,6 +73,12 @@ class KeyValues(ModelCache):
         """Whether another sequence can begin with a copy of this one's state."""
         return self._can_be_copied
 
+    def keep_step(self, step: Step) -> None:
+        """Keep a recording of the next rows, unless the session has ended meanwhile."""
+        self.step = step
+        if self.has_ended:
+            self.step = None
+
     def end(self) -> None:
         """Learn that the session is over: from now on the state is only copied."""
         super().end()

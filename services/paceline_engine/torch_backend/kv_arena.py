@@ -155,8 +155,9 @@ class Slab:
         """
         _, layers, heads, length, _ = self.keys.shape
         device = self.keys.device
-        tokens = torch.tensor(places, device=device) * (layers * heads * length)
-        tokens += torch.tensor(positions, device=device)
+        told = torch.tensor((places, positions)).to(device, non_blocking=True)
+        tokens = told[0] * (layers * heads * length)
+        tokens += told[1]
         heads_before = torch.arange(layers * heads, device=device).view(layers, heads, 1)
         return (heads_before * length + tokens).flatten(1)
 

@@ -18,6 +18,7 @@ from torch.nn import functional
 from paceline_engine.torch_backend.attention import Attention
 from paceline_engine.torch_backend.int8_linear import check_exact, int8_product
 from paceline_engine.torch_backend.packed_linear import (
+    WideProduct,
     can_pack,
     give_weights_back,
     leave_files,
@@ -73,7 +74,7 @@ class FusedLlama:
         self._own_layers = layers
         self._embedding = body.embed_tokens
         is_tied = self._embedding.weight is model.lm_head.weight
-        self._head = _fuse(model.lm_head, packs=packs)
+        self._head = _head(model.lm_head, packs=packs)
         warm_up([self._head, *(each for layer in layers for each in layer.products)])
         if is_tied and self._head.loaded is not None:
             self._embedding.weight = model.lm_head.weight
@@ -170,6 +171,7 @@ class _Layer(nn.Module):
         self._heads = attention.q_proj.out_features // self._width
         self._kv_heads = attention.k_proj.out_features // self._width
         self._attention = Attention(scale=attention.scaling)
+        self._head_norm = _head_norm(attention, heads=self._heads, kv_heads=self._kv_heads)
 
     def forward(self, hidden: Tensor, rotation: Rotation, rows: ForwardRows) -> Tensor:
         """Compute (T, E) from (T, E)."""
@@ -188,7 +190,10 @@ class _Layer(nn.Module):
         # (H + 2 G, T, D): query heads, key heads, value heads.
         states = self._product(_INTO_HEADS, hidden, rows)
         states = states.view(count, -1, self._width).transpose(0, 1)
-        rotated = _rotate(states[: heads + kv_heads], rotation)
+        turned = states[: heads + kv_heads]
+        if self._head_norm is not None:
+            turned = self._head_norm(turned)
+        rotated = _rotate(turned, rotation)
         seen = rows.attend(
             self._index,
             rotated[:heads],
@@ -206,6 +211,23 @@ class _Norm:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return functional.rms_norm(hidden, self.weight.shape, self.weight, self.epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class _HeadNorm:
+    """Norms of the query and key heads, as Qwen 3 has them: (heads, T, D) from the same.
+
+    Attributes:
+        weight: (heads, 1, D): one row for the query heads, one for the key heads.
+        epsilon: See `_Norm`.
+    """
+
+    weight: Tensor
+    epsilon: float
+
+    def __call__(self, states: Tensor) -> Tensor:
+        normed = functional.rms_norm(states, states.shape[-1:], None, self.epsilon)
+        return normed * self.weight
 
 
 class _SmallNorm:
@@ -240,6 +262,15 @@ def _norm(norm: Any) -> _Norm | _SmallNorm:
     return (_SmallNorm if is_small else _Norm)(weight, norm.variance_epsilon)
 
 
+def _head_norm(attention: Any, *, heads: int, kv_heads: int) -> _HeadNorm | None:
+    """Return the norms between projections and rotations, if a layer has them."""
+    if not hasattr(attention, "q_norm"):
+        return None
+    norms = [attention.q_norm] * heads + [attention.k_norm] * kv_heads
+    weight = torch.stack([norm.weight.detach() for norm in norms])[:, None]
+    return _HeadNorm(weight, attention.q_norm.variance_epsilon)
+
+
 def _projections(layer: Any) -> tuple[tuple[nn.Linear, ...], ...]:
     """Return the linear modules of a layer's products, in the order of the names above."""
     attention, mlp = layer.self_attn, layer.mlp
@@ -249,6 +280,19 @@ def _projections(layer: Any) -> tuple[tuple[nn.Linear, ...], ...]:
         (mlp.gate_proj, mlp.up_proj),
         (mlp.down_proj,),
     )
+
+
+def _head(linear: nn.Linear, *, packs: bool) -> Product:
+    """Return the head's product, in float32 where a GPU computes it so from half precision.
+
+    Logits of 10 to 30 rounded to bfloat16 are 0.06 to 0.125 apart: then tokens tie that do not.
+    """
+    weight = linear.weight.detach()
+    if weight.device.type == "cuda" and weight.dtype != torch.float32 and linear.bias is None:
+        product = WideProduct(weight)
+        take_weights(product, [linear])
+        return product
+    return _fuse(linear, packs=packs)
 
 
 def _fuse(*projections: nn.Linear, packs: bool) -> Product:

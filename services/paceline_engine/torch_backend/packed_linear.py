@@ -92,6 +92,17 @@ class PlainProduct(Product):
         return self.loaded
 
 
+class WideProduct(PlainProduct):
+    """On a GPU, in float32 from factors in half precision, without rounding to it in between."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__(weight, None)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Compute it."""
+        return torch.mm(hidden, self.weight().t(), out_dtype=torch.float32)
+
+
 class PackedProduct(Product):
     """With the weight in oneDNN's order."""
 

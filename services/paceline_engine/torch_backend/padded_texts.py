@@ -4,6 +4,7 @@ Launching a kernel takes longer than a short sequence's attention. So one kernel
 sequences, over copies that are padded to the longest of them. The cost of padding is bounded:
 
 - a sequence with many rows keeps a kernel busy by itself, and is read where it lies;
+- so is a long sequence, whose copy takes longer than a launch;
 - other sequences go together if their lengths are between the same two powers of two.
 """
 
@@ -26,13 +27,16 @@ if TYPE_CHECKING:
 
 # Sequences up to this length go together: copying so few tokens takes about as long as a launch.
 _SHORT_LENGTH = 256
+# Up to this size a sequence's keys and values of a layer are copied. A copy reads and writes them
+# twice: 8 us at 2 TB/s, and a launch takes 5 to 15 us.
+_MOST_COPIED_BYTES = 4 << 20
 
 
 class TextsTogether:
     """The rows of a forward's sequences, (T,) in all, in as few kernels as pays.
 
     Cost: the padded copies have at most twice the tokens of their sequences, short ones excepted;
-    and at most FEW_ROWS rows for each sequence.
+    at most FEW_ROWS rows for each sequence; and at most 8 MiB for it.
     """
 
     def __init__(self, texts: Sequence[TextRows]) -> None:
@@ -42,7 +46,7 @@ class TextsTogether:
         end = 0
         for text in texts:
             start, end = end, end + text.count
-            if text.count > FEW_ROWS:
+            if text.count > FEW_ROWS or _is_long(text):
                 self._alone.append((text, start))
             else:
                 length = max(text.length, _SHORT_LENGTH)
@@ -66,6 +70,10 @@ class TextsTogether:
         if len(seen) == 1:
             return seen[0]
         return torch.cat(seen, 1).index_select(1, self._order)
+
+
+def _is_long(text: TextRows) -> bool:
+    return sum(states[0].nbytes for states in text.states) > _MOST_COPIED_BYTES
 
 
 class PaddedTexts:

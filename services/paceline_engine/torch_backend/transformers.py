@@ -23,7 +23,7 @@ and only attention depends on the sequence of a row (`shared_rows.py`, `attentio
 The decoder, which computes forwards, is chosen at load (`decoders.choose_decoder`): each
 candidate's logits are compared with the library's.
 
-1. `FusedLlama`: Llama, Mistral and Qwen 2 in few, large steps.
+1. `FusedLlama`: Llama, Mistral, Qwen 2 and Qwen 3 in few, large steps.
 2. `LibraryDecoder`: the library's own layers, with our rows and attention put into its interface.
 3. None: the library computes one sequence at a time, with its own cache (`score_alone`), because
    the model's attention cannot be replaced.
@@ -57,6 +57,7 @@ from torch import Tensor
 from paceline_contract.proposal import NOTHING, Proposal
 from paceline_engine.deciding.decisions import choose_next, draft_from, judge_by, rank_from
 from paceline_engine.deciding.grammars import GrammarCompiler, grammar_engine
+from paceline_engine.deciding.sampling import noise_kernel
 from paceline_engine.deciding.shaping import Shaper
 from paceline_engine.model_backend import Feed, ModelBackend
 from paceline_engine.model_files.files import find_model_files
@@ -478,6 +479,7 @@ class TransformersBackend(LoadedModel):
             is_invariant=invariant,
         )
         self._prepare_grammars()
+        noise_kernel(computed_on)  # compiled now, so that no request waits for it
         if weights == PLAIN:
             tell_what_is_faster(files.name, dtype=dtype, device=computed_on)
         if invariant:

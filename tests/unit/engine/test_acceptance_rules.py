@@ -65,8 +65,9 @@ def test_rows_beyond_the_first_rejection_are_not_looked_at(rule, monkeypatch):
     assert (accepted, looked_at) == (0, [2])
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_tree_is_decided_as_its_chains_are(temperature):
+def test_a_tree_is_decided_as_its_chains_are(temperature, at_once):
     logits = random_logits(5, 40, seed=3)
     settings = {"parameters": SamplingParameters(temperature=temperature), "seed": 17}
     first, second = (
@@ -76,7 +77,7 @@ def test_a_tree_is_decided_as_its_chains_are(temperature):
     wrong = (first + 1) % 40
     # Below the wrong token and below the right one the same two follow.
     tree = Proposal((wrong, first, second, second), parents=(0, 0, 1, 2))
-    path, next_token = accept_along(tree, logits, first_position=100, **settings)
+    path, next_token = accept_along(tree, logits, first_position=100, at_once=at_once, **settings)
     rows = logits[[0, 2, 4]]
     chain = accept_exact((first, second), rows, first_position=100, **settings)
     if path == (1,):  # what follows the right token is not what row 2 says

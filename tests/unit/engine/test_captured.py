@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from paceline.errors import InternalError
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.stack_backend.stack import StackBackend
 from paceline_engine.terms.backend import ForwardInterrupted
@@ -175,6 +176,35 @@ def test_what_cannot_be_captured_is_computed(tiny_pair, target, monkeypatch, cap
     assert continuation(ModelText(backend, SPEC), PROMPT, 8) == oracle
     assert not backend.captures
     assert "model ours: forwards are not captured" in caplog.text
+
+
+def test_a_session_that_ends_while_its_step_is_recorded_keeps_no_recording(capturing, monkeypatch):
+    model = ModelText(capturing, SPEC)
+
+    class Ending(CapturedStep):
+        def __call__(self, token_id, *, position):
+            model.cache.end()
+            return super().__call__(token_id, position=position)
+
+    monkeypatch.setattr("paceline_engine.torch_backend.cuda_graphs.CapturedStep", Ending)
+    continuation(model, PROMPT, 2)
+    assert model.cache.has_ended
+    assert model.cache.step is None
+
+
+def test_a_text_without_numbers_says_nothing_about_recordings(tiny_pair, target):
+    backend = capturing_backend(tiny_pair)
+    broken = ModelText(backend, SPEC)
+    continuation(broken, PROMPT, 1)
+    with torch.inference_mode():
+        broken.cache.keys.fill_(math.nan)
+    with pytest.raises(InternalError):
+        continuation(broken, [*PROMPT, 5], 2)
+    assert backend.captures
+    oracle = continuation(ModelText(target, SPEC), PROMPT, 8)
+    other = ModelText(backend, SPEC)
+    assert continuation(other, PROMPT, 8) == oracle
+    assert other.cache.step is not None
 
 
 def test_a_model_whose_capturing_was_given_up_says_that_it_stops_between_layers(

@@ -10,6 +10,7 @@ COMPUTE_BESIDE_THE_TORCH_BACKEND = {
     "deciding.acceptance_rules",
     "deciding.decisions",
     "deciding.grammars",
+    "deciding.noise_kernel",
     "deciding.reviews",
     "deciding.sampling",
     "deciding.shaping",

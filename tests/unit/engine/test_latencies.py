@@ -60,7 +60,35 @@ def test_measuring_a_model_with_a_long_context_reserves_little_of_it(monkeypatch
 
     monkeypatch.setattr(backend, "new_cache", counted)
     measure(backend, LatencyMeter(), rounds=1, interrupt=NEVER)
-    assert 0 < max(reserved) < 300
+    assert 0 < max(reserved) <= 4097
+
+
+@pytest.mark.parametrize(
+    ("read_us", "row_us", "longest"),
+    [
+        (0, 200, 256),  # a CPU: each row takes its time
+        (6_000, 10, 1024),  # a GPU: up to 600 rows take as long as reading the weights
+        (6_000, 2, 4096),
+        (60_000, 40, 256),  # a forward of 256 rows takes long enough as it is
+    ],
+)
+def test_a_rows_time_is_measured_where_rows_take_time(read_us, row_us, longest, monkeypatch):
+    backend = instant(context_length=100_000)
+    now, rows, run = [0], [], backend.run
+
+    def timed(items, interrupt, **how):
+        answers = run(items, interrupt, **how)
+        rows.append(sum(answer.row_count for answer in answers))
+        now[0] += 1000 * max(read_us, row_us * rows[-1])
+        return answers
+
+    monkeypatch.setattr(backend, "run", timed)
+    meter = LatencyMeter()
+    measure(backend, meter, rounds=1, interrupt=NEVER, clock_ns=lambda: now[0])
+    assert max(rows) == longest
+    per_token = meter.latencies().prefill_ns_per_token
+    if read_us < 60_000:
+        assert 0.3 * row_us * 1000 <= per_token <= row_us * 1000
 
 
 SECOND = 1_000_000_000

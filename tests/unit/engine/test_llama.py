@@ -15,6 +15,8 @@ from transformers import (
     MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -61,6 +63,10 @@ def qwen2(**settings):
     return Qwen2ForCausalLM(Qwen2Config(**{**SIZES, **settings}))
 
 
+def qwen3(**settings):
+    return Qwen3ForCausalLM(Qwen3Config(**{**SIZES, "head_dim": 12, **settings}))
+
+
 FUSED = {
     "llama": llama,
     "one key for each query": lambda: llama(num_key_value_heads=4),
@@ -71,6 +77,7 @@ FUSED = {
     "another activation": lambda: llama(hidden_act="gelu"),
     "mistral": mistral,
     "qwen2": qwen2,
+    "qwen3": qwen3,
 }
 NOT_FUSED = {
     "a sliding window": lambda: mistral(sliding_window=8),
@@ -96,6 +103,8 @@ def built(make, *, seed: int = 0):
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):  # they are made as zeros
                 parameter.normal_()
+            if name.endswith(("q_norm.weight", "k_norm.weight")):  # and these as ones
+                parameter.uniform_(0.5, 1.5)
     return model
 
 

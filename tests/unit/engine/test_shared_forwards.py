@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import weakref
 from array import array
 from dataclasses import replace
 
@@ -253,6 +254,26 @@ def test_what_fails_for_all_is_tried_alone_and_told_to_each(tiny_pair):
     hook.remove()
     expected = run_all(model, drafts(model, 3))
     assert [each.drafted for each in run_all(model, items)] == [each.drafted for each in expected]
+
+
+def test_items_that_are_tried_alone_find_the_memory_of_the_forward_that_failed(
+    tiny_pair, monkeypatch
+):
+    model = TransformersBackend(str(tiny_pair.target))
+    items, compute, held = drafts(model, 3), model.decoder, []
+
+    def run_out(rows):
+        assert [each() for each in held] == [None] * len(held)
+        hidden = torch.zeros(1)
+        held.append(weakref.ref(hidden))
+        if len(held) == 1 or len(held) == 3:
+            raise torch.OutOfMemoryError("out of memory")
+        return compute(rows)
+
+    monkeypatch.setattr(model, "decoder", run_out)
+    answers = model.run(items, NEVER)
+    assert [type(each) for each in answers] == [Outcome, OverloadedError, Outcome]
+    assert answers[1].__cause__.__traceback__ is not None  # its lines are there for the log
 
 
 def test_a_shared_forward_that_is_given_up_has_changed_no_text(tiny_pair):

@@ -52,8 +52,8 @@ def build_adapter(
     config = model.config
     if not can_fuse(model):
         raise ModelLoadError(
-            f"{type(model).__name__} is not of the families that can have adapters (Llama, Mistral"
-            " and Qwen 2 with full attention)"
+            f"{type(model).__name__} is not of the families that can have adapters (Llama,"
+            " Mistral, Qwen 2 and Qwen 3 with full attention)"
         )
     if kind == "medusa":
         return MedusaHeads(
