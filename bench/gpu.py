@@ -6,11 +6,12 @@
 In this order, so that a run that is cut has said what matters most:
 
 1. forwards of one row and of several, after short and long texts, of a model of Llama 3.1 8B's
-   sizes and of a small drafter, with random weights; and the attention kernels of one row and nine;
+   sizes and of a small drafter, with random weights; as they are, and captured;
 2. what sampling adds, with the kernel for noise and without;
 3. forwards of many texts, one row each;
 4. how often the bundled target in bfloat16 chooses otherwise in blocks than row by row;
-5. whether a full device refuses a text, and goes on.
+5. whether a full device refuses a text, and goes on;
+6. the kernels of one row and of nine: last, because launches are slower once a profiler has run.
 """
 
 from __future__ import annotations
@@ -114,23 +115,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for capture in (False, True) if is_gpu else (False,):
             model = RandomModel(shape, dtype=dtype, device=options.device, capture=capture)
             name = f"{shape}{' captured' if capture else ''}"
-            measure_forwards(model, plan, name, note, with_kernels=is_gpu and not capture)
-            if shape == plan.large and not capture:
-                measure_sampling(model, plan.lengths[1], note)
-                measure_texts(model, plan.texts, note)
-            if capture:
-                measure_sampling(model, plan.lengths[1], note)
+            measure_forwards(model, plan, name, note)
+            measure_sampling(model, name, plan.lengths[1], note)
+            measure_texts(model, name, plan.texts, note)
             del model
             if is_gpu:
                 torch.cuda.empty_cache()
     count_flips(options.device, dtype, plan.prompts, note)
     if is_gpu:
         fill_memory(plan.large, dtype, options.device, note)
+        name_kernels(plan, dtype, options.device, note)
 
 
-def measure_forwards(
-    model: LoadedModel, plan: Plan, name: str, note: Measurements, *, with_kernels: bool
-) -> None:
+def measure_forwards(model: LoadedModel, plan: Plan, name: str, note: Measurements) -> None:
     """Note the ms of forwards by rows, after texts of each length."""
     for length in plan.lengths:
         text, prefix = read(model, length)
@@ -138,17 +135,13 @@ def measure_forwards(
             rows: milliseconds(partial(text.judge, prefix, prefix[1:rows])) for rows in plan.rows
         }
         note.add(f"{name}, after {length}: ms by rows", took)
-        if with_kernels and length != plan.lengths[0]:
-            for rows in (1, 9):
-                kernels = attention_kernels(partial(text.judge, prefix, prefix[1:rows]))
-                note.add(f"{name}, after {length}: kernels of {rows}", kernels)
         text.cache.clear()
 
 
-def measure_sampling(model: LoadedModel, length: int, note: Measurements) -> None:
+def measure_sampling(model: LoadedModel, name: str, length: int, note: Measurements) -> None:
     """Note the ms that sampling takes instead of the likeliest token."""
     kernel = sampling.noise_kernel
-    for name, parameters, with_kernel in (
+    for how, parameters, with_kernel in (
         ("greedy", SamplingParameters(), True),
         ("sampled", _SAMPLED, True),
         ("sampled, in steps", _SAMPLED, False),
@@ -156,7 +149,7 @@ def measure_sampling(model: LoadedModel, length: int, note: Measurements) -> Non
         sampling.noise_kernel = kernel if with_kernel else lambda _: None  # type: ignore[assignment]
         text, prefix = read(model, length, SessionSpec(length + 64, parameters, seed=3))
         took = [milliseconds(partial(text.judge, prefix, prefix[1:rows])) for rows in (1, 9)]
-        note.add(f"{model.description.name}, captures {model.captures}, {name}: ms of 1, 9", took)
+        note.add(f"{name}, after {length}, {how}: ms of 1, 9", took)
     sampling.noise_kernel = kernel
 
 
@@ -172,7 +165,7 @@ def measure_texts(model: LoadedModel, texts: Sequence[tuple[int, int]], note: Me
             model.run([item], Interrupt())
             items.append(item)
         took = milliseconds(partial(model.run, items, Interrupt()))
-        note.add(f"{count} texts of {length}: ms", took)
+        note.add(f"{name}, {count} texts of {length}: ms", took)
 
 
 def count_flips(device: str, dtype: str, prompts: int, note: Measurements) -> None:
@@ -219,12 +212,23 @@ def fill_memory(shape: Shape, dtype: str, device: str, note: Measurements) -> No
     note.add("two of them then", [type(each).__name__ for each in together])
 
 
+def name_kernels(plan: Plan, dtype: str, device: str, note: Measurements) -> None:
+    """Note the kernels that take most of the time, of one row and of nine."""
+    model = RandomModel(plan.large, dtype=dtype, device=device)
+    for length in plan.lengths[1:]:
+        text, prefix = read(model, length)
+        for rows in (1, 9):
+            kernels = attention_kernels(partial(text.judge, prefix, prefix[1:rows]))
+            note.add(f"{plan.large}, after {length}: kernels of {rows}", kernels)
+        text.cache.clear()
+
+
 def read(
     model: LoadedModel, length: int, spec: SessionSpec | None = None
-) -> tuple[ModelText, list[int]]:
+) -> tuple[ModelText, array[int]]:
     """Let a model read a text in two parts."""
     size = model.description.vocabulary_size
-    prefix = [13 * n % size for n in range(length)]
+    prefix = array("I", (13 * n % size for n in range(length)))
     text = ModelText(model, spec or SessionSpec(length + 64))
     text.draft(prefix[: length // 2])
     text.draft(prefix)

@@ -24,7 +24,7 @@ class LoadOptions:
         weights: PLAIN, in that dtype; or INT8: products are in eight bits, on a CPU.
         device: As torch names it: "cpu", "cuda", "cuda:1".
         threads: CPU threads of one forward.
-        capture: On CUDA, record forwards of one row and replay them.
+        capture: On CUDA, record forwards of few rows and replay them.
         invariant: Let a row's scores follow from its text alone, bit by bit.
         adapter: Directory with an adapter, by which it drafts for itself; None: it does not.
         guesses: How many it makes after a verdict; None: as the adapter's card says.

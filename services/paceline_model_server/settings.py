@@ -47,8 +47,8 @@ class ModelSettings(Settings):
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of a forward")
     capture: bool = Field(
         False,
-        description="on CUDA, record forwards of one row and replay them: small models gain, but a"
-        " cancelled forward then runs to its end",
+        description="on CUDA, record forwards of few rows and replay them, so that they wait for no"
+        " launches; a cancelled forward then runs to its end",
     )
     invariant: bool = Field(
         False,

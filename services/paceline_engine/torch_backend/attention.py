@@ -26,7 +26,7 @@ the other, and both are at the position after their parent.
     positions  | seq  | L | L+1 | L+1 |
     c sees     | seq  | a |   | c |
 
-Four ways to attend, from few sequences to many:
+Five ways to attend, from few sequences to many:
 
 - `TextRows.attend`: one kernel for one sequence. The first part of a prompt is `is_causal`; one row
   needs no mask; rows after other rows take flash attention where an accelerator has it
@@ -36,8 +36,10 @@ Four ways to attend, from few sequences to many:
   kernel over a span of the slab, without a copy. It reads each place up to the longest sequence's
   length. Therefore unused slots of a place must be zeros: a hidden key has a weight of zero, and
   zero times NaN is NaN (`Place.blank`).
-- `TextsTogether` (`padded_texts.py`): on an accelerator, where launching kernels takes the time,
-  over copies that are padded to one length.
+- `TextsInPlace` (`in_place.py`): on a GPU, where launching kernels takes the time, by kernels that
+  are told where each sequence lies.
+- `TextsTogether` (`padded_texts.py`): on an accelerator without these kernels, over copies that are
+  padded to one length.
 - `attend_slowly`: step by step, for attention that no kernel computes (soft caps, sinks).
 
 All of them give the same numbers apart from rounding; `invariant.py` gives the same bits.
@@ -153,6 +155,11 @@ class TextRows:
     def length(self) -> int:
         """How many rows the sequence has with them: L."""
         return self.start + self.count
+
+    @property
+    def kept(self) -> KeyValues:
+        """The sequence's keys and values."""
+        return self._text
 
     @property
     def place(self) -> Place:

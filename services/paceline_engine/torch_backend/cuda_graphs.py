@@ -1,131 +1,214 @@
-"""Forwards of one row on CUDA, recorded once and replayed.
+"""Forwards of few rows on CUDA, recorded once and replayed.
 
-A small model's kernels take less time than their launches. A recording is launched as a whole, but
-it does the same to the same addresses each time. Therefore the token and its position are read from
-the device, keys and values lie in buffers that stay, and attention looks at whole buffers. When the
-buffers have moved, because more memory was reserved, the step is recorded anew.
+A small model's kernels take less time than their launches, and a large one's hardly more. A
+recording is launched as a whole, but it does the same to the same addresses each time. Therefore
+tokens, positions and the places of keys and values are read from tables on the device
+(`in_place.py`), and one recording serves all sequences. There is one for each size: a number of
+rows, and of sequences, that are filled up with rows of no sequence.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import warnings
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from paceline_engine.torch_backend.attention import FEW_ROWS
 from paceline_engine.torch_backend.decoders import agree
 from paceline_engine.torch_backend.device import lacks_memory
+from paceline_engine.torch_backend.in_place import Kernels, Tables, in_place_kernels, splits_of
+from paceline_engine.torch_backend.key_values import KeyValues
+from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.shared_rows import ForwardRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from paceline_engine.torch_backend.attention import Attention
+    from paceline_engine.torch_backend.attention import Attention, TextRows
     from paceline_engine.torch_backend.decoders import Decoder
-    from paceline_engine.torch_backend.key_values import KeyValues
 
 _log = logging.getLogger(__name__)
 
+_MOST_ROWS = 64
 _WARM_UPS = 3
-# After a recording for which there was no memory. Each attempt costs as much as several steps.
-_STEPS_WITHOUT_MEMORY = 64
+# After a recording for which there was no memory. Each attempt costs as much as several forwards.
+_FORWARDS_WITHOUT_MEMORY = 64
+# Rotations of so many positions are computed before the first recording.
+_FIRST_POSITIONS = 4096
 
 _Result = TypeVar("_Result")
 _Recorder: TypeAlias = "Callable[[Callable[[], Tensor]], Callable[[], Tensor]]"
 
 
-class CapturedStep(ForwardRows):
-    """A forward of one row for one sequence.
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a recording has room for.
 
-    On another device than CUDA it is computed anew each time, also over whole buffers.
+    Attributes:
+        rows: How many rows, T: a power of two, as the others.
+        tiles: How many sequences.
+        tile_rows: The most rows of a sequence: 1 or FEW_ROWS.
+    """
+
+    rows: int
+    tiles: int
+    tile_rows: int
+
+    @classmethod
+    def of(cls, counts: Sequence[int]) -> Self:
+        """Return the size for sequences with so many rows."""
+        rows, tiles = (1 << (number - 1).bit_length() for number in (sum(counts), len(counts)))
+        return cls(rows, tiles, 1 if max(counts) == 1 else FEW_ROWS)
+
+
+class CapturedForward(ForwardRows):
+    """A forward of a size, for any sequences.
+
+    On another device than CUDA it is computed anew each time, also with all its rows.
 
     Invariants:
         The logits are the decoder's own, apart from rounding
         (tests/unit/engine/test_captured.py).
     """
 
-    def __init__(self, decoder: FusedLlama, text: KeyValues, *, record: _Recorder) -> None:
-        """Record it.
+    def __init__(
+        self,
+        decoder: FusedLlama,
+        size: Size,
+        *,
+        nobody: KeyValues,
+        kernels: Kernels,
+        longest: int,
+        record: _Recorder,
+    ) -> None:
+        """Record it; no sequence is written to.
 
         Args:
-            text: With fixed buffers, and room for a row. Recording overwrites the buffers' row
-                at the sequence's length.
-            record: Makes a recording of a function (`CapturedSteps.recorded`).
+            nobody: A sequence of no session, with room for one row. The rows that fill up are its.
+            longest: More than the largest position of a row.
+            record: Makes a recording of a function (`CapturedForwards.recorded`).
 
         Raises:
             RuntimeError: It cannot be recorded here; or there is no memory for it
                 (`device.lacks_memory`).
         """
-        # Held, because a recording holds addresses only.
-        self._keys, self._values = text.keys, text.values
-        device = self._keys.device
-        self._decoder = decoder
-        self.token_ids = torch.zeros(1, dtype=torch.int64, device=device)
-        self.positions = torch.full_like(self.token_ids, text.length)
-        self.longest = text.capacity
-        self.scored = slice(0, 1)
-        self._columns = torch.arange(text.capacity, device=device)
-        self._mask = torch.empty(())
-        # Computed now, because a recording must not make a table longer; and held, because the
-        # decoder replaces its table when a sequence gets longer.
-        self._rotations = decoder.rotations(text.capacity)
-        self._replay = record(self._run)
+        self._decoder, self._size, self._kernels = decoder, size, kernels
+        self.longest = longest
+        # Held, because a recording holds addresses only; so are the rotations, because the decoder
+        # replaces its table when a sequence gets longer, which a recording must not do.
+        self._nobody = nobody
+        self._rotations = decoder.rotations(longest)
+        self._like = (nobody.keys, nobody.values)
+        self._kv_heads = nobody.keys.shape[2]
+        keys, values = nobody.places_from(nobody)
+        self._no_row = [*keys, *values]
+        # One tensor, so that the host sends one.
+        self._told = torch.zeros(8 * size.rows + 9 * size.tiles, dtype=torch.int64)
+        self._told = self._told.to(nobody.keys.device)
+        parts = torch.split(self._told, [size.rows, size.rows, 6 * size.rows, 9 * size.tiles])
+        self.token_ids, self.positions = parts[:2]
+        self._rows, self._tiles = parts[2].view(-1, 6), parts[3].view(-1, 9)
+        self.scored = slice(0, size.rows)
+        self._splits = splits_of(size.tiles * self._kv_heads, longest=longest)
+        self._tell([], [], Tables([], like=nobody))
+        self._replay = record(lambda: decoder(self))
 
-    def __call__(self, token_id: int, *, position: int) -> Tensor:
-        """Compute a row, and return the logits after it: (1, V), valid until the next call."""
-        self.token_ids.fill_(token_id)
-        self.positions.fill_(position)
+    def __call__(self, texts: Sequence[TextRows], token_ids: Sequence[int]) -> Tensor:
+        """Compute rows of sequences, (T,) in all; return the logits: (T or more, V).
+
+        They are valid until the next call.
+        """
+        positions = [position for text in texts for position in text.positions]
+        self._tell(token_ids, positions, Tables(texts, like=self._nobody))
         return self._replay()
 
     def attend(
         self, layer: int, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention
     ) -> Tensor:
-        """Write the row in its place, and look at all that is before it in the buffers."""
-        keys = self._keys[layer].index_copy_(-2, self.positions, keys[None])
-        values = self._values[layer].index_copy_(-2, self.positions, values[None])
-        grouped = queries.reshape(1, keys.shape[1], -1, queries.shape[-1])
-        seen = functional.scaled_dot_product_attention(
-            grouped, keys, values, attn_mask=self._mask, scale=how.scale
+        """Write the rows in their places, and look at all that is before each."""
+        self._kernels.keep(keys, values, layer=layer, table=self._rows, like=self._like)
+        seen = self._kernels.attend(
+            queries,
+            layer=layer,
+            table=self._tiles,
+            like=self._like,
+            kv_heads=self._kv_heads,
+            rows=self._size.tile_rows,
+            splits=self._splits,
+            scale=how.scale,
+            window=how.window,
         )
-        return seen.reshape(queries.shape[0], 1, -1)
+        return seen.transpose(0, 1)
 
-    def _run(self) -> Tensor:
-        unseen = self._columns > self.positions
-        mask = self._keys.new_zeros(len(unseen)).masked_fill_(unseen, -math.inf)
-        self._mask = mask[None]
-        return self._decoder(self)
+    def _tell(self, token_ids: Sequence[int], positions: Sequence[int], tables: Tables) -> None:
+        size = self._size
+        lacking = size.rows - len(token_ids)
+        numbers = [
+            *token_ids, *[0] * lacking,
+            *positions, *[0] * lacking,
+            *tables.rows, *self._no_row * lacking,
+            *tables.tiles, *[0] * (9 * size.tiles - len(tables.tiles)),
+        ]  # fmt: skip
+        self._told.copy_(torch.tensor(numbers), non_blocking=True)
 
 
-class CapturedSteps:
-    """Records the steps of a model's sequences, and has the memory in which recordings compute.
+class CapturedForwards:
+    """Records a model's forwards, and has the memory in which recordings compute.
 
-    A sequence's step is recorded beside the first row that is computed.
+    A size is recorded beside the first forward of this size, which is computed.
 
     All recordings share the memory for intermediate results: they run one after the other on one
     thread, and only logits outlive a forward. Each recording has logits of its own.
 
     Attributes:
-        work: Whether steps can be captured; False for good once that has failed.
+        work: Whether forwards can be captured; False for good once that has failed.
     """
 
-    def __init__(self, decoder: FusedLlama, device: torch.device) -> None:
+    def __init__(self, decoder: FusedLlama, shape: KeyValueShape, kernels: Kernels) -> None:
         """Build it without memory: the first recording takes that."""
         self.work = True
         self._decoder = decoder
-        self._device = device
+        self._shape, self._kernels = shape, kernels
+        self._device = shape.device
+        self._forwards: dict[Size, CapturedForward] = {}
+        self._longest = _FIRST_POSITIONS
         self._unrecorded_left = 0
         self._stream: torch.cuda.Stream | None = None
 
-    def record(self, text: KeyValues, token_id: int, *, expected: Tensor, name: str) -> bool:
-        """Record a sequence's step; return whether its row lies in its place, as computed before.
+    @staticmethod
+    def take(texts: Sequence[TextRows]) -> bool:
+        """Whether forwards with such rows are captured."""
+        return sum(text.count for text in texts) <= _MOST_ROWS and all(
+            text.tree is None and text.count <= FEW_ROWS for text in texts
+        )
+
+    def find(self, texts: Sequence[TextRows]) -> CapturedForward | None:
+        """Return the recording for sequences' rows, if it is there."""
+        longest = max(text.length for text in texts)
+        if longest > self._longest:
+            self._longest = 1 << (longest - 1).bit_length()
+            self._forwards.clear()
+        return self._forwards.get(Size.of([text.count for text in texts]))
+
+    def record(
+        self,
+        texts: Sequence[TextRows],
+        token_ids: Sequence[int],
+        *,
+        scored: Sequence[int],
+        expected: Tensor,
+        name: str,
+    ) -> bool:
+        """Record a size; return whether the rows lie in their places, as computed before.
 
         Args:
-            expected: The logits after the row, as computed.
+            scored: Which rows were scored.
+            expected: The logits of these rows, as computed.
             name: The model's name, for the log.
         """
         if self._unrecorded_left:
@@ -133,20 +216,35 @@ class CapturedSteps:
             return True
         if not bool(expected.isfinite().all()):
             return True  # nothing can be compared with it, which says nothing about recordings
+        size = Size.of([text.count for text in texts])
         try:
-            step = CapturedStep(self._decoder, text, record=self.recorded)
-            if agree(expected, step(token_id, position=text.length), dtype=text.keys.dtype):
-                text.keep_step(step)
+            forward = CapturedForward(
+                self._decoder,
+                size,
+                nobody=self._nobody(),
+                kernels=self._kernels,
+                longest=self._longest,
+                record=self.recorded,
+            )
+            actual = forward(texts, token_ids)[[*scored]]
+            if not len(scored) or agree(expected, actual, dtype=self._shape.dtype):
+                self._forwards[size] = forward
                 return True
             reason = "they are off"
         except RuntimeError as error:
             if lacks_memory(error):
-                self._unrecorded_left = _STEPS_WITHOUT_MEMORY
+                self._unrecorded_left = _FORWARDS_WITHOUT_MEMORY
                 return False
             reason = str(error)
         _log.warning("model %s: forwards are not captured: %s", name, reason)
         self.work = False
+        self._forwards.clear()
         return False
+
+    def _nobody(self) -> KeyValues:
+        text = KeyValues(Slabs(self._shape), reserve_length=1)
+        text.make_room(1)
+        return text
 
     def recorded(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Return a recording of a function; on another device than CUDA the function itself.
@@ -208,15 +306,20 @@ class CapturedSteps:
         return graph, result
 
 
-def capture_steps(
-    name: str, decoder: Decoder | None, *, device: torch.device
-) -> CapturedSteps | None:
-    """Return what records a model's steps; None, with a warning, if they cannot be recorded.
+def capture_forwards(
+    name: str, decoder: Decoder | None, shape: KeyValueShape | None, *, device: torch.device
+) -> CapturedForwards | None:
+    """Return what records a model's forwards; None, with a warning, if they cannot be recorded.
 
     Args:
         name: The model's name, for the log.
+        shape: A token's keys and values; None: not known.
     """
-    if device.type == "cuda" and isinstance(decoder, FusedLlama):
-        return CapturedSteps(decoder, device)
+    if device.type == "cuda" and isinstance(decoder, FusedLlama) and shape is not None:
+        kernels = in_place_kernels(
+            device, shape.dtype, shape.heads, shape.key_width, shape.value_width
+        )
+        if kernels is not None:
+            return CapturedForwards(decoder, shape, kernels)
     _log.warning("model %s: its forwards cannot be captured on %s", name, device)
     return None

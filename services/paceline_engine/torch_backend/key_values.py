@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,13 +17,6 @@ if TYPE_CHECKING:
 _FIRST_CAPACITY = 64
 
 
-class Step(Protocol):
-    """A forward of one row, over the same buffers each time."""
-
-    def __call__(self, token_id: int, *, position: int) -> Tensor:
-        """Compute a row, and return the logits after it: (1, V), valid until the next call."""
-
-
 class KeyValues(ModelCache):
     """A session's sequence in a model: (layers, 1, G, capacity, D) each of keys and values.
 
@@ -35,34 +28,22 @@ class KeyValues(ModelCache):
     Attributes:
         keys, values: The buffers.
         place: Their place in the KV arena; None before the first tokens.
-        step: A captured forward of one row over these buffers; None: not captured.
     """
 
-    def __init__(
-        self,
-        slabs: Slabs,
-        *,
-        reserve_length: int,
-        is_fixed: bool = False,
-        can_be_copied: bool = True,
-    ) -> None:
+    def __init__(self, slabs: Slabs, *, reserve_length: int, can_be_copied: bool = True) -> None:
         """Build it without buffers: they come with the first tokens.
 
         Args:
             slabs: The model's.
             reserve_length: Buffers double up to this many tokens, and are not outgrown there.
-            is_fixed: Take buffers of that size at once. They move only when more is reserved, and
-                kernels may read them beyond the length.
             can_be_copied: Whether a token's keys and values are the same in a longer sequence.
         """
         super().__init__()
         self._slabs = slabs
-        self._is_fixed = is_fixed
         self._can_be_copied = can_be_copied
         self._reserved_length = reserve_length
         self.keys, self.values = self._nothing()
         self.place: Place | None = None
-        self.step: Step | None = None
 
     def reserve(self, length: int) -> None:
         """Let buffers grow to so many tokens."""
@@ -72,17 +53,6 @@ class KeyValues(ModelCache):
     def can_be_copied(self) -> bool:
         """Whether another sequence can begin with a copy of this one's state."""
         return self._can_be_copied
-
-    def keep_step(self, step: Step) -> None:
-        """Keep a recording of the next rows, unless the session has ended meanwhile."""
-        self.step = step
-        if self.has_ended:
-            self.step = None
-
-    def end(self) -> None:
-        """Learn that the session is over: from now on the state is only copied."""
-        super().end()
-        self.step = None  # a recording has memory of its own
 
     @property
     def capacity(self) -> int:
@@ -114,11 +84,10 @@ class KeyValues(ModelCache):
             length += beside
         if self.capacity >= length:
             return
-        wanted = self._reserved_length if self._is_fixed else max(2 * length, _FIRST_CAPACITY)
-        capacity = max(length, min(wanted, self._reserved_length))
+        capacity = max(length, min(max(2 * length, _FIRST_CAPACITY), self._reserved_length))
         capacity = -(-capacity // self._slabs.tile) * self._slabs.tile
         if self.place is None or self.place.slab.length < capacity:
-            self._move_to(self._slabs.place(capacity, is_fixed=self._is_fixed))
+            self._move_to(self._slabs.place(capacity))
         assert self.place is not None
         self.keys, self.values = self.place.buffers(capacity)
 
@@ -128,7 +97,6 @@ class KeyValues(ModelCache):
             new.copy_(old.narrow(-2, 0, count))
         place.will_hold(count)
         self.place = place
-        self.step = None
 
     def _nothing(self) -> tuple[Tensor, Tensor]:
         """Return buffers of no tokens."""
@@ -146,6 +114,17 @@ class KeyValues(ModelCache):
         keys, values = (each.narrow(-2, 0, length) for each in (self.keys, self.values))
         return keys.unbind(), values.unbind()
 
+    def places_from(self, like: KeyValues) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """Return where keys, and values, lie, counted in numbers from another sequence's.
+
+        For each: the place of the first number, the step to the next layer, and to the next head.
+        """
+        keys, values = (
+            ((own.data_ptr() - other.data_ptr()) // own.itemsize, own.stride(0), own.stride(2))
+            for own, other in ((self.keys, like.keys), (self.values, like.values))
+        )
+        return keys, values
+
     def between(self, start: int, count: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Return each layer's places for some tokens: (G, count, D) each."""
         keys, values = (each[:, 0].narrow(-2, start, count) for each in (self.keys, self.values))
@@ -155,7 +134,7 @@ class KeyValues(ModelCache):
         """Forget all state, and free the memory."""
         super().clear()
         self.keys, self.values = self._nothing()
-        self.place = self.step = None
+        self.place = None
 
     @torch.inference_mode()
     def close_up(self, kept: Sequence[int], *, start: int, layers: int) -> None:

@@ -71,19 +71,16 @@ class Slabs:
         self._numbers = itertools.count()
         self._known: dict[int, list[weakref.ref[Slab]]] = {}
 
-    def place(self, capacity: int, *, is_fixed: bool = False) -> Place:
+    def place(self, capacity: int) -> Place:
         """Find room for a sequence of so many tokens.
-
-        Args:
-            is_fixed: It is the sequence's alone, and can be read beyond its length.
 
         Raises:
             RuntimeError: as the allocator says it, if there is no memory.
         """
         length = max(_LEAST_LENGTH, 1 << (capacity - 1).bit_length())
         # On an accelerator memory is taken before a sequence comes to it.
-        if is_fixed or length > _MOST_SHARED_LENGTH or self.shape.device.type != "cpu":
-            return self._slab(capacity, has_zeros=is_fixed or self.tile > 1).take()
+        if length > _MOST_SHARED_LENGTH or self.shape.device.type != "cpu":
+            return self._slab(capacity, has_zeros=self.tile > 1).take()
         return self._shared(length).take()
 
     def _shared(self, length: int) -> Slab:

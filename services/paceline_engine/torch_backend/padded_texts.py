@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 # Sequences up to this length go together: copying so few tokens takes about as long as a launch.
 _SHORT_LENGTH = 256
 # Up to this size a sequence's keys and values of a layer are copied. A copy reads and writes them
-# twice: 8 us at 2 TB/s, and a launch takes 5 to 15 us.
-_MOST_COPIED_BYTES = 4 << 20
+# twice, 40 us at 3 TB/s, and a sequence of its own takes the host 30 to 100 us (bench/LOG.md).
+_MOST_COPIED_BYTES = 32 << 20
 
 
 class TextsTogether:
     """The rows of a forward's sequences, (T,) in all, in as few kernels as pays.
 
     Cost: the padded copies have at most twice the tokens of their sequences, short ones excepted;
-    at most FEW_ROWS rows for each sequence; and at most 8 MiB for it.
+    at most FEW_ROWS rows for each sequence; and at most 64 MiB for it.
     """
 
     def __init__(self, texts: Sequence[TextRows]) -> None:

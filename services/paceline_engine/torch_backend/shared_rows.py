@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline_engine.torch_backend.attention import SideBySide, TextRows
+from paceline_engine.torch_backend.in_place import TextsInPlace, in_place_kernels
 from paceline_engine.torch_backend.padded_texts import TextsTogether
 
 if TYPE_CHECKING:
@@ -143,6 +144,9 @@ class SharedRows(ForwardRows):
         self, layer: int, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention
     ) -> Tensor:
         """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
+        if self._together and how.is_plain and self._in_place is not None:
+            self._in_place.keep(layer, keys, values)
+            return self._in_place.attend(layer, queries, how=how)
         self._keep(layer, keys, values)
         if self._together and how.is_plain:
             return self._all_together.attend(layer, queries, how=how)
@@ -189,6 +193,13 @@ class SharedRows(ForwardRows):
     @cached_property
     def _parts(self) -> Sequence[TextRows | SideBySide]:
         return [run[0] if len(run) == 1 else SideBySide(run) for run in runs(self._texts)]
+
+    @cached_property
+    def _in_place(self) -> TextsInPlace | None:
+        keys, values = self._texts[0].kept.keys, self._texts[0].kept.values
+        sizes = (keys.shape[2], keys.shape[-1], values.shape[-1])
+        kernels = in_place_kernels(keys.device, keys.dtype, *sizes)
+        return None if kernels is None else TextsInPlace(self._texts, kernels)
 
     @cached_property
     def _all_together(self) -> TextsTogether:

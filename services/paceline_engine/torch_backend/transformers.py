@@ -28,8 +28,8 @@ candidate's logits are compared with the library's.
 3. None: the library computes one sequence at a time, with its own cache (`score_alone`), because
    the model's attention cannot be replaced.
 
-On CUDA with `capture` a forward of one row of one sequence is recorded at its first run and
-replayed (`cuda_graphs.py`); every other forward is computed anew.
+On CUDA with `capture` forwards of few rows are recorded, each size at its first run, and replayed
+(`cuda_graphs.py`); trees, and parts of prompts, are computed anew.
 
 What must hold, and is easy to break:
 
@@ -46,6 +46,7 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate, chain
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -70,7 +71,8 @@ from paceline_engine.terms.backend import (
     TokenMemory,
 )
 from paceline_engine.terms.items import Draft, Judgement, Outcome
-from paceline_engine.torch_backend.cuda_graphs import CapturedSteps, capture_steps
+from paceline_engine.torch_backend.attention import TextRows
+from paceline_engine.torch_backend.cuda_graphs import CapturedForwards, capture_forwards
 from paceline_engine.torch_backend.decoders import choose_decoder, round_to_int8, take_sample
 from paceline_engine.torch_backend.device import on_device, usable_device, wait_for
 from paceline_engine.torch_backend.draft_head import DraftHead
@@ -98,7 +100,7 @@ if TYPE_CHECKING:
     from paceline_engine.terms.items import Item, Judge
     from paceline_engine.terms.model_cache import ModelCache
     from paceline_engine.torch_backend.adapters.files import LoadedAdapter
-    from paceline_engine.torch_backend.cuda_graphs import CapturedSteps
+    from paceline_engine.torch_backend.cuda_graphs import CapturedForwards
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +116,7 @@ class LoadedModel(ModelBackend):
         model: The library's.
         decoder: What computes rows of sequences; None: the library does, one sequence at a time.
         together: Whether one kernel attends to several sequences; see `SharedRows`.
-        steps: Records forwards of one row, to be replayed; None: they are computed.
+        captured: Records forwards of few rows, to be replayed; None: they are computed.
         own_guesses: What the model guesses beside the rows that decide; None: nothing.
         grammars: Compiles grammars; None: it knows none.
         draft_head: Says which tokens the head scores; None: all.
@@ -141,7 +143,7 @@ class LoadedModel(ModelBackend):
             name: The model's name, for the log.
             model: The library's, on its device.
             device: That device.
-            capture: On CUDA, record forwards of one row and replay them.
+            capture: On CUDA, record forwards of few rows and replay them.
             invariant: See `TransformersBackend`.
             weights: See `TransformersBackend`.
 
@@ -173,12 +175,14 @@ class LoadedModel(ModelBackend):
         self.grammars: GrammarCompiler | None = None
         self._shapers: WeakKeyDictionary[ModelCache, Shaper] = WeakKeyDictionary()
         self.draft_head: DraftHead | None = None
-        self.steps = capture_steps(name, self.decoder, device=device) if capture else None
+        self.captured = (
+            capture_forwards(name, self.decoder, sample.shape, device=device) if capture else None
+        )
 
     @property
     def captures(self) -> bool:
-        """Whether forwards of one row are recorded and replayed."""
-        return self.steps is not None and self.steps.work
+        """Whether forwards of few rows are recorded and replayed."""
+        return self.captured is not None and self.captured.work
 
     @property
     def layers_run(self) -> int:
@@ -225,7 +229,6 @@ class LoadedModel(ModelBackend):
         return KeyValues(
             self._slabs,
             reserve_length=spec.reserve_length,
-            is_fixed=self.captures,
             can_be_copied=not rotations_change(self.model.config),
         )
 
@@ -340,9 +343,10 @@ class LoadedModel(ModelBackend):
             ids = torch.tensor(feed.token_ids.tolist()).to(self.device, non_blocking=True)
             text = cast("LibraryText", feed.cache)
             return [score_alone(self.model, text, ids, rows=feed.scored_count)]
-        sizes = [(len(feed.token_ids), len(feed.parents)) for feed in feeds]
-        if self.steps and self.steps.work and sizes == [(1, 0)] and not feeds[0].proposes:
-            return [self._step(feeds[0], self.steps)]
+        if self.captured is not None and self.captured.work:
+            replayed = self._replay(feeds, self.captured)
+            if replayed is not None:
+                return replayed
         # In the order in which the sequences lie, so that neighbours go into one kernel.
         order = sorted(range(len(feeds)), key=lambda index: _address(feeds[index]))
         logits = self._compute_rows([feeds[index] for index in order])
@@ -365,23 +369,36 @@ class LoadedModel(ModelBackend):
             logits = self.decoder(rows)
         return torch.split(logits[: sum(counts)], counts)
 
-    def _step(self, feed: Feed, steps: CapturedSteps) -> Tensor:
-        """Replay a forward of one row; a sequence's first one is computed, and recorded."""
-        text, token_id = _text_of(feed), feed.token_ids[0]
-        recorded = text.step  # read once, because a session's end removes it
-        if recorded is not None:
-            assert text.place is not None, "it has room"
-            text.place.will_hold(text.length + 1)
+    def _replay(self, feeds: Sequence[Feed], captured: CapturedForwards) -> Sequence[Tensor] | None:
+        """Replay a forward; the first of a size is computed, and recorded. None: it is neither."""
+        if any(feed.parents or feed.proposes for feed in feeds):
+            return None
+        texts = [TextRows(_text_of(feed), len(feed.token_ids)) for feed in feeds]
+        if not captured.take(texts):
+            return None
+        token_ids = [*chain.from_iterable(feed.token_ids for feed in feeds)]
+        ends = accumulate(text.count for text in texts)
+        scored = [
+            range(end - feed.scored_count, end) for end, feed in zip(ends, feeds, strict=True)
+        ]
+        forward = captured.find(texts)
+        if forward is not None:
             with self._counting(len(self._layers)):
-                return recorded(token_id, position=text.length)
-        (expected,) = self._compute_rows([feed])
-        with self._counting(0):  # the same row is computed again, to be recorded
-            name = self.description.name
-            is_there = steps.record(text, token_id, expected=expected, name=name)
-        if not steps.work:  # from now on every forward goes from layer to layer
+                logits = forward(texts, token_ids)
+            return [logits[rows.start : rows.stop] for rows in scored]
+        computed = self._compute_rows(feeds)
+        with self._counting(0):  # the same rows are computed again, to be recorded
+            is_there = captured.record(
+                texts,
+                token_ids,
+                scored=[*chain.from_iterable(scored)],
+                expected=torch.cat([*computed]),
+                name=self.description.name,
+            )
+        if not captured.work:  # from now on every forward goes from layer to layer
             self.description = replace(self.description, cancels_between_layers=True)
         # The second computation writes over the rows of the first.
-        return expected if is_there else self._compute_rows([feed])[0]
+        return computed if is_there else self._compute_rows(feeds)
 
     @contextmanager
     def _counting(self, layer_count: int) -> Iterator[None]:
@@ -424,7 +441,7 @@ class TransformersBackend(LoadedModel):
             dtype: What to compute in; one of bfloat16, float16, float32, float64.
             device: As torch names it: "cpu", "cuda", "cuda:1".
             threads: CPU threads of one forward. More than one only helps on a quiet machine.
-            capture: On CUDA, record forwards of one row and replay them. They cannot be given up
+            capture: On CUDA, record forwards of few rows and replay them. They cannot be given up
                 half way.
             invariant: Let a row's logits follow from its sequence alone, bit by bit: see
                 `invariant.py`.

@@ -17,4 +17,4 @@ def test_a_rehearsal_on_a_cpu_measures_everything_that_a_cpu_has(tmp_path):
     told = json.loads(found.read_text())
     assert set(told["2x128, after 64: ms by rows"]) == {"1", "9"}
     assert told["bundled target in float32: other tokens in blocks, of"][1] >= 96
-    assert "4 texts of 30: ms" in told
+    assert "2x128, 4 texts of 30: ms" in told

@@ -1,9 +1,10 @@
-"""The step that CUDA records, computed anew on a CPU: same shapes, same addresses, same logits."""
+"""Forwards that CUDA records, computed anew on a CPU: same tables, same addresses, same logits."""
 
 from __future__ import annotations
 
 import gc
 import math
+import random
 import weakref
 from array import array
 from contextlib import contextmanager, nullcontext
@@ -19,12 +20,12 @@ from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.stack_backend.stack import StackBackend
 from paceline_engine.terms.backend import ForwardInterrupted
 from paceline_engine.terms.calls import SessionSpec
-from paceline_engine.torch_backend.cuda_graphs import CapturedStep, CapturedSteps
-from paceline_engine.torch_backend.key_values import KeyValues
-from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
-from paceline_engine.torch_backend.llama import FusedLlama
-from paceline_engine.torch_backend.shared_rows import SharedRows
+from paceline_engine.terms.items import Draft, Item
+from paceline_engine.torch_backend.cuda_graphs import CapturedForward, CapturedForwards, Size
+from paceline_engine.torch_backend.kv_arena import KeyValueShape
 from paceline_engine.torch_backend.transformers import TransformersBackend
+from support import kernels_on_cpu
+from support.device import DEVICE, on_a_cpu
 from unit.engine.conftest import NEVER, continuation, path
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
@@ -33,9 +34,11 @@ CPU = torch.device("cpu")
 
 
 def capturing_backend(tiny_pair) -> TransformersBackend:
-    """A model whose steps are recorded, though this is a CPU."""
+    """A model whose forwards are recorded, even if this is a CPU."""
+    if DEVICE != "cpu":
+        return TransformersBackend(str(tiny_pair.target), capture=True)
     backend = TransformersBackend(str(tiny_pair.target))
-    backend.steps = CapturedSteps(backend.decoder, CPU)
+    backend.captured = CapturedForwards(backend.decoder, backend._slabs.shape, kernels_on_cpu)
     return backend
 
 
@@ -45,71 +48,35 @@ def capturing(tiny_pair):
 
 
 @pytest.fixture
-def decoder(target):
-    target.interrupt = NEVER  # whoever had the model before may have left another one
-    assert isinstance(target.decoder, FusedLlama)
-    return target.decoder
+def sizes(monkeypatch):
+    """The sizes of recordings, as they are made."""
+    made = []
+
+    class Noted(CapturedForward):
+        def __init__(self, decoder, size, **how):
+            super().__init__(decoder, size, **how)
+            made.append(size)
+
+    monkeypatch.setattr("paceline_engine.torch_backend.cuda_graphs.CapturedForward", Noted)
+    return made
 
 
-def as_it_is(run):
-    return run
+def drafts(backend, prompts) -> list[Item]:
+    return [
+        Item(backend.new_cache(SPEC), SPEC, prefix=array("I", prompt), task=Draft())
+        for prompt in prompts
+    ]
 
 
-def fixed_text(decoder, capacity: int) -> KeyValues:
-    layer = decoder.layers[0]
-    shape = KeyValueShape(
-        len(decoder.layers), layer._kv_heads, layer._width, layer._width, torch.float32, CPU
-    )
-    return KeyValues(Slabs(shape), reserve_length=capacity, is_fixed=True)
+def run_all(backend, items) -> list[int]:
+    answers = backend.run(items, NEVER)
+    return [answer.drafted.token_ids[0] for answer in answers]
 
 
-def forward(decoder, text: KeyValues, token_ids: list[int]) -> torch.Tensor:
-    text.make_room(len(token_ids))
-    logits = decoder(SharedRows([text], [token_ids], [1]))
-    text.extend(array("I", token_ids))
-    return logits
-
-
-@torch.inference_mode()
-def test_a_step_in_fixed_buffers_gives_the_decoders_logits(decoder):
-    fixed, plain = (fixed_text(decoder, 40) for _ in range(2))
-    for text in (fixed, plain):
-        forward(decoder, text, PROMPT)
-    step = CapturedStep(decoder, fixed, record=as_it_is)
-    for token_id in (3, 99, 250, 7):
-        expected = forward(decoder, plain, [token_id])
-        assert torch.allclose(step(token_id, position=fixed.length), expected, atol=1e-4)
-        fixed.extend(array("I", [token_id]))
-
-
-@torch.inference_mode()
-def test_a_step_works_in_the_same_memory_every_time(decoder):
-    text = fixed_text(decoder, 40)
-    forward(decoder, text, PROMPT)
-    step, place = CapturedStep(decoder, text, record=as_it_is), text.keys.data_ptr()
-    for position in range(len(PROMPT), 40):
-        step(position, position=position)
-        assert text.keys[0, 0, 0, position].any()
-    assert (text.keys.data_ptr(), text.capacity) == (place, 40)
-
-
-@torch.inference_mode()
-def test_what_a_step_reads_stays_when_a_longer_text_has_longer_tables(capturing):
-    decoder = capturing.decoder
-    text = fixed_text(decoder, 40)
-    text.make_room(1)
-    step = CapturedStep(decoder, text, record=as_it_is)
-    read = [StorageWeakRef(each.untyped_storage()) for each in decoder.rotations(40)]
-    decoder.rotations(100_000)
-    assert step.longest == 40
-    assert not any(each.expired() for each in read)
-
-
-def test_plain_decoding_is_the_same(capturing, target):
+def test_plain_decoding_is_the_same(tiny_pair, target, sizes):
     oracle = continuation(ModelText(target, SPEC), PROMPT, 20)
-    model = ModelText(capturing, SPEC)
-    assert continuation(model, PROMPT, 20) == oracle
-    assert model.cache.step is not None
+    assert continuation(ModelText(capturing_backend(tiny_pair), SPEC), PROMPT, 20) == oracle
+    assert sizes == [Size(8, 1, 16), Size(1, 1, 1)]  # the prompt's seven rows, and one row
 
 
 def test_blocks_and_steps_take_turns_on_one_text(capturing, target):
@@ -120,55 +87,80 @@ def test_blocks_and_steps_take_turns_on_one_text(capturing, target):
         accepted = 3 if done == 2 else 0
         assert judged.accepted_path == path(accepted)
         assert judged.next_token == oracle[done + accepted]
-    assert model.cache.step is not None
 
 
-def test_a_text_that_begins_anew_goes_on_in_the_same_buffers(capturing, target):
-    model = ModelText(capturing, SPEC)
-    first = continuation(model, PROMPT, 4)
-    step = model.cache.step
-    other = [100, 101, 102]
-    assert continuation(model, other, 4) == continuation(ModelText(target, SPEC), other, 4)
-    assert model.cache.step is step
-    assert continuation(model, PROMPT, 4) == first
+def test_one_recording_serves_all_texts_of_a_size(tiny_pair, target, sizes):
+    backend = capturing_backend(tiny_pair)
+    prompts = [[3 * n + 1, 7, 9, 40 + n] for n in range(5)]
+    items, expected = drafts(backend, prompts), drafts(target, prompts)
+    assert run_all(backend, items) == run_all(target, expected)
+    for _ in range(3):
+        for each in (*items, *expected):
+            each.prefix.append(6)
+        assert run_all(backend, items[:3]) == run_all(target, expected[:3])
+        assert run_all(backend, items[1:]) == run_all(target, expected[1:])
+    # 20 rows of five prompts; then three, and four, of one row or of what each has missed.
+    assert len(sizes) == len(set(sizes))
+    assert Size(32, 8, 16) in sizes
+    assert len(sizes) <= 5
 
 
-def test_a_text_that_outgrows_its_buffers_is_captured_anew(capturing, target):
+@pytest.mark.parametrize("seed", range(4))
+def test_any_mixture_of_rows_is_what_it_is_uncaptured(capturing, target, seed):
+    chance = random.Random(seed)
+    prompts = [[chance.randrange(250) for _ in range(chance.randint(1, 30))] for _ in range(4)]
+    ours, theirs = drafts(capturing, prompts), drafts(target, prompts)
+    for _ in range(8):
+        chosen = sorted(chance.sample(range(4), chance.randint(1, 4)))
+        assert run_all(capturing, [ours[n] for n in chosen]) == run_all(
+            target, [theirs[n] for n in chosen]
+        )
+        for n in chosen:
+            new = [chance.randrange(250) for _ in range(chance.choice([1, 1, 2, 5]))]
+            for each in (ours[n], theirs[n]):
+                each.prefix.extend(new)
+
+
+def test_trees_and_long_parts_of_prompts_are_computed(tiny_pair, target, sizes):
+    backend = capturing_backend(tiny_pair)
+    prompt = [n % 200 for n in range(40)]
+    ours, theirs = ModelText(backend, SPEC), ModelText(target, SPEC)
+    assert ours.judge(prompt).next_token == theirs.judge(prompt).next_token
+    assert not sizes
+    tree = {"parents": [0, 0, 1]}
+    assert ours.judge([*prompt, 3], [5, 6, 7], **tree).next_token == (
+        theirs.judge([*prompt, 3], [5, 6, 7], **tree).next_token
+    )
+    assert not sizes
+
+
+def test_a_text_longer_than_all_before_is_captured_anew(tiny_pair, target, sizes, monkeypatch):
+    monkeypatch.setattr("paceline_engine.torch_backend.cuda_graphs._FIRST_POSITIONS", 16)
+    backend = capturing_backend(tiny_pair)
     oracle = continuation(ModelText(target, SPEC), PROMPT, 40)
-    model = ModelText(capturing, SessionSpec(16, limit_length=64))
-    assert continuation(model, PROMPT, 4) == oracle[:4]
-    step = model.cache.step
-    model.cache.reserve(32)
-    assert continuation(model, PROMPT, 9) == oracle[:9]
-    assert model.cache.step is step  # there was room still
-    model.cache.reserve(64)
-    assert continuation(model, PROMPT, 40) == oracle
-    assert model.cache.step is not step
-    assert model.cache.capacity == 64
+    assert continuation(ModelText(backend, SPEC), PROMPT, 40) == oracle
+    assert sizes.count(Size(1, 1, 1)) == 3  # up to 16 tokens, 32 and 64
 
 
-def test_of_a_text_whose_session_is_over_only_what_can_be_copied_is_left(capturing, target):
-    model = ModelText(capturing, SPEC)
-    first = continuation(model, PROMPT, 4)
-    model.cache.end()
-    assert model.cache.step is None
-    other = ModelText(capturing, SPEC)
-    other.cache.begin_like(model.cache)
-    longer = [*PROMPT, *first[:3]]
-    assert other.cache.missing_length(array("I", longer)) == 1
-    assert continuation(other, longer, 8) == continuation(ModelText(target, SPEC), longer, 8)
-    assert other.cache.step is not None
+def test_what_a_recording_reads_stays_when_a_longer_text_has_longer_tables(capturing):
+    continuation(ModelText(capturing, SPEC), PROMPT, 3)
+    decoder = capturing.decoder
+    read = [StorageWeakRef(each.untyped_storage()) for each in decoder.rotations(40)]
+    decoder.rotations(100_000)
+    assert not any(each.expired() for each in read)
 
 
 @pytest.mark.parametrize("failure", ["raises", "is off"])
 def test_what_cannot_be_captured_is_computed(tiny_pair, target, monkeypatch, caplog, failure):
-    class Broken(CapturedStep):
-        def __call__(self, token_id, *, position):
+    class Broken(CapturedForward):
+        def __call__(self, texts, token_ids):
             if failure == "raises":
                 raise RuntimeError("not permitted while capturing")
-            return super().__call__(token_id, position=position) * 1.01
+            for text in texts:  # as what it writes would be off, too
+                text.states[0][0][..., text.start :, :] += 1
+            return super().__call__(texts, token_ids) * 1.01
 
-    monkeypatch.setattr("paceline_engine.torch_backend.cuda_graphs.CapturedStep", Broken)
+    monkeypatch.setattr("paceline_engine.torch_backend.cuda_graphs.CapturedForward", Broken)
     backend = capturing_backend(tiny_pair)
     # As it is called by --model-name, once it is loaded.
     backend.description = replace(backend.description, name="ours")
@@ -178,33 +170,21 @@ def test_what_cannot_be_captured_is_computed(tiny_pair, target, monkeypatch, cap
     assert "model ours: forwards are not captured" in caplog.text
 
 
-def test_a_session_that_ends_while_its_step_is_recorded_keeps_no_recording(capturing, monkeypatch):
-    model = ModelText(capturing, SPEC)
-
-    class Ending(CapturedStep):
-        def __call__(self, token_id, *, position):
-            model.cache.end()
-            return super().__call__(token_id, position=position)
-
-    monkeypatch.setattr("paceline_engine.torch_backend.cuda_graphs.CapturedStep", Ending)
-    continuation(model, PROMPT, 2)
-    assert model.cache.has_ended
-    assert model.cache.step is None
-
-
-def test_a_text_without_numbers_says_nothing_about_recordings(tiny_pair, target):
+def test_a_text_without_numbers_says_nothing_about_recordings(tiny_pair, target, sizes):
     backend = capturing_backend(tiny_pair)
     broken = ModelText(backend, SPEC)
-    continuation(broken, PROMPT, 1)
+    long = [n % 200 for n in range(20)]
+    broken.judge(long)
     with torch.inference_mode():
         broken.cache.keys.fill_(math.nan)
     with pytest.raises(InternalError):
-        continuation(broken, [*PROMPT, 5], 2)
+        broken.judge([*long, 5])
     assert backend.captures
-    oracle = continuation(ModelText(target, SPEC), PROMPT, 8)
-    other = ModelText(backend, SPEC)
-    assert continuation(other, PROMPT, 8) == oracle
-    assert other.cache.step is not None
+    assert not sizes
+    assert continuation(ModelText(backend, SPEC), PROMPT, 8) == continuation(
+        ModelText(target, SPEC), PROMPT, 8
+    )
+    assert sizes
 
 
 def test_a_model_whose_capturing_was_given_up_says_that_it_stops_between_layers(
@@ -213,7 +193,7 @@ def test_a_model_whose_capturing_was_given_up_says_that_it_stops_between_layers(
     def fail(*_, **__):
         raise RuntimeError("not permitted while capturing")
 
-    monkeypatch.setattr("paceline_engine.torch_backend.cuda_graphs.CapturedStep", fail)
+    monkeypatch.setattr("paceline_engine.torch_backend.cuda_graphs.CapturedForward", fail)
     backend = capturing_backend(tiny_pair)
     backend.description = replace(backend.description, cancels_between_layers=False)
     stack = StackBackend([backend, TransformersBackend(str(tiny_pair.drafter))], matrix=None)
@@ -225,12 +205,11 @@ def test_a_model_whose_capturing_was_given_up_says_that_it_stops_between_layers(
     assert stack.description.name == "ours"
 
 
-def test_a_step_whose_row_was_no_number_harms_none_after_it_is_taken_back(capturing, target):
+def test_a_row_that_was_no_number_harms_none_after_it_is_taken_back(capturing, target):
     model = ModelText(capturing, SPEC)
-    for length in range(3):  # the second and the third are replayed
+    for length in range(3):
         model.judge(PROMPT + [5, 6][:length])
     text = model.cache
-    assert text.step is not None
     with torch.inference_mode():
         text.keys[..., text.length - 1, :] = math.nan
         text.values[..., text.length - 1, :] = math.nan
@@ -247,36 +226,35 @@ def test_a_step_whose_row_was_no_number_harms_none_after_it_is_taken_back(captur
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
 )
-def test_for_want_of_memory_a_step_is_computed_and_later_ones_are_captured(
+def test_for_want_of_memory_a_forward_is_computed_and_later_ones_are_captured(
     tiny_pair, target, monkeypatch, shortage
 ):
     attempts = []
 
-    class Hungry(CapturedStep):
+    class Hungry(CapturedForward):
         def __init__(self, *given, **options):
             attempts.append(backend.layers_run)
             if len(attempts) == 1:
                 raise shortage
             super().__init__(*given, **options)
 
-    monkeypatch.setattr("paceline_engine.torch_backend.cuda_graphs.CapturedStep", Hungry)
-    monkeypatch.setattr("paceline_engine.torch_backend.cuda_graphs._STEPS_WITHOUT_MEMORY", 5)
+    monkeypatch.setattr("paceline_engine.torch_backend.cuda_graphs.CapturedForward", Hungry)
+    monkeypatch.setattr("paceline_engine.torch_backend.cuda_graphs._FORWARDS_WITHOUT_MEMORY", 5)
     backend = capturing_backend(tiny_pair)
     model = ModelText(backend, SPEC)
     assert continuation(model, PROMPT, 12) == continuation(ModelText(target, SPEC), PROMPT, 12)
     assert backend.captures
-    assert model.cache.step is not None
     assert len(attempts) == 2
     assert attempts[1] - attempts[0] > 5 * 4
 
 
-def test_what_is_computed_only_to_be_recorded_does_not_count(capturing):
-    model, counts = ModelText(capturing, SPEC), []
+def test_what_is_computed_only_to_be_recorded_does_not_count(tiny_pair):
+    backend = capturing_backend(tiny_pair)
+    model, counts = ModelText(backend, SPEC), []
     for length in range(4):
-        before = capturing.layers_run
+        before = backend.layers_run
         model.judge(PROMPT + [5, 6, 7][:length])
-        counts.append(capturing.layers_run - before)
-    assert model.cache.step is not None
+        counts.append(backend.layers_run - before)
     assert counts == [4] * 4
 
 
@@ -321,6 +299,11 @@ class FakeCuda:
         yield  # as in torch, what fails leaves this stream
 
 
+def recorder_on_cuda() -> CapturedForwards:
+    shape = KeyValueShape(1, 1, 8, 8, torch.float32, torch.device("cuda"))
+    return CapturedForwards(None, shape, kernels_on_cpu)
+
+
 @pytest.fixture
 def cuda(monkeypatch):
     fake = FakeCuda()
@@ -328,8 +311,9 @@ def cuda(monkeypatch):
     return fake
 
 
+@on_a_cpu
 def test_all_recordings_of_a_model_compute_in_the_same_memory(cuda):
-    recorder = CapturedSteps(None, torch.device("cuda"))
+    recorder = recorder_on_cuda()
     assert not cuda.captures, "nothing is taken before the first"
     runs = []
 
@@ -350,8 +334,9 @@ def test_all_recordings_of_a_model_compute_in_the_same_memory(cuda):
     assert alive == [True, False, False, False], "one graph keeps the pool when no text does"
 
 
+@on_a_cpu
 def test_a_recording_that_fails_leaves_the_stream_as_it_was(cuda):
-    recorder, calls = CapturedSteps(None, torch.device("cuda")), []
+    recorder, calls = recorder_on_cuda(), []
 
     def run():
         calls.append(cuda.current)
@@ -365,11 +350,12 @@ def test_a_recording_that_fails_leaves_the_stream_as_it_was(cuda):
     assert len(calls) == 4
 
 
+@on_a_cpu
 @pytest.mark.parametrize("fails_at", [1, 3, 4])
 @pytest.mark.parametrize("error", [ForwardInterrupted, torch.OutOfMemoryError])
 def test_what_a_recording_began_is_over_before_the_next_forward_begins(cuda, error, fails_at):
     """What it writes to the text's next row would else come after what is decided there."""
-    recorder, calls = CapturedSteps(None, torch.device("cuda")), []
+    recorder, calls = recorder_on_cuda(), []
 
     def run():
         calls.append(cuda.current)
@@ -384,6 +370,7 @@ def test_what_a_recording_began_is_over_before_the_next_forward_begins(cuda, err
     assert cuda.joined == [calls[0]] * 2
 
 
+@on_a_cpu
 def test_nothing_is_captured_on_a_cpu(tiny_pair, caplog):
     backend = TransformersBackend(str(tiny_pair.target), capture=True)
     assert not backend.captures

@@ -109,11 +109,11 @@ def test_what_flash_attention_does_not_compute_gets_a_mask(why):
 
 
 def test_long_sequences_are_read_where_they_lie():
-    # 20,000 tokens of 2 heads of 64 in bfloat16: 5 MiB of keys, and as much of values.
-    attend("meta", lengths=[20_000, 20_000, 300, 300], counts=[5, 5, 1, 1])
+    # 150,000 tokens of 2 heads of 64 in bfloat16: 38 MB of keys, and as much of values.
+    attend("meta", lengths=[150_000, 150_000, 300, 300], counts=[5, 5, 1, 1])
     names = attend.watched.names
     assert names.count("_scaled_dot_product_flash_attention.default") == 2
-    assert attend.watched.largest < 20_000 * KV_HEADS * 64
+    assert attend.watched.largest < 150_000 * KV_HEADS * 64
 
 
 @CUDA
@@ -128,9 +128,6 @@ def test_on_a_gpu_each_row_sees_what_is_up_to_it(dtype, width, lengths, counts):
     seen, told = attend("cuda", lengths=lengths, counts=counts, width=width, dtype=dtype)
     expected = torch.cat([by_definition(*each) for each in told], 1)
     assert torch.allclose(seen.double(), expected, atol=2e-2)
-    # A mask that is off by one token shows where few tokens are seen.
-    if lengths == [1]:
-        assert torch.allclose(seen[:, 0].double(), expected[:, 0], atol=5e-3)
 
 
 @CUDA

@@ -23,6 +23,7 @@ from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.library import LibraryDecoder
 from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.transformers import TransformersBackend
+from support.device import on_a_cpu
 
 COUNTS = [*range(1, 10), 31, 63, 64, 65, 130]
 SHAPES = [(48, 40), (37, 33), (1, 7), (960, 576)]
@@ -246,6 +247,7 @@ def loaded(tiny_pair):
     )
 
 
+@on_a_cpu
 def test_the_start_tells_what_would_be_faster(tiny_pair, caplog):
     with caplog.at_level("INFO"):
         TransformersBackend(str(tiny_pair.target))
@@ -263,6 +265,7 @@ def test_a_server_in_eight_bits_is_another_model(loaded):
     assert int8.is_invariant
 
 
+@on_a_cpu
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

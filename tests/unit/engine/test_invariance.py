@@ -24,6 +24,7 @@ from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_model_server.loading import new_host
 from paceline_model_server.settings import ModelServerSettings
+from support.device import on_a_cpu
 from support.families import build_family
 from support.trees import random_tree
 from unit.engine.conftest import NEVER, chain
@@ -281,6 +282,7 @@ def sample_forwards(backend):
     )
 
 
+@on_a_cpu
 def test_the_proof_at_load_sees_a_row_that_looks_at_its_neighbours(tiny_pair):
     backend = load(tiny_pair.target)
     assert sample_forwards(backend)

@@ -28,6 +28,7 @@ from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Item, Judge
 from paceline_engine.terms.model_cache import ModelCache, common_length
 from paceline_engine.torch_backend.transformers import TransformersBackend
+from support.device import on_a_cpu
 from support.families import ORIGINAL_LENGTH, VOCABULARY_SIZE, build_family
 from support.tiny_adapters import write_adapter
 from unit.engine.asking import drafted
@@ -508,6 +509,7 @@ def test_of_a_stacks_text_each_model_copies_what_it_computed(target, drafter):
     assert [each.keep(prefix) for each in text.texts] == [0, len(TEXT) - 1]
 
 
+@on_a_cpu
 def test_beyond_a_copy_there_are_zeros_where_kernels_read(target):
     source, text = target.new_cache(SPEC), target.new_cache(SPEC)
     scores_after(target, source, array("I", TEXT))

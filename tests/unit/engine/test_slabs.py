@@ -148,13 +148,12 @@ def test_a_full_slab_is_followed_by_another_one(monkeypatch):
     assert [part.count for part in parts] == [2, 2, 1]
 
 
-@pytest.mark.parametrize(("length", "is_fixed"), [(1025, False), (70, True)])
-def test_long_texts_and_fixed_ones_have_slabs_of_their_own(length, is_fixed):
+def test_long_texts_have_slabs_of_their_own():
     slabs = Slabs(SHAPE)
     for _ in range(2):
-        place = slabs.place(length, is_fixed=is_fixed)
-        assert (place.index, place.slab.length) == (0, length)
-        assert place.slab.keys.shape == (1, LAYERS, HEADS, length, WIDTH)
+        place = slabs.place(1025)
+        assert (place.index, place.slab.length) == (0, 1025)
+        assert place.slab.keys.shape == (1, LAYERS, HEADS, 1025, WIDTH)
 
 
 def test_what_a_text_left_behind_is_not_seen_by_the_next_one_there():

@@ -21,6 +21,7 @@ from paceline_engine.terms.backend import ForwardInterrupted, ModelLoadError
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Draft, Item
 from paceline_engine.torch_backend.transformers import TransformersBackend
+from support.device import on_a_cpu
 from support.distributions import fit
 from support.tiny_models import build_model
 from unit.engine.conftest import (
@@ -236,6 +237,7 @@ def test_models_with_different_tokenizers_make_no_stack(target, drafter):
         stack_of(target, other)
 
 
+@on_a_cpu
 def test_a_token_lies_in_all_models(target, drafter):
     stack, memory = stack_of(target, drafter), [target.token_memory(), drafter.token_memory()]
     both = sum(each.bytes_per_token for each in memory)

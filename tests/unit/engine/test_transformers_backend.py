@@ -34,12 +34,14 @@ from paceline_engine.terms.backend import (
 )
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Item, Judge
-from paceline_engine.torch_backend.cuda_graphs import CapturedSteps
+from paceline_engine.torch_backend.cuda_graphs import CapturedForwards
 from paceline_engine.torch_backend.device import hardware_of, on_device
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.library import LibraryDecoder
 from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.transformers import TransformersBackend
+from support import kernels_on_cpu
+from support.device import on_a_cpu
 from unit.engine.conftest import NEVER, StopAtLayer, continuation, path, scores_after
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
@@ -113,6 +115,7 @@ def text(*token_ids: int) -> array[int]:
     return array("I", token_ids)
 
 
+@on_a_cpu
 def test_the_description_is_the_models(target, tiny_pair):
     description = target.description
     assert description.name == "target"
@@ -124,6 +127,7 @@ def test_the_description_is_the_models(target, tiny_pair):
     assert Tokenizer.from_str(target.tokenizer.decode()).to_str() == tokenizer.to_str()
 
 
+@on_a_cpu
 @pytest.mark.parametrize(("dtype", "item_bytes"), [("float32", 4), ("bfloat16", 2)])
 def test_a_tokens_memory_is_that_of_its_keys_and_values(tiny_pair, dtype, item_bytes):
     memory = TransformersBackend(str(tiny_pair.target), dtype=dtype).token_memory()
@@ -148,11 +152,13 @@ def test_memory_is_measured_also_after_a_forward_was_given_up(either):
     assert either.token_memory().bytes_per_token
 
 
+@on_a_cpu
 def test_captured_forwards_cannot_all_be_given_up(tiny_pair, monkeypatch):
-    def capture(_, decoder, *, device):
-        return CapturedSteps(decoder, device)
+    def capture(_, decoder, shape, *, device):
+        assert device.type == "cpu"
+        return CapturedForwards(decoder, shape, kernels_on_cpu)
 
-    monkeypatch.setattr("paceline_engine.torch_backend.transformers.capture_steps", capture)
+    monkeypatch.setattr("paceline_engine.torch_backend.transformers.capture_forwards", capture)
     backend = TransformersBackend(str(tiny_pair.target), capture=True)
     assert not backend.description.cancels_between_layers
 
@@ -174,6 +180,7 @@ def test_chunks_give_the_logits_of_one_forward(either):
     assert torch.allclose(torch.cat(rows), whole, atol=1e-4)
 
 
+@on_a_cpu
 def test_logits_are_those_of_the_bare_model(either, target):
     ids = torch.tensor([PROMPT])
     with torch.inference_mode():
@@ -207,6 +214,7 @@ def test_a_block_is_judged_as_plain_decoding_would(either, spec):
         done = min(done + accepted + 1, 8)
 
 
+@on_a_cpu
 def test_log_probabilities_belong_to_the_decided_tokens(target):
     oracle = continuation(ModelText(target, SAMPLED), PROMPT, 3)
     judged = ModelText(target, SAMPLED).judge(PROMPT, [*oracle[:2], 299], logprobs=True)
@@ -349,6 +357,7 @@ def test_rejection_says_what_a_draft_was_drawn_from_and_takes_it_back(target, dr
     assert judged == ModelText(target, spec).judge(PROMPT, block, distributions=said)
 
 
+@on_a_cpu
 def test_sampling_follows_the_model_on_sixteen_tokens(sixteen_token_model):
     # n = 2000 seeds, 16 tokens; Hoeffding: 0.07 is passed with p = 2 exp(-2 n 0.07^2) = 6e-9 each.
     backend = TransformersBackend(str(sixteen_token_model))

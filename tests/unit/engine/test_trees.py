@@ -14,8 +14,10 @@ from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ForwardInterrupted
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
-from paceline_engine.torch_backend.cuda_graphs import CapturedSteps
+from paceline_engine.torch_backend.cuda_graphs import CapturedForwards
 from paceline_engine.torch_backend.transformers import TransformersBackend
+from support import kernels_on_cpu
+from support.device import DEVICE
 from support.trees import chains_of, random_tree
 from unit.engine.conftest import NEVER, StopAtLayer, chain, continuation, instant
 
@@ -39,10 +41,11 @@ def backend(request, tiny_pair):
         if request.param == "library":
             patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
         is_invariant = request.param == "invariant"
-        model = TransformersBackend(str(tiny_pair.target), invariant=is_invariant)
+        captures = request.param == "captured" and DEVICE != "cpu"
+        model = TransformersBackend(str(tiny_pair.target), invariant=is_invariant, capture=captures)
     model.together = request.param == "together"
-    if request.param == "captured":
-        model.steps = CapturedSteps(model.decoder, torch.device("cpu"))
+    if request.param == "captured" and DEVICE == "cpu":
+        model.captured = CapturedForwards(model.decoder, model._slabs.shape, kernels_on_cpu)
     return model
 
 
