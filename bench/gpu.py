@@ -153,7 +153,9 @@ def measure_sampling(model: LoadedModel, name: str, length: int, note: Measureme
     sampling.noise_kernel = kernel
 
 
-def measure_texts(model: LoadedModel, texts: Sequence[tuple[int, int]], note: Measurements) -> None:
+def measure_texts(
+    model: LoadedModel, name: str, texts: Sequence[tuple[int, int]], note: Measurements
+) -> None:
     """Note the ms of a forward of one row of each of many texts."""
     for count, length in texts:
         spec = SessionSpec(length + 64)
