@@ -47,6 +47,7 @@ _SCRIPTS_AT_ONCE = 64
 # Of all that a target says, what is counted to choose the tokens of the head.
 _COUNTED_TEXTS = 1 << 13
 _FIXED_COST = 2  # Of a step, in layers: the head and the loss.
+_MOST_REPORT_SECONDS = 20.0
 _EVALUATION_SECONDS = 3.0  # Kept free for each drafter's last report.
 
 _Result = TypeVar("_Result")
@@ -216,7 +217,8 @@ def train(
             written.rename(output)
 
     seconds = max(1.0, until - clock.spent())
-    return training.train_for(seconds, report_seconds=max(1.0, seconds / 6), keep=keep)
+    report_seconds = min(_MOST_REPORT_SECONDS, max(1.0, seconds / 6))
+    return training.train_for(seconds, report_seconds=report_seconds, keep=keep)
 
 
 def _gain(target: LlamaForCausalLM, choice: Choice, reached: Reached) -> str:
