@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _CHOICE = "choice.json"
 _CHECKPOINT = "checkpoint.pt"
 # AdamW: in the first steps Muon, which `train.py` uses, learnt less in twice the time.
-RATE = 1e-3
+_RATE = 1e-3
 _WARM_UP_STEPS = 20
 _FALLING_SHARE = 0.2  # Of the time, if it is limited: the rate falls to zero at the end.
 
@@ -83,7 +83,7 @@ class Training:
         held_out: Texts,
         seed: int,
         rows: int = 12,
-        rate: float = RATE,
+        rate: float = _RATE,
         longest_gradient: float | None = None,
         report_steps: int = 50,
         curve: str = "curve.jsonl",
@@ -293,7 +293,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="finish: train for so long, instead of steps")
     parser.add_argument("--device", type=torch.device, default="cpu", help="such as cuda:0")
     parser.add_argument("--rows", type=int, default=12, help="texts of a step; on a GPU 64")
-    parser.add_argument("--rate", type=float, default=RATE, help="the largest that is learnt with")
+    parser.add_argument("--rate", type=float, default=_RATE, help="the largest that is learnt with")
     parser.add_argument("--output", type=Path, help="finish: the folder of the drafter's weights")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
