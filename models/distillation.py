@@ -23,10 +23,11 @@ from target_texts import batch_path
 from text_writers import OWN, TEMPLATE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-_ROWS_AT_ONCE = 8
+_ROWS_AT_ONCE = {"cpu": 8, "cuda": 128}
+_COUNTED_AT_ONCE = 1 << 10  # Texts.
 _OWN_PARTS = ("layers.", "norm.")
 
 
@@ -49,8 +50,21 @@ class Texts:
     @classmethod
     def load(cls, folder: Path, *, batches: int) -> Texts:
         """Load the first batches of a folder."""
-        parts = [load_file(batch_path(folder, number)) for number in range(batches)]
-        return cls(**{name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+        return cls.of([load_file(batch_path(folder, number)) for number in range(batches)])
+
+    @classmethod
+    def of(cls, batches: Sequence[Mapping[str, Tensor]]) -> Texts:
+        """Put batches together, as `target_texts` writes them."""
+        return cls(**{name: torch.cat([it[name] for it in batches]) for name in batches[0]})
+
+    def to(self, device: torch.device) -> Texts:
+        """Return them on a device."""
+        return Texts(
+            self.token_ids.to(device),
+            self.origins.to(device),
+            self.best_ids.to(device),
+            self.best_log_probs.to(device),
+        )
 
     def rows(self, rows: Tensor | slice) -> Texts:
         """Return some of them."""
@@ -61,7 +75,7 @@ class Texts:
     def before(self, *origins: int) -> Tensor:
         """Tell after which positions a token of one of the origins stands: (B, L) bool."""
         following = functional.pad(self.origins[:, 1:], (0, 1), value=TEMPLATE)
-        return torch.isin(following, torch.tensor(origins, dtype=torch.uint8))
+        return torch.isin(following, following.new_tensor(origins))
 
     def learnt(self) -> Tensor:
         """Tell after which positions the target's distribution is learnt: (B, L) bool.
@@ -94,17 +108,17 @@ class Choice:
         path.write_text(json.dumps({"layers": self.layers, "token_ids": self.token_ids}) + "\n")
 
 
-def load_target(target: str) -> LlamaForCausalLM:
+def load_target(target: str, device: torch.device | str = "cpu") -> LlamaForCausalLM:
     """Load a target in float32, from whatever a server takes."""
     model = load_model(find_model_files(target), dtype="float32")
     if not isinstance(model, LlamaForCausalLM):
         raise SystemExit(f"{target} is a {type(model).__name__}, and no Llama")
-    return model.requires_grad_(requires_grad=False)
+    return nn.Module.to(model, device).requires_grad_(requires_grad=False)
 
 
 def embeddings_digest(model: LlamaForCausalLM) -> str:
     """Hash a target's embeddings: a drafter that was trained on them needs these and no others."""
-    weight = model.model.embed_tokens.weight.detach().float().contiguous()
+    weight = model.model.embed_tokens.weight.detach().float().cpu().contiguous()
     return hashlib.sha256(weight.numpy().tobytes()).hexdigest()
 
 
@@ -151,17 +165,20 @@ class Drafter(nn.Module):
         super().__init__()
         self.choice = choice
         self.model = shallow(target, choice.layers).model
-        self._head = target.lm_head.weight.detach()[torch.tensor(choice.token_ids)]
+        every = target.lm_head.weight.detach()
+        self._token_ids = torch.tensor(choice.token_ids, device=every.device)
+        self._head = every[self._token_ids]
         # A token's place in the head; N for the tokens that it does not score.
-        self._places = torch.full((len(target.lm_head.weight),), len(choice.token_ids))
-        self._places[torch.tensor(choice.token_ids)] = torch.arange(len(choice.token_ids))
+        count = len(choice.token_ids)
+        self._places = torch.full((len(every),), count, device=every.device)
+        self._places[self._token_ids] = torch.arange(count, device=every.device)
 
     def logits(self, token_ids: Tensor, at: Tensor) -> Tensor:
         """Return the logits after the positions `at`, (M, N) float32, of (B, L) tokens.
 
         On a CPU that has no bfloat16 this is slow, and it is what the shipped weights are for.
         """
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(self._head.device.type, torch.bfloat16):
             hidden = self.model(token_ids.long(), use_cache=False).last_hidden_state[at]
             return functional.linear(hidden, self._head).float()
 
@@ -179,7 +196,7 @@ class Drafter(nn.Module):
         everywhere = torch.ones_like(texts.learnt())
         logits = self.logits(texts.token_ids, everywhere)
         scored, wanted = self._beside(logits, texts, everywhere)
-        best = torch.tensor(self.choice.token_ids)[logits.argmax(-1)]
+        best = self._token_ids[logits.argmax(-1)]
         probs = (scored - logits.logsumexp(-1, keepdim=True)).exp()
         shape = texts.origins.shape
         return Comparison(
@@ -223,10 +240,12 @@ def choose_tokens(
     Returns:
         The tokens, ascending, and their share of the probability.
     """
-    at = texts.learnt()
-    sums = torch.zeros(vocabulary_size, dtype=torch.float64)
-    probs = texts.best_log_probs[at].double().exp().flatten()
-    sums.index_add_(0, texts.best_ids[at].long().flatten(), probs)
+    sums = torch.zeros(vocabulary_size, dtype=torch.float64, device=texts.token_ids.device)
+    for start in range(0, len(texts.token_ids), _COUNTED_AT_ONCE):
+        part = texts.rows(slice(start, start + _COUNTED_AT_ONCE))
+        at = part.learnt()
+        probs = part.best_log_probs[at].double().exp().flatten()
+        sums.index_add_(0, part.best_ids[at].long().flatten(), probs)
     ranked = sums.clone()
     ranked[list(always)] = torch.inf
     chosen = ranked.topk(count).indices.sort().values
@@ -265,14 +284,16 @@ class Reached:
 def evaluate(drafter: Drafter, texts: Texts) -> Reached:
     """Compare a drafter with its target where the target answers or goes on."""
     hits, shares, losses, runs = [], [], [], []
-    for rows in torch.split(torch.arange(len(texts.token_ids)), _ROWS_AT_ONCE):
-        part = texts.rows(rows)
+    rows = _ROWS_AT_ONCE[texts.token_ids.device.type]
+    for start in range(0, len(texts.token_ids), rows):
+        part = texts.rows(slice(start, start + rows))
         own = part.before(OWN)
         found = drafter.compare(part)
         hits.append(found.hits[own])
         shares.append(found.shared[own])
         losses.append(found.losses[part.learnt()])
-        runs += [Runs.of(line, is_own) for line, is_own in zip(found.hits, own, strict=True)]
+        lines = zip(found.hits.cpu(), own.cpu(), strict=True)
+        runs += [Runs.of(line, is_own) for line, is_own in lines]
     return Reached(
         loss=float(torch.cat(losses).mean()),
         greedy=float(torch.cat(hits).float().mean()),

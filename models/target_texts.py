@@ -14,7 +14,10 @@ is led by a `Writer`, which says what comes next: a token that has to stand ther
 chat, a given beginning), or a token to be drawn at a temperature of its choice. A chat goes on with
 another turn of the user where an answer ends, and other text with another beginning.
 
-A batch is a function of the seed and of the batch's number alone. Finished batches are files, and a
+On a GPU (`--device cuda:0 --rows 2048`) `DeviceTexts` does the same with thousands of rows.
+
+A batch is a function of the seed, of the batch's number, of the number of rows and of the kind of
+device. Finished batches are files, and a
 run that was killed goes on with the first batch that is missing.
 """
 
@@ -24,19 +27,19 @@ import argparse
 import os
 import random
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data import topics
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
-from torch.nn import functional
 
 from corpus import load_corpus
+from device_texts import DRAWN_FROM, DeviceTexts
+from led_rows import Script
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.torch_backend.model_loading import load_model
-from paceline_engine.torch_backend.packed_linear import Product, product_of
+from side_by_side import SideBySide
 from text_writers import Writers, chat_tokenizer
 from train import keep_freed_memory
 
@@ -45,99 +48,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paceline_engine.model_files.files import ModelFiles
     from text_writers import Writer
 
 ROWS = 64
 LENGTH = 320
 KEPT = 32  # The most probable tokens of each position that are stored.
-_DRAWN_FROM = 64  # The most probable tokens that a token is drawn from.
-
-
-class SideBySide:
-    """A Llama that reads one token of each of many texts in a forward.
-
-    Its products compute in bfloat16, with packed weights; everything else is in float32.
-
-    Letters: B texts, L positions, E width, G key and value heads, R query heads for each, D their
-    width.
-    """
-
-    def __init__(self, model: Any, *, rows: int, length: int) -> None:
-        config = model.config
-        self._epsilon = config.rms_norm_eps
-        self._groups = config.num_key_value_heads
-        self._repeats = config.num_attention_heads // self._groups
-        self._width = config.head_dim
-        body = model.model
-        self._embedding = body.embed_tokens.weight.detach()
-        self._head = _packed(self._embedding)
-        self._norm = body.norm.weight.detach()
-        self._layers = [_Layer.of(layer) for layer in body.layers]
-        positions = torch.arange(length)[None]
-        cosines, sines = body.rotary_emb(self._embedding, positions)
-        self._cosines: Tensor = cosines[0]
-        self._sines: Tensor = sines[0]
-        shape = (len(self._layers), rows * self._groups, length, self._width)
-        self._keys = torch.zeros(shape, dtype=torch.bfloat16)
-        self._values = torch.zeros(shape, dtype=torch.bfloat16)
-
-    def __call__(self, token_ids: Tensor, position: int) -> Tensor:
-        """Read (B,) tokens at one position; return logits, (B, V) float32."""
-        hidden = functional.embedding(token_ids, self._embedding)
-        for index, layer in enumerate(self._layers):
-            hidden = hidden + self._attend(index, layer, self._normed(hidden, layer.norm), position)
-            gate, up = layer.gate_and_up(self._normed(hidden, layer.mlp_norm)).chunk(2, dim=-1)
-            hidden = hidden + layer.down(functional.silu(gate) * up)
-        return self._head(self._normed(hidden, self._norm)).float()
-
-    def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(hidden, weight.shape, weight, self._epsilon).bfloat16()
-
-    def _attend(self, index: int, layer: _Layer, normed: Tensor, position: int) -> Tensor:
-        rows, groups = len(normed), self._groups
-        states = layer.into_heads(normed).view(rows, -1, self._width)
-        queries = groups * self._repeats
-        rotated = self._rotate(states[:, : queries + groups].float(), position).bfloat16()
-        keys, values = self._keys[index], self._values[index]
-        keys[:, position] = rotated[:, queries:].reshape(-1, self._width)
-        values[:, position] = states[:, queries + groups :].reshape(-1, self._width)
-        query = rotated[:, :queries].reshape(rows * groups, self._repeats, self._width)
-        scores = query @ keys[:, : position + 1].mT * self._width**-0.5
-        seen = scores.float().softmax(-1).bfloat16() @ values[:, : position + 1]
-        return layer.out_of_heads(seen.reshape(rows, -1))
-
-    def _rotate(self, states: Tensor, position: int) -> Tensor:
-        half = self._width // 2
-        swapped = torch.cat((-states[..., half:], states[..., :half]), dim=-1)
-        return states * self._cosines[position] + swapped * self._sines[position]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
-    norm: Tensor
-    mlp_norm: Tensor
-    into_heads: Product
-    out_of_heads: Product
-    gate_and_up: Product
-    down: Product
-
-    @classmethod
-    def of(cls, layer: Any) -> _Layer:
-        attention, mlp = layer.self_attn, layer.mlp
-        return cls(
-            norm=layer.input_layernorm.weight.detach(),
-            mlp_norm=layer.post_attention_layernorm.weight.detach(),
-            into_heads=_packed(
-                attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight
-            ),
-            out_of_heads=_packed(attention.o_proj.weight),
-            gate_and_up=_packed(mlp.gate_proj.weight, mlp.up_proj.weight),
-            down=_packed(mlp.down_proj.weight),
-        )
-
-
-def _packed(*weights: Tensor) -> Product:
-    return product_of(torch.cat(weights).detach().bfloat16(), None, packs=True)
 
 
 @torch.inference_mode()
@@ -163,8 +79,10 @@ def write_batch(
             token_ids[row, position], origins[row, position] = token_id, step.origin
             writer.read(token_id, step.origin)
         steps = [writer.next_step() for writer in writers]
-        log_probs = model(token_ids[:, position].long(), position).log_softmax(-1)
-        best = log_probs.topk(_DRAWN_FROM)
+        here = torch.tensor([position])
+        logits = model(token_ids[:, position].long(), here, seen=position + 1)
+        log_probs = logits.log_softmax(-1)
+        best = log_probs.topk(DRAWN_FROM)
         best_ids[:, position] = best.indices[:, :KEPT]
         best_log_probs[:, position] = best.values[:, :KEPT]
         temperatures = torch.tensor([step.temperature for step in steps])[:, None]
@@ -189,13 +107,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
     torch.set_num_threads(options.threads)
     keep_freed_memory()
-    corpus = load_corpus()
-    code = [file.text for file in (corpus.held_out if options.held_out else corpus.training)]
-    prose = [text for index, text in enumerate(topics.topics.values()) if
-             (index % 20 == 0) == options.held_out]  # fmt: skip
     files = find_model_files(options.target)
-    makers = Writers(chat_tokenizer(files), code=code, prose=prose)
-    model = SideBySide(load_model(files, dtype="float32"), rows=ROWS, length=LENGTH)
+    makers = load_writers(files, held_out=options.held_out)
+    target = load_model(files, dtype="float32").to(options.device)
+    model = SideBySide(target, rows=options.rows, length=LENGTH)
+    on_device = None
+    if options.device.type != "cpu":
+        fast_products()
+        on_device = DeviceTexts(model, rows=options.rows, length=LENGTH, kept=KEPT)
     options.work.mkdir(parents=True, exist_ok=True)
     for number in range(options.first, options.batches, options.stride):
         path = batch_path(options.work, number)
@@ -204,17 +123,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
         started = time.monotonic()
         seed = options.seed * 1_000_003 + number
         chance = random.Random(seed)  # noqa: S311 - texts, no secrets
-        batch = write_batch(
-            model,
-            [makers.make(chance) for _ in range(ROWS)],
-            length=LENGTH,
-            generator=torch.Generator().manual_seed(seed),
-        )
+        writers = [makers.make(chance) for _ in range(options.rows)]
+        generator = torch.Generator(options.device).manual_seed(seed)
+        if on_device is None:
+            batch = write_batch(model, writers, length=LENGTH, generator=generator)
+        else:
+            scripts = [Script.of(writer, length=LENGTH) for writer in writers]
+            batch = on_device.write(scripts, generator=generator)
         partial = path.with_suffix(f".{os.getpid()}")
-        save_file(batch, partial)
+        save_file({name: tensor.cpu() for name, tensor in batch.items()}, partial)
         partial.replace(path)  # A kill while writing leaves no half of a batch.
-        speed = ROWS * LENGTH / (time.monotonic() - started)
+        speed = options.rows * LENGTH / (time.monotonic() - started)
         print(f"batch {number}: {speed:.0f} tokens/s", flush=True)
+
+
+def load_writers(files: ModelFiles, *, held_out: bool) -> Writers:
+    """Return what makes writers, with beginnings that are for training or held out."""
+    corpus = load_corpus()
+    code = [file.text for file in (corpus.held_out if held_out else corpus.training)]
+    prose = [text for index, text in enumerate(topics.topics.values()) if
+             (index % 20 == 0) == held_out]  # fmt: skip
+    return Writers(chat_tokenizer(files), code=code, prose=prose)
+
+
+def fast_products() -> None:
+    """Let a GPU compute float32 products with TF32's eleven bits, which is ten times as fast."""
+    torch.set_float32_matmul_precision("high")
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -223,6 +157,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--target", required=True, help="as a server's --model")
     parser.add_argument("--work", type=Path, required=True, help="where the texts go")
+    parser.add_argument("--device", type=torch.device, default="cpu", help="such as cuda:0")
+    parser.add_argument("--rows", type=int, default=ROWS, help="texts of a batch")
     parser.add_argument("--batches", type=int, default=100, help="how many batches there shall be")
     parser.add_argument("--first", type=int, default=0, help="the first batch of this process")
     parser.add_argument("--stride", type=int, default=1, help="processes that share the batches")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
@@ -24,14 +25,16 @@ if TYPE_CHECKING:
 
 _CHAT_SHARE = 0.7
 _CODE_SHARE = 0.2  # The rest is prose.
-_USER_TOKENS = 64
-_ANSWER_TOKENS = 200
-_USER_TEMPERATURE = 1.0
+USER_TOKENS = 64
+ANSWER_TOKENS = 200
+USER_TEMPERATURE = 1.0
 # Half of the texts are greedy: so are most requests. Greedy text alone would have too few different
 # contexts.
 _TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
 _GIVEN_TOKENS = (16, 80)
 _OPENED_SHARE = 0.6  # Of the user's turns; the others are the target's from the first word.
+
+_TEXTS_KNOWN = 1024
 
 # Where a token comes from.
 TEMPLATE, GIVEN, USER, OWN = range(4)
@@ -89,11 +92,11 @@ class Writer:
         if self._waiting:
             token_id, origin = self._waiting.popleft()
             return Step(origin, token_id)
-        limit = _USER_TOKENS if self._is_user else _ANSWER_TOKENS
+        limit = USER_TOKENS if self._is_user else ANSWER_TOKENS
         if self.answer and self._length >= limit:
             return Step(TEMPLATE, self.end_ids[0])
         if self._is_user:
-            return Step(USER, temperature=_USER_TEMPERATURE)
+            return Step(USER, temperature=USER_TEMPERATURE)
         return Step(OWN, temperature=self.temperature)
 
     def read(self, token_id: int, origin: int) -> None:
@@ -110,6 +113,12 @@ class Writer:
         else:
             self._open()
 
+    def take_opening(self) -> Sequence[tuple[int, int]]:
+        """Take the tokens that are waiting, from a writer that has not begun to write."""
+        opening = tuple(self._waiting)
+        self._waiting.clear()
+        return opening
+
     def _open(self) -> None:
         self._waiting.extend(self.open_turn())
         self._is_user = bool(self.answer)
@@ -121,8 +130,9 @@ class Writers:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, *, code: Sequence[str], prose: Sequence[str]
     ) -> None:
-        self._encode: Callable[[str], list[int]] = lambda text: list(
-            tokenizer(text, add_special_tokens=False)["input_ids"]
+        # Few first words open very many turns.
+        self._encode: Callable[[str], tuple[int, ...]] = lru_cache(_TEXTS_KNOWN)(
+            lambda text: tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
         )
         message = [{"role": "user", "content": "\0"}]
         chat = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
@@ -153,7 +163,7 @@ class Writers:
 
     def _open_chat(self, template: Sequence[int], chance: random.Random) -> list[tuple[int, int]]:
         opened = chance.random() < _OPENED_SHARE
-        given = self._encode(chance.choice(OPENERS)) if opened else []
+        given = self._encode(chance.choice(OPENERS)) if opened else ()
         return [(each, TEMPLATE) for each in template] + [(each, GIVEN) for each in given]
 
     def _beginning(self, texts: Sequence[str], chance: random.Random) -> list[tuple[int, int]]:

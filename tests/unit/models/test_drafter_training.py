@@ -14,9 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import distil_at_once
 import distil_drafter
 import target_texts
 from accepted_runs import Runs
+from device_texts import DeviceTexts
 from distil_drafter import Training
 from distillation import (
     Choice,
@@ -29,12 +31,14 @@ from distillation import (
     shallow,
 )
 from drafter_card import measure
+from led_rows import LedRows, Script
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.torch_backend.transformers import TransformersBackend
+from side_by_side import SideBySide
 from smollm2_drafter import CARD, OtherTargetError, lay_out
 from support.tiny_models import build_tokenizer
-from target_texts import KEPT, SideBySide, write_batch
+from target_texts import KEPT, write_batch
 from text_writers import GIVEN, OWN, TEMPLATE, USER, Writer, Writers
 
 torch.set_num_threads(1)
@@ -204,10 +208,9 @@ def test_a_writer_of_the_models_own_template_opens_a_chat(target, tmp_path):
 def test_a_run_that_was_killed_goes_on_with_the_missing_batch(target, tmp_path, monkeypatch):
     folder = shutil.copytree(target, tmp_path / "chatting")
     (folder / "chat_template.jinja").write_text(TEMPLATE_SOURCE)
-    monkeypatch.setattr(target_texts, "ROWS", 4)
     monkeypatch.setattr(target_texts, "LENGTH", 24)
     work = tmp_path / "work"
-    command = ["--target", str(folder), "--work", str(work), "--batches", "2"]
+    command = ["--target", str(folder), "--work", str(work), "--batches", "2", "--rows", "4"]
     target_texts.main(command)
     first, second = (target_texts.batch_path(work, number) for number in range(2))
     written_first, expected = first.stat(), second.read_bytes()
@@ -400,3 +403,125 @@ def test_a_card_counts_what_would_be_accepted(finished, target, tmp_path):
     assert row["tokens"] == len(hits)
     assert row["acceptance"] == pytest.approx(sum(hits) / len(hits))
     assert row["accepted"][0] == pytest.approx(row["acceptance"])
+
+
+def many_writers():
+    """48 writers of chats and other text, with turns of many lengths; some open with nothing."""
+    chance = random.Random(6)
+
+    def turn():
+        return [(chance.randrange(10, 90), GIVEN) for _ in range(chance.choice((0, 1, 5, 30)))]
+
+    return [
+        Writer(
+            0.5,
+            iter([turn() for _ in range(200)]).__next__,
+            answer=((8, 9), (), (8, END, 9))[row % 3],
+            end_ids=(END,) if row % 2 else (END, 6),
+        )
+        for row in range(48)
+    ]
+
+
+def test_texts_led_in_tensors_are_those_that_their_writers_lead():
+    chance, length = random.Random(5), 200
+    drawn = torch.tensor(
+        [
+            # Few ends, so that some turns are as long as they may be.
+            [
+                chance.choice((END, 6) if chance.random() < row / 48 else (40, 41))
+                for _ in range(length)
+            ]
+            for row in range(48)
+        ]
+    )
+    rows = LedRows(rows=48, length=length, device=torch.device("cpu"))
+    rows.begin([Script.of(each, length=length) for each in many_writers()])
+    writers = many_writers()
+    seen = set()
+    for column in drawn.unbind(1):
+        temperatures = rows.temperatures().tolist()
+        token_ids, origins = rows.advance(column)
+        for row, each in enumerate(writers):
+            step = each.next_step()
+            token_id = int(column[row]) if step.token_id is None else step.token_id
+            assert (int(token_ids[row]), int(origins[row])) == (token_id, step.origin)
+            assert step.token_id is not None or step.temperature == temperatures[row]
+            each.read(token_id, step.origin)
+            seen.add((step.origin, token_id == END))
+    assert len(seen) == 7, "every kind of token but a given end, in every kind of place"
+
+
+def test_texts_that_are_written_on_the_device_are_the_targets(model):
+    device_texts = DeviceTexts(SideBySide(model, rows=24, length=70), rows=24, length=70, kept=KEPT)
+
+    def batch(seed):
+        scripts = [
+            Script.of(writer(float(row % 2), answer=(8, 9) if row % 4 < 2 else ()), length=70)
+            for row in range(24)
+        ]
+        return device_texts.write(scripts, generator=torch.Generator().manual_seed(seed))
+
+    first, again, other = batch(1), batch(1), batch(2)
+    assert all(first[name].equal(again[name]) for name in first)
+    assert not first["token_ids"].equal(other["token_ids"])
+    with torch.inference_mode():
+        expected = model(first["token_ids"].long()).logits.log_softmax(-1)
+    there = expected.gather(-1, first["best_ids"].long())
+    assert (first["best_log_probs"].float() - there)[there > -5].abs().mean() < 0.05
+    assert (first["best_ids"][..., 0] == expected.argmax(-1)).float().mean() > 0.95
+    own = first["origins"][:, 1:] == OWN
+    is_best = first["token_ids"][:, 1:] == first["best_ids"][:, :-1, 0]
+    assert is_best[::2][own[::2]].all()
+    assert not is_best[1::2][own[1::2]].all()
+    assert {*first["origins"].unique().tolist()} == {TEMPLATE, GIVEN, USER, OWN}
+
+
+def test_drafters_that_are_made_at_once_are_put_together_as_others(target, model, tmp_path):
+    folder = shutil.copytree(target, tmp_path / "chatting")
+    (folder / "chat_template.jinja").write_text(TEMPLATE_SOURCE)
+    distil_at_once.main(
+        [
+            *("--target", str(folder), "--output", str(tmp_path / "made"), "--device", "cpu"),
+            *("--seconds", "1", "--rows", "16", "--length", "24", "--held-out-rows", "4"),
+            *("--tokens", "100", "--layers", "0,3", "1", "--step-rows", "4"),
+        ]
+    )
+    assert sorted(path.name for path in (tmp_path / "made").iterdir() if path.is_dir()) == [
+        "layers-1",
+        "layers-2",
+    ]
+    for name, layers in (("layers-1", [1]), ("layers-2", [0, 3])):
+        card = json.loads((tmp_path / "made" / name / CARD).read_text())
+        assert card["layers"] == layers
+        assert card["embeddings"] == embeddings_digest(model)
+        assert card["training"]["tokens"] == 12 * 24
+        lay_out(str(folder), tmp_path / name, own=tmp_path / "made" / name)
+        assert TransformersBackend(str(tmp_path / name)).description.layer_count == len(layers)
+
+
+def test_texts_that_the_target_would_not_have_written_are_not_learnt_from(target, tmp_path):
+    folder = shutil.copytree(target, tmp_path / "chatting")
+    (folder / "chat_template.jinja").write_text(TEMPLATE_SOURCE)
+    command = [
+        *("--target", str(folder), "--output", str(tmp_path / "made"), "--device", "cpu"),
+        *("--seconds", "1", "--rows", "16", "--length", "24", "--least-agreement", "1.1"),
+    ]
+    with pytest.raises(SystemExit, match="the texts are wrong"):
+        distil_at_once.main(command)
+    assert not (tmp_path / "made").exists()
+
+
+def test_memory_that_lacks_halves_the_rows():
+    tried = []
+
+    def attempt(rows):
+        tried.append(rows)
+        if rows > 64:
+            raise torch.OutOfMemoryError
+        return rows
+
+    assert distil_at_once.with_fewer_rows(256, attempt) == 64
+    assert tried == [256, 128, 64]
+    with pytest.raises(torch.OutOfMemoryError):
+        distil_at_once.with_fewer_rows(256, lambda rows: attempt(rows + 100))
