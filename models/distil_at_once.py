@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from safetensors.torch import save_file
 
 from device_texts import DeviceTexts
 from distil_drafter import Training, write_own
@@ -295,6 +296,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.device.type == "cuda":
         torch.cuda.empty_cache()  # What the target's texts took.
     clock.say(f"{texts.token_ids.numel():,} tokens to learn from")
+    if options.texts is not None:
+        options.texts.mkdir(parents=True, exist_ok=True)
+        tokens = {"token_ids": texts.token_ids.int().cpu().contiguous()}
+        save_file(tokens, options.texts / "texts-00000.safetensors")
     token_ids, share = choose_tokens(
         texts.rows(slice(_COUNTED_TEXTS)),
         count=options.tokens,
@@ -342,6 +347,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True, help="a folder for each drafter")
     parser.add_argument("--seconds", type=float, required=True, help="for all of it")
     parser.add_argument("--device", type=torch.device, default="cuda:0")
+    parser.add_argument("--texts", type=Path, help="a folder: keep the texts for other trainings")
     parser.add_argument("--text-share", type=float, default=0.4, help="of the time, for texts")
     parser.add_argument("--rows", type=int, default=2048, help="texts of a batch")
     parser.add_argument("--no-graphs", action="store_true", help="no CUDA graphs: more slowly")
