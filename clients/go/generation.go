@@ -120,6 +120,16 @@ type Chunk struct {
 	TextLengths []uint32
 }
 
+// A PromptChunk is tokens of the prompt, and how likely the target thinks each of them. Logprobs has one
+// entry for each token, and TopLogprobs one if any were requested. The prompt's first token comes in a
+// chunk of its own, and has neither.
+type PromptChunk struct {
+	Position    int
+	TokenIDs    []uint32
+	Logprobs    []float64
+	TopLogprobs [][]TokenLogprob
+}
+
 // A TokenLogprob is a token, and the natural logarithm of its probability.
 type TokenLogprob struct {
 	TokenID uint32
@@ -206,7 +216,8 @@ type Completion struct {
 	Started           Started
 	Chunks            []Chunk
 	Finished          Finished
-	ResumedTokenCount int // tokens from before its last part
+	ResumedTokenCount int           // tokens from before its last part
+	PromptChunks      []PromptChunk // the prompt's tokens, with WithPromptLogprobs
 }
 
 // Text is the generated text.

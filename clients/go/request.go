@@ -293,6 +293,15 @@ func WithTopLogprobs(count uint32) GenerateOption {
 	})
 }
 
+// WithPromptLogprobs returns each prompt token's log probability, and so many of the likeliest tokens at
+// its position, at most 20. With it WithMaxTokens may be 0. Default: neither.
+func WithPromptLogprobs(count uint32) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.PromptLogprobs = &count
+		return nil
+	})
+}
+
 // WithAddSpecialTokens says whether the tokenizer adds its special tokens to a text prompt. Default
 // true.
 func WithAddSpecialTokens(add bool) GenerateOption {

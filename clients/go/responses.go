@@ -42,6 +42,15 @@ func readChunk(message *pb.GenerationChunk) Chunk {
 	}
 }
 
+func readPromptChunk(message *pb.PromptChunk) PromptChunk {
+	return PromptChunk{
+		Position:    int(message.GetPosition()),
+		TokenIDs:    message.GetTokenIds(),
+		Logprobs:    message.GetLogprobs(),
+		TopLogprobs: readLikeliest(message.GetTopLogprobs()),
+	}
+}
+
 func readLikeliest(messages []*pb.LikeliestTokens) [][]TokenLogprob {
 	places := make([][]TokenLogprob, len(messages))
 	for place, message := range messages {

@@ -120,6 +120,7 @@ def verify_request(
         anticipate=message.anticipate,
         propose=message.propose,
         top_logprobs=message.top_logprobs,
+        score=message.score,
     )
     return call, proposal, options
 
@@ -241,6 +242,7 @@ def model_info(
         fim_token_ids=model.fim_token_ids,
         shapes_logits=model.shapes_logits,
         grammar_engine=model.grammar_engine,
+        scores_prompts=model.scores_prompts,
     )
 
 

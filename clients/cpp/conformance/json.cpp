@@ -147,6 +147,7 @@ std::map<std::string, Setter> setters() {
       PACELINE_OPTION(ignore_eos),
       PACELINE_OPTION(logprobs),
       PACELINE_OPTION(top_logprobs),
+      PACELINE_OPTION(prompt_logprobs),
       PACELINE_OPTION(add_special_tokens),
       PACELINE_OPTION(parse_special_tokens),
       PACELINE_OPTION(include_timeline),

@@ -133,6 +133,17 @@ Chunk read_chunk(const v1::GenerationChunk& message) {
   return chunk;
 }
 
+PromptChunk read_prompt_chunk(const v1::PromptChunk& message) {
+  PromptChunk chunk;
+  chunk.position = message.position();
+  chunk.token_ids.assign(message.token_ids().begin(), message.token_ids().end());
+  chunk.logprobs.assign(message.logprobs().begin(), message.logprobs().end());
+  for (const auto& place : message.top_logprobs()) {
+    chunk.top_logprobs.push_back(read_likeliest(place));
+  }
+  return chunk;
+}
+
 TimelineEvent read_timeline_event(const v1::TimelineEvent& message) {
   TimelineEvent event;
   event.kind = word<TimelineEventKind>(message.kind());

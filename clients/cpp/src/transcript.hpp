@@ -42,6 +42,7 @@ class Transcript {
 
  private:
   void start(Started started);
+  void append_prompt(PromptChunk chunk);
   void append(const Chunk& chunk);
   void finish(Finished finished);
 
@@ -49,6 +50,7 @@ class Transcript {
   std::optional<Started> started_;
   std::optional<Finished> finished_;
   std::vector<Chunk> chunks_;
+  std::vector<PromptChunk> prompt_chunks_;
   std::int64_t next_position_ = 0;
   std::int64_t received_count_ = 0;  // tokens in chunks_
   std::int64_t resumed_count_ = 0;   // tokens that the current stream did not have to send

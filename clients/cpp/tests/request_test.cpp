@@ -32,6 +32,7 @@ TEST(Request, CarriesEveryOption) {
   options.dispatch = DispatchPolicy::Blocks;
   options.ignore_eos = options.logprobs = true;
   options.top_logprobs = 10;
+  options.prompt_logprobs = 0;
   options.add_special_tokens = false;
   options.parse_special_tokens = true;
   options.include_timeline = options.stream_timeline = true;
@@ -46,7 +47,7 @@ TEST(Request, CarriesEveryOption) {
             "dispatch_policy: DISPATCH_POLICY_BLOCKS resume_token_ids: 7 "
             "resume_token_ids: 4294967295 include_timeline: true stream_timeline: true "
             "request_id: \"r-1\" width: 8 branches: 9 drafter: DRAFTER_KIND_MAX_GRAM "
-            "top_logprobs: 10");
+            "top_logprobs: 10 prompt_logprobs: 0");
 }
 
 TEST(Request, LeavesOutWhatIsNotSaid) {

@@ -129,6 +129,20 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptChunk:
+    """Tokens of the prompt, and how likely the target thinks each of them.
+
+    `logprobs` has one entry for each token, and `top_logprobs` one if any were requested. The
+    prompt's first token comes in a chunk of its own, and has neither.
+    """
+
+    position: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """Final tokens and their text.
 
@@ -250,12 +264,14 @@ class Completion:
 
     Attributes:
         resumed_token_count: Tokens from before the last part of a resumed generation.
+        prompt_chunks: The prompt's tokens, if `prompt_logprobs` was set.
     """
 
     started: Started
     chunks: tuple[Chunk, ...]
     finished: Finished
     resumed_token_count: int = 0
+    prompt_chunks: tuple[PromptChunk, ...] = ()
 
     @property
     def text(self) -> str:

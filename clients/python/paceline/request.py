@@ -67,6 +67,8 @@ class GenerateOptions(TypedDict, total=False):
         ignore_eos: Continue after an end-of-text token.
         logprobs: Return each token's log probability.
         top_logprobs: Number of likeliest tokens to return at each position, at most 20.
+        prompt_logprobs: Return each prompt token's log probability, and so many of the likeliest
+            tokens at its position, at most 20. With it `max_tokens` may be 0.
         add_special_tokens: Let the tokenizer add its special tokens to a text prompt. Default true.
         parse_special_tokens: Parse special tokens written in a text prompt, or in the texts around
             a gap; each `PromptPart` has its own. Default false.
@@ -101,6 +103,7 @@ class GenerateOptions(TypedDict, total=False):
     ignore_eos: bool
     logprobs: bool
     top_logprobs: int
+    prompt_logprobs: int
     add_special_tokens: bool
     parse_special_tokens: bool
     include_timeline: bool

@@ -15,6 +15,7 @@ from paceline.generation import (
     Finished,
     FinishReason,
     ModelForwards,
+    PromptChunk,
     ServerInfo,
     Started,
     Statistics,
@@ -31,6 +32,8 @@ from paceline.v1 import model_service_pb2, sampling_pb2
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from google.protobuf.internal.enum_type_wrapper import _EnumTypeWrapper
 
 _Record = TypeVar("_Record")
@@ -68,10 +71,19 @@ def read_chunk(message: orchestrator_pb.GenerationChunk) -> Chunk:
         token_ids=tuple(message.token_ids),
         logprobs=tuple(message.logprobs),
         origins=tuple(origins),
-        top_logprobs=tuple(
-            tuple(map(TokenLogprob, each.token_ids, each.logprobs)) for each in message.top_logprobs
-        ),
+        top_logprobs=_likeliest(message.top_logprobs),
         text_lengths=tuple(message.text_lengths),
+    )
+
+
+def read_prompt_chunk(message: orchestrator_pb.PromptChunk) -> PromptChunk:
+    """Read tokens of the prompt."""
+    return _read(
+        PromptChunk,
+        message,
+        token_ids=tuple(message.token_ids),
+        logprobs=tuple(message.logprobs),
+        top_logprobs=_likeliest(message.top_logprobs),
     )
 
 
@@ -138,6 +150,12 @@ def _read(record: type[_Record], message: Any, **converted: object) -> _Record:
     names = [field.name for field in fields(record)]  # type: ignore[arg-type]
     plain = {name: getattr(message, name) for name in names if name not in converted}
     return record(**plain, **converted)
+
+
+def _likeliest(
+    places: Iterable[sampling_pb2.LikeliestTokens],
+) -> tuple[tuple[TokenLogprob, ...], ...]:
+    return tuple(tuple(map(TokenLogprob, each.token_ids, each.logprobs)) for each in places)
 
 
 def _standing(number: int) -> str:

@@ -74,6 +74,7 @@ const OPTIONS: ReadonlyMap<string, keyof GenerateOptions> = new Map([
   ["ignore_eos", "ignoreEos"],
   ["logprobs", "logprobs"],
   ["top_logprobs", "topLogprobs"],
+  ["prompt_logprobs", "promptLogprobs"],
   ["add_special_tokens", "addSpecialTokens"],
   ["parse_special_tokens", "parseSpecialTokens"],
   ["include_timeline", "includeTimeline"],

@@ -71,6 +71,18 @@ export interface TokenLogprob {
 }
 
 /**
+ * Tokens of the prompt, and how likely the target thinks each of them. `logprobs` has one entry for
+ * each token, and `topLogprobs` one if any were requested. The prompt's first token comes in a chunk
+ * of its own, and has neither.
+ */
+export interface PromptChunk {
+  readonly position: number;
+  readonly tokenIds: readonly number[];
+  readonly logprobs: readonly number[];
+  readonly topLogprobs: readonly (readonly TokenLogprob[])[];
+}
+
+/**
  * Final tokens and their text. `origins` and `textLengths` (the characters, as Unicode code points,
  * that the token adds to `text`) have one entry for each token. So have, if requested, `logprobs`
  * and `topLogprobs`: the likeliest tokens at the position, the likeliest first.
@@ -176,6 +188,8 @@ export interface Completion {
   readonly tokenIds: readonly number[];
   /** Tokens from before the last part of a resumed generation. */
   readonly resumedTokenCount: number;
+  /** The prompt's tokens, with `promptLogprobs`. */
+  readonly promptChunks: readonly PromptChunk[];
 }
 
 /** A model server, as the orchestrator describes it. */

@@ -85,6 +85,11 @@ export interface GenerateOptions {
   logprobs?: boolean | undefined;
   /** Number of likeliest tokens to return at each position, at most 20. */
   topLogprobs?: number | undefined;
+  /**
+   * Return each prompt token's log probability, and so many of the likeliest tokens at its position,
+   * at most 20. With it `maxTokens` may be 0.
+   */
+  promptLogprobs?: number | undefined;
   /** Let the tokenizer add its special tokens to a text prompt. Default true. */
   addSpecialTokens?: boolean | undefined;
   /** Parse special tokens written in a text prompt. Default false. */
@@ -139,6 +144,7 @@ const CHECKS: Readonly<Record<keyof GenerateOptions, Check>> = {
   ignoreEos: flag,
   logprobs: flag,
   topLogprobs: uint32,
+  promptLogprobs: uint32,
   addSpecialTokens: flag,
   parseSpecialTokens: flag,
   includeTimeline: flag,
@@ -169,6 +175,7 @@ export function buildRequest(prompt: Prompt, options: GenerateOptions): wire.Gen
     ignoreEos: options.ignoreEos ?? false,
     logprobs: options.logprobs ?? false,
     topLogprobs: options.topLogprobs ?? 0,
+    promptLogprobs: options.promptLogprobs,
     sampling: samplingOf(options),
     seed: options.seed,
     strategy: wire.Strategy[`STRATEGY_${upper(options.strategy ?? "unspecified")}`],

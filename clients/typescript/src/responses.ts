@@ -8,6 +8,7 @@ import {
   FINISH_REASONS,
   type Finished,
   type OrUnknown,
+  type PromptChunk,
   STRATEGIES,
   type Started,
   type Statistics,
@@ -28,6 +29,11 @@ export function readStarted(message: wire.GenerationStarted): Started {
 export function readChunk(message: wire.GenerationChunk): Chunk {
   const origins = message.origins.map(origin);
   return { type: "chunk", ...message, origins, topLogprobs: message.topLogprobs.map(likeliest) };
+}
+
+/** Read tokens of the prompt. */
+export function readPromptChunk(message: wire.PromptChunk): PromptChunk {
+  return { ...message, topLogprobs: message.topLogprobs.map(likeliest) };
 }
 
 function likeliest({ tokenIds, logprobs }: LikeliestTokens): TokenLogprob[] {

@@ -86,6 +86,7 @@ class ModelFacts:
         fim_token_ids: Before a prefix, before a suffix, and after both; empty if it has none.
         exchanges_calls: Whether it takes calls as messages of a stream.
         shapes_logits: Whether it knows biases, penalties and min_tokens.
+        scores_prompts: Whether it has log probabilities of tokens that are given.
         grammar_engine: What enforces grammars there, with its version; empty: nothing does.
     """
 
@@ -114,6 +115,7 @@ class ModelFacts:
     fim_token_ids: tuple[int, ...] = ()
     exchanges_calls: bool = False
     shapes_logits: bool = False
+    scores_prompts: bool = False
     grammar_engine: str = ""
 
     @property
@@ -262,6 +264,7 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
         fim_token_ids=tuple(info.fim_token_ids),
         exchanges_calls=info.exchanges_calls,
         shapes_logits=info.shapes_logits,
+        scores_prompts=info.scores_prompts,
         grammar_engine=info.grammar_engine,
     )
 

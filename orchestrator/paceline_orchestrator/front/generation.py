@@ -10,6 +10,7 @@ from paceline.errors import InvalidFieldError
 from paceline_contract.calls import VerificationRule
 from paceline_orchestrator.decoding.assigned_servers import AssignedServers
 from paceline_orchestrator.decoding.driver import Driver
+from paceline_orchestrator.decoding.prompt_scoring import PromptScoring
 from paceline_orchestrator.decoding.recorder import Recorder
 from paceline_orchestrator.decoding.request_servers import RequestServers
 from paceline_orchestrator.decoding.rpcs import one_hot
@@ -19,6 +20,7 @@ from paceline_orchestrator.front.text import FinalToken
 from paceline_orchestrator.front.translation import (
     chunk_message,
     finished_message,
+    prompt_message,
     started_message,
     timeline_message,
 )
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from paceline_contract.calls import LikeliestTokens
     from paceline_contract.max_gram import MaxGramRules
     from paceline_orchestrator.decoding.metrics import RequestMetrics
+    from paceline_orchestrator.decoding.prompt_scoring import ScoredTokens
     from paceline_orchestrator.decoding.session_opener import SessionOpener
     from paceline_orchestrator.decoding.statistics import (
         Statistics,
@@ -45,12 +48,16 @@ if TYPE_CHECKING:
     from paceline_protocol.messages import CapacityChanged, EmitTokens
     from paceline_protocol.methods import DecodingMethod, Strategy
 
+# Messages about the prompt that may wait for the stream's reader: they are large.
+_MOST_UNREAD = 8
+
 
 class Generation:
     """Decodes one order; `messages` is the stream that the client gets.
 
     Tokens wait in an outbox for a client that reads slowly; the order's max_tokens bound it, and
-    the servers are free as soon as the last token is decoded. `close` it in the end, whatever
+    the servers are free as soon as the last token is decoded. The prompt's log probabilities are
+    not computed faster than they are read. `close` it in the end, whatever
     happened.
 
     Args:
@@ -77,6 +84,7 @@ class Generation:
         charge: Callable[[int], None] | None = None,
     ) -> None:
         self._outbox: asyncio.Queue[ClientMessage | Exception | None] = asyncio.Queue()
+        self._was_read = asyncio.Event()
         self._charge = charge or (lambda _: None)
         self._text = order.text
         if self._text.token_count < len(order.resumed):
@@ -122,6 +130,7 @@ class Generation:
             top_logprobs=order.options.top_logprobs,
             deliver=self._deliver,
             conclude=self._conclude,
+            scoring=self._prompt_scoring(pool),
             reconsider=lambda: self._reconsider(),
         )
 
@@ -150,6 +159,7 @@ class Generation:
             if isinstance(item, Exception):
                 raise item
             yield item
+            self._was_read.set()
 
     def close(self) -> None:
         """Free what `run` did not come to free."""
@@ -281,6 +291,25 @@ class Generation:
         order = self._order
         task = order.task(is_alone=self._servers.is_idle)
         return create_method(order.plan.strategy, task, capacity=capacity)
+
+    def _prompt_scoring(self, pool: ServerPool) -> PromptScoring | None:
+        order = self._order
+        if order.options.prompt_logprobs is None:
+            return None
+        return PromptScoring(
+            order.prompt,
+            top_logprobs=order.options.prompt_logprobs,
+            vocabulary_size=order.model.vocabulary_size,
+            deliver=self._deliver_scored,
+            suspect=pool.suspect,
+        )
+
+    async def _deliver_scored(self, scored: ScoredTokens) -> None:
+        """Send how likely tokens of the prompt are; a reader that is slow is waited for."""
+        while self._outbox.qsize() >= _MOST_UNREAD:
+            self._was_read.clear()
+            await self._was_read.wait()
+        self._send(prompt_message(scored))
 
     def _deliver(self, emission: EmitTokens, likeliest: tuple[LikeliestTokens, ...]) -> bool:
         """Take final tokens in, send those that can be sent, and tell whether the text ends."""

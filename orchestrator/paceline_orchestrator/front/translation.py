@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from paceline_contract.calls import LikeliestTokens
+    from paceline_orchestrator.decoding.prompt_scoring import ScoredTokens
     from paceline_orchestrator.decoding.statistics import Statistics, TimelineEvent
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.words import Standing
@@ -92,6 +93,7 @@ def read_options(request: pb.GenerateRequest) -> Options:
         ignore_eos=request.ignore_eos,
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
+        prompt_logprobs=request.prompt_logprobs if request.HasField("prompt_logprobs") else None,
         include_timeline=request.include_timeline,
         stream_timeline=request.stream_timeline,
     )
@@ -139,6 +141,17 @@ def chunk_message(piece: Piece, *, position: int) -> ClientMessage:
         text_lengths=piece.lengths,
     )
     return pb.GenerateResponse(chunk=chunk)
+
+
+def prompt_message(scored: ScoredTokens) -> ClientMessage:
+    """Tell how likely tokens of the prompt are."""
+    chunk = pb.PromptChunk(
+        position=scored.position,
+        token_ids=scored.token_ids,
+        logprobs=scored.logprobs,
+        top_logprobs=map(_likeliest, scored.top_logprobs),
+    )
+    return pb.GenerateResponse(prompt_chunk=chunk)
 
 
 def timeline_message(event: TimelineEvent) -> ClientMessage:

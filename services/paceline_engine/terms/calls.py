@@ -154,6 +154,7 @@ class ModelDescription:
         takes_trees: Whether one forward computes a tree; else proposals have to be chains.
         shapes_logits: Whether it knows biases, penalties and `min_tokens`.
         grammar_engine: What enforces grammars, with its version; empty: nothing does.
+        scores_prompts: Whether it has log probabilities of tokens that are given.
         self_draft_depth: How many tokens after its own it can propose; 0: it does not.
         self_draft_kind: With what: see the proto.
         stage_names: Of a stack its models' names, largest first.
@@ -181,6 +182,7 @@ class ModelDescription:
     verification_rules: tuple[VerificationRule, ...]
     shapes_logits: bool = False
     grammar_engine: str = ""
+    scores_prompts: bool = False
     self_draft_depth: int = 0
     self_draft_kind: str = ""
     stage_names: tuple[str, ...] = ()

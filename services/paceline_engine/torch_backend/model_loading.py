@@ -244,6 +244,7 @@ def describe(
         takes_trees=shares_forwards,
         is_invariant=is_invariant,
         shapes_logits=True,
+        scores_prompts=True,
         verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
         hardware=hardware_of(device, threads=threads),
         scores_every_token=files.draft_vocabulary is None,

@@ -85,6 +85,7 @@ KNOWN: Mapping[str, Known] = {
     "GetModelInfoResponse.exchanges_calls": _ANYTHING,
     "GetModelInfoResponse.shapes_logits": _ANYTHING,
     "GetModelInfoResponse.grammar_engine": _ANYTHING,
+    "GetModelInfoResponse.scores_prompts": _ANYTHING,
     "Hardware.identity": Known({"longer than 64 characters": "h" * 65}),
     "Hardware.share": Known({"a little over 1": 1.0000001, "twice": 2.0}),
     "Stage.model_name": _ANYTHING,

@@ -55,6 +55,7 @@ WHOLE = {
     "scores_every_token": (True, False, False),
     "shapes_logits": (True, False, False),
     "grammar_engine": ("e1", "e2", ""),
+    "scores_prompts": (True, False, False),
 }
 # These are no model's alone (test_stack.py), or are the same in all.
 OTHERS = {"fingerprint", "stage_names", "tokenizer_fingerprint", "vocabulary_size"}

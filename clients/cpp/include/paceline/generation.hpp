@@ -37,6 +37,16 @@ struct TokenLogprob {
   double logprob = 0;
 };
 
+/// Tokens of the prompt, and how likely the target thinks each of them. `logprobs` has one entry for
+/// each token, and `top_logprobs` one if any were requested. The prompt's first token comes in a
+/// chunk of its own, and has neither.
+struct PromptChunk {
+  std::int64_t position = 0;
+  std::vector<std::int64_t> token_ids;
+  std::vector<double> logprobs;
+  std::vector<std::vector<TokenLogprob>> top_logprobs;
+};
+
 /// Final tokens and their text. `origins` and `text_lengths` (the characters that the token adds to
 /// `text`) have one entry for each token. So have, if requested, `logprobs` and `top_logprobs`: the
 /// likeliest tokens at the position, the likeliest first.
@@ -128,6 +138,7 @@ struct Completion {
   std::vector<Chunk> chunks;
   Finished finished;
   std::int64_t resumed_token_count = 0;  ///< If resumed: tokens from before its last part.
+  std::vector<PromptChunk> prompt_chunks;  ///< The prompt's tokens, with prompt_logprobs.
 
   std::string text() const;
   std::vector<std::int64_t> token_ids() const;

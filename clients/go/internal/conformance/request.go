@@ -254,6 +254,8 @@ func readOption(name string, value json.RawMessage) (paceline.GenerateOption, er
 		return readValue(value, paceline.WithLogprobs)
 	case "top_logprobs":
 		return readValue(value, paceline.WithTopLogprobs)
+	case "prompt_logprobs":
+		return readValue(value, paceline.WithPromptLogprobs)
 	case "add_special_tokens":
 		return readValue(value, paceline.WithAddSpecialTokens)
 	case "parse_special_tokens":

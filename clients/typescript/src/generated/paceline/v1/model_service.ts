@@ -160,6 +160,11 @@ export interface GetModelInfoResponse {
    * a request with a grammar is served by targets with one. Empty: the server knows no grammars.
    */
   grammarEngine: string;
+  /**
+   * Whether Verify can return the log probabilities of tokens that are given
+   * (VerifyRequest.score). So a target without this works for no request with prompt_logprobs.
+   */
+  scoresPrompts: boolean;
 }
 
 /** The hardware on which a model computes; other servers may compute on the same hardware. */
@@ -328,6 +333,7 @@ function createBaseGetModelInfoResponse(): GetModelInfoResponse {
     exchangesCalls: false,
     shapesLogits: false,
     grammarEngine: "",
+    scoresPrompts: false,
   };
 }
 
@@ -443,6 +449,9 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     }
     if (message.grammarEngine !== "") {
       writer.uint32(266).string(message.grammarEngine);
+    }
+    if (message.scoresPrompts !== false) {
+      writer.uint32(272).bool(message.scoresPrompts);
     }
     return writer;
   },
@@ -754,6 +763,14 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
             message.grammarEngine = reader.string();
             continue;
           }
+          case 34: {
+            if (tag !== 272) {
+              break;
+            }
+
+            message.scoresPrompts = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -806,6 +823,7 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     message.exchangesCalls = object.exchangesCalls ?? false;
     message.shapesLogits = object.shapesLogits ?? false;
     message.grammarEngine = object.grammarEngine ?? "";
+    message.scoresPrompts = object.scoresPrompts ?? false;
     return message;
   },
 };

@@ -276,7 +276,8 @@ export interface GenerateRequest {
     | undefined;
   /**
    * Tokens to generate at most, resumed ones included. In [1, context length - prompt]. Default:
-   * 256, or the room in the context.
+   * 256, or the room in the context. With prompt_logprobs it may be 0: then the prompt is scored,
+   * and nothing is generated.
    */
   maxTokens?:
     | number
@@ -359,6 +360,15 @@ export interface GenerateRequest {
    * `logprobs`. In [0, 20]; default 0: none.
    */
   topLogprobs: number;
+  /**
+   * Return for each token of the prompt, except the first, its log probability as in `logprobs`,
+   * and this many of the likeliest tokens at its position. They come as prompt_chunk, before any
+   * token of the answer. In [0, 20], and with a long prompt fewer: prompt tokens times (1 +
+   * prompt_logprobs) is at most 2^18. Absent: none. UNSUPPORTED if no target can
+   * (GetModelInfoResponse.scores_prompts). The prompt is computed anew, whatever was kept of an
+   * earlier one. A request with resume_token_ids gets them again.
+   */
+  promptLogprobs?: number | undefined;
 }
 
 /** One message of the stream. */
@@ -377,6 +387,9 @@ export interface GenerateResponse {
     | //
     /** The last message. */
     { $case: "finished"; value: GenerationFinished }
+    | //
+    /** Tokens of the prompt with their log probabilities; only if prompt_logprobs was set. */
+    { $case: "promptChunk"; value: PromptChunk }
     | undefined;
 }
 
@@ -434,6 +447,24 @@ export interface GenerationChunk {
    * of them. Orchestrators before 0.2 leave this out.
    */
   textLengths: number[];
+}
+
+/**
+ * Tokens of the prompt, with what the target thinks of them. The messages have all tokens of the
+ * prompt in their order, the first message the first token alone.
+ */
+export interface PromptChunk {
+  /** Position of the first of token_ids. */
+  position: number;
+  /** The tokens, at most 256. */
+  tokenIds: number[];
+  /**
+   * One for each token, none for the prompt's first: natural logarithm of the probability that the
+   * target's plain softmax gives the token after the tokens before it.
+   */
+  logprobs: number[];
+  /** If prompt_logprobs is above 0, one for each of logprobs: the likeliest tokens at its position. */
+  topLogprobs: LikeliestTokens[];
 }
 
 /** The end of a generation. */
@@ -927,6 +958,7 @@ function createBaseGenerateRequest(): GenerateRequest {
     branches: undefined,
     drafter: 0,
     topLogprobs: 0,
+    promptLogprobs: undefined,
   };
 }
 
@@ -1015,6 +1047,9 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     }
     if (message.topLogprobs !== 0) {
       writer.uint32(192).uint32(message.topLogprobs);
+    }
+    if (message.promptLogprobs !== undefined) {
+      writer.uint32(256).uint32(message.promptLogprobs);
     }
     return writer;
   },
@@ -1250,6 +1285,14 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
             message.topLogprobs = reader.uint32();
             continue;
           }
+          case 32: {
+            if (tag !== 256) {
+              break;
+            }
+
+            message.promptLogprobs = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1317,6 +1360,7 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     message.branches = object.branches ?? undefined;
     message.drafter = object.drafter ?? 0;
     message.topLogprobs = object.topLogprobs ?? 0;
+    message.promptLogprobs = object.promptLogprobs ?? undefined;
     return message;
   },
 };
@@ -1339,6 +1383,9 @@ export const GenerateResponse: MessageFns<GenerateResponse> = {
         break;
       case "finished":
         GenerationFinished.encode(message.event.value, writer.uint32(34).fork()).join();
+        break;
+      case "promptChunk":
+        PromptChunk.encode(message.event.value, writer.uint32(42).fork()).join();
         break;
     }
     return writer;
@@ -1389,6 +1436,14 @@ export const GenerateResponse: MessageFns<GenerateResponse> = {
             message.event = { $case: "finished", value: GenerationFinished.decode(reader, reader.uint32()) };
             continue;
           }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            message.event = { $case: "promptChunk", value: PromptChunk.decode(reader, reader.uint32()) };
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1428,6 +1483,12 @@ export const GenerateResponse: MessageFns<GenerateResponse> = {
       case "finished": {
         if (object.event?.value !== undefined && object.event?.value !== null) {
           message.event = { $case: "finished", value: GenerationFinished.fromPartial(object.event.value) };
+        }
+        break;
+      }
+      case "promptChunk": {
+        if (object.event?.value !== undefined && object.event?.value !== null) {
+          message.event = { $case: "promptChunk", value: PromptChunk.fromPartial(object.event.value) };
         }
         break;
       }
@@ -1802,6 +1863,125 @@ export const GenerationChunk: MessageFns<GenerationChunk> = {
     message.origins = object.origins?.map((e) => e) || [];
     message.topLogprobs = object.topLogprobs?.map((e) => LikeliestTokens.fromPartial(e)) || [];
     message.textLengths = object.textLengths?.map((e) => e) || [];
+    return message;
+  },
+};
+
+function createBasePromptChunk(): PromptChunk {
+  return { position: 0, tokenIds: [], logprobs: [], topLogprobs: [] };
+}
+
+export const PromptChunk: MessageFns<PromptChunk> = {
+  encode(message: PromptChunk, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.position !== 0) {
+      writer.uint32(8).uint32(message.position);
+    }
+    if (message.tokenIds.length !== 0) {
+      writer.uint32(18).fork();
+      for (const v of message.tokenIds) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    if (message.logprobs.length !== 0) {
+      writer.uint32(26).fork();
+      for (const v of message.logprobs) {
+        writer.double(v);
+      }
+      writer.join();
+    }
+    for (const v of message.topLogprobs) {
+      LikeliestTokens.encode(v!, writer.uint32(34).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): PromptChunk {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBasePromptChunk();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.position = reader.uint32();
+            continue;
+          }
+          case 2: {
+            if (tag === 16) {
+              message.tokenIds.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 18) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.tokenIds.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 3: {
+            if (tag === 25) {
+              message.logprobs.push(reader.double());
+
+              continue;
+            }
+
+            if (tag === 26) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.logprobs.push(reader.double());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.topLogprobs.push(LikeliestTokens.decode(reader, reader.uint32()));
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<PromptChunk>): PromptChunk {
+    return PromptChunk.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<PromptChunk>): PromptChunk {
+    const message = createBasePromptChunk();
+    message.position = object.position ?? 0;
+    message.tokenIds = object.tokenIds?.map((e) => e) || [];
+    message.logprobs = object.logprobs?.map((e) => e) || [];
+    message.topLogprobs = object.topLogprobs?.map((e) => LikeliestTokens.fromPartial(e)) || [];
     return message;
   },
 };
