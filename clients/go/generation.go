@@ -118,13 +118,15 @@ type Chunk struct {
 	TopLogprobs [][]TokenLogprob
 	Origins     []TokenOrigin
 	TextLengths []uint32
+	TokenBytes  [][]byte // if requested
 }
 
-// A PromptChunk is tokens of the prompt, and how likely the target thinks each of them. Logprobs has one
-// entry for each token, and TopLogprobs one if any were requested. The prompt's first token comes in a
-// chunk of its own, and has neither.
+// A PromptChunk is tokens of the prompt, and if requested how likely the target thinks each of them.
+// Logprobs, TopLogprobs and TokenBytes have one entry for each token, if they were requested. The prompt's
+// first token comes in a chunk of its own, without the first two.
 type PromptChunk struct {
 	Position    int
+	TokenBytes  [][]byte
 	TokenIDs    []uint32
 	Logprobs    []float64
 	TopLogprobs [][]TokenLogprob
@@ -132,8 +134,9 @@ type PromptChunk struct {
 
 // A TokenLogprob is a token, and the natural logarithm of its probability.
 type TokenLogprob struct {
-	TokenID uint32
-	Logprob float64
+	TokenID    uint32
+	Logprob    float64
+	TokenBytes []byte // if requested
 }
 
 // A TimelineEvent is a draft, a verification or its result. Start and End count from the request's
@@ -217,7 +220,7 @@ type Completion struct {
 	Chunks            []Chunk
 	Finished          Finished
 	ResumedTokenCount int           // tokens from before its last part
-	PromptChunks      []PromptChunk // the prompt's tokens, with WithPromptLogprobs
+	PromptChunks      []PromptChunk // the prompt's tokens, with WithPromptLogprobs or WithPromptTokens
 }
 
 // Text is the generated text.

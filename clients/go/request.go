@@ -302,6 +302,23 @@ func WithPromptLogprobs(count uint32) GenerateOption {
 	})
 }
 
+// WithTokenBytes says whether to return the bytes of each token that is told. Default false.
+func WithTokenBytes(wanted bool) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.IncludeTokenBytes = wanted
+		return nil
+	})
+}
+
+// WithPromptTokens says whether to return the prompt's tokens, which WithPromptLogprobs also does. Default
+// false.
+func WithPromptTokens(wanted bool) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.IncludePrompt = wanted
+		return nil
+	})
+}
+
 // WithAddSpecialTokens says whether the tokenizer adds its special tokens to a text prompt. Default
 // true.
 func WithAddSpecialTokens(add bool) GenerateOption {

@@ -39,6 +39,7 @@ func readChunk(message *pb.GenerationChunk) Chunk {
 		TopLogprobs: readLikeliest(message.GetTopLogprobs()),
 		Origins:     origins,
 		TextLengths: message.GetTextLengths(),
+		TokenBytes:  message.GetTokenBytes(),
 	}
 }
 
@@ -46,6 +47,7 @@ func readPromptChunk(message *pb.PromptChunk) PromptChunk {
 	return PromptChunk{
 		Position:    int(message.GetPosition()),
 		TokenIDs:    message.GetTokenIds(),
+		TokenBytes:  message.GetTokenBytes(),
 		Logprobs:    message.GetLogprobs(),
 		TopLogprobs: readLikeliest(message.GetTopLogprobs()),
 	}
@@ -56,7 +58,11 @@ func readLikeliest(messages []*pb.LikeliestTokens) [][]TokenLogprob {
 	for place, message := range messages {
 		for rank, logprob := range message.GetLogprobs() {
 			if rank < len(message.GetTokenIds()) {
-				places[place] = append(places[place], TokenLogprob{message.GetTokenIds()[rank], logprob})
+				told := TokenLogprob{TokenID: message.GetTokenIds()[rank], Logprob: logprob}
+				if rank < len(message.GetTokenBytes()) {
+					told.TokenBytes = message.GetTokenBytes()[rank]
+				}
+				places[place] = append(places[place], told)
 			}
 		}
 	}

@@ -35,6 +35,7 @@ func (t *transcript) nextRequest() *pb.GenerateRequest {
 	}
 	if len(t.chunks) > 0 { // which come after all of the prompt
 		request.PromptLogprobs = nil
+		request.IncludePrompt = false
 	}
 	return request
 }

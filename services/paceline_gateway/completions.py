@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline_gateway.chat_template import WRITTEN, write_prompt
+from paceline_gateway.errors import RequestError
 from paceline_gateway.generations import deliver
 from paceline_gateway.json_body import parse
 from paceline_gateway.rendering import ChatForm, CompletionForm, StreamedAnswer, WholeAnswer
@@ -26,6 +27,11 @@ async def complete(
 ) -> None:
     """Continue prompts."""
     body = parse(CompletionBody, content, ignored=connection.ignored)
+    if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
+        raise RequestError(
+            "max_tokens: must be 1 or more, unless `echo` or `prompt_logprobs` is there",
+            param="max_tokens",
+        )
     model = await orchestrators.check_model(body.model)
     choices = generations.choices(
         body.prompts,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         AsyncGeneration,
         Finished,
         GenerateOptions,
+        PromptChunk,
         Started,
         TimelineEvent,
     )
@@ -73,6 +74,11 @@ class Choice:
         """The first message; known at the first event, and again after each resumption."""
         assert self._generation.started is not None
         return self._generation.started
+
+    @property
+    def prompt_chunks(self) -> Sequence[PromptChunk]:
+        """The prompt's tokens, if they were asked for; known at the first chunk, or at the end."""
+        return self._generation.prompt_chunks
 
     @property
     def finished(self) -> Finished:

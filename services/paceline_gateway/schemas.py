@@ -153,6 +153,10 @@ class Body(_Request):
     )
     structured_outputs: StructuredOutputs | None = None
     top_k: int | None = Field(None, ge=-1, le=MOST_UINT32)
+    # vLLM's, of tokens.
+    prompt_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
 
     @field_validator("stream_options")
     @classmethod
@@ -163,10 +167,43 @@ class Body(_Request):
             raise PydanticCustomError("choice", "needs `stream: true`")
         return value
 
+    @field_validator("prompt_logprobs")
+    @classmethod
+    def _is_told_whole(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and info.data.get("stream"):
+            raise PydanticCustomError("choice", "is not told in a stream")
+        return value
+
     @property
     def default_max_tokens(self) -> int | None:
         """The default of `max_tokens`; None: the orchestrator's default."""
         return None
+
+    @property
+    def echoes(self) -> bool:
+        """Whether each answer begins with its prompt."""
+        return False
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """How many likeliest tokens are told at each position of an echo; None: nothing is told."""
+        return None
+
+    def written_prompt(self, index: int) -> str | None:  # noqa: ARG002 - of other bodies
+        """Return a prompt that was given as text; None: it was not."""
+        return None
+
+    def _token_options(self, *, logprobs: bool) -> GenerateOptions:
+        """Return the options about single tokens."""
+        options: GenerateOptions = {}
+        if self.prompt_logprobs is not None:
+            options["prompt_logprobs"] = self.prompt_logprobs
+        are_named = logprobs or self.prompt_logprobs is not None
+        if are_named and not self.return_tokens_as_token_ids:
+            options["include_token_bytes"] = True
+        if self.return_token_ids:
+            options["include_prompt"] = True
+        return options
 
     @property
     def grammar(self) -> Grammar | None:
@@ -206,8 +243,9 @@ class CompletionBody(Body):
     paceline: CompletionExtension | None = None
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     best_of: int | None = None
-    echo: FalseOnly = None
+    max_tokens: int | None = Field(None, ge=0, le=MOST_UINT32)
     suffix: str = ""
+    echo: bool = False
 
     @field_validator("best_of")
     @classmethod
@@ -230,6 +268,28 @@ class CompletionBody(Body):
             raise PydanticCustomError("choice", "needs a prompt that is text")
         return value
 
+    @field_validator("echo")
+    @classmethod
+    def _is_possible(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("suffix"):
+            raise PydanticCustomError("choice", "needs a prompt without `suffix`")
+        return value
+
+    @property
+    def echoes(self) -> bool:
+        """Whether each answer begins with its prompt."""
+        return self.echo
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """How many likeliest tokens are told at each position of an echo; None: nothing is told."""
+        return self.logprobs
+
+    def written_prompt(self, index: int) -> str | None:
+        """Return a prompt that was given as text; None: it was not."""
+        prompt = self.prompt[index]
+        return prompt if isinstance(prompt, str) else None
+
     @property
     def prompts(self) -> list[Prompt]:
         """The prompts, or the gap between the prompt and the suffix."""
@@ -245,6 +305,11 @@ class CompletionBody(Body):
             options["max_tokens"] = self.max_tokens
         options["logprobs"] = self.logprobs is not None
         options["top_logprobs"] = self.logprobs or 0
+        options.update(self._token_options(logprobs=self.logprobs is not None))
+        if self.echo and (self.logprobs is not None or self.max_tokens == 0):
+            options["prompt_logprobs"] = max(self.prompt_logprobs or 0, self.logprobs or 0)
+        if self.echo and any(isinstance(it, list) for it in self.prompt):
+            options["include_prompt"] = options["include_token_bytes"] = True
         # The author of a whole prompt writes its special tokens, too. Around a gap the tokenizer
         # adds its own, and the texts are a file's.
         options.setdefault("parse_special_tokens", not self.suffix)
@@ -295,6 +360,7 @@ class ChatBody(Body):
         options = super().options()
         options["logprobs"] = self.logprobs
         options["top_logprobs"] = self.top_logprobs or 0
+        options.update(self._token_options(logprobs=self.logprobs))
         most = self.max_completion_tokens or self.max_tokens
         if most is not None:
             options["max_tokens"] = most

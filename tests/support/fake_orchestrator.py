@@ -18,7 +18,7 @@ from paceline.v1.model_service_pb2 import MODEL_ROLE_TARGET, ChatTemplate
 from support.ports import free_address
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 PROMPT_LENGTH = 3
 SEED = 7
@@ -44,6 +44,7 @@ class Leg:
     shift: int = 0  # added to positions: a broken server
     omits_finish: bool = False
     own_tokens: set[int] = field(default_factory=set)  # the target's; the others were drafted
+    bytes_of: Callable[[int], bytes] | None = None  # what a token is; None: it has no tokenizer
 
 
 @dataclass
@@ -84,7 +85,10 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
         if leg.refuses:
             return
         yield pb.GenerateResponse(started=_started(request, leg))
-        received, total = len(request.resume_token_ids), request.max_tokens or 5
+        for chunk in _prompt_chunks(request, leg):
+            yield pb.GenerateResponse(prompt_chunk=chunk)
+        received = len(request.resume_token_ids)
+        total = request.max_tokens if request.HasField("max_tokens") else 5
         for count, index in enumerate(range(received, total, leg.chunk_tokens)):
             if count == leg.chunks and leg.hangs:
                 await asyncio.Event().wait()
@@ -93,6 +97,7 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
             last = min(index + leg.chunk_tokens, total)
             chunk = _chunk(range(PROMPT_LENGTH + index, PROMPT_LENGTH + last), leg)
             _tell_logprobs(chunk, request)
+            _tell_bytes(chunk, request, leg)
             yield pb.GenerateResponse(chunk=chunk)
             if request.stream_timeline:
                 event = pb.TimelineEvent(kind=pb.TIMELINE_EVENT_KIND_DRAFTED, server="drafter-0")
@@ -180,7 +185,7 @@ def _chunk(positions: Sequence[int], leg: Leg) -> pb.GenerationChunk:
     )
 
 
-def _tell_logprobs(chunk: pb.GenerationChunk, request: pb.GenerateRequest) -> None:
+def _tell_logprobs(chunk: pb.GenerationChunk | pb.PromptChunk, request: pb.GenerateRequest) -> None:
     """Say what was asked: a token is likely by its number, and the next ones are ever less so."""
     ranks = range(1, request.top_logprobs + 1)
     for token_id in chunk.token_ids:
@@ -191,6 +196,28 @@ def _tell_logprobs(chunk: pb.GenerationChunk, request: pb.GenerateRequest) -> No
                 token_ids=[token_id + rank for rank in ranks],
                 logprobs=[-token_id - rank for rank in ranks],
             )
+
+
+def _prompt_chunks(request: pb.GenerateRequest, leg: Leg) -> Iterator[pb.PromptChunk]:
+    """Tell the prompt's tokens, which are their positions, as those of the answer are told."""
+    is_scored = request.HasField("prompt_logprobs")
+    if not (is_scored or request.include_prompt):
+        return
+    for positions in ([0], range(1, PROMPT_LENGTH)):
+        chunk = pb.PromptChunk(position=positions[0], token_ids=positions)
+        if is_scored and positions[0]:
+            alike = pb.GenerateRequest(logprobs=True, top_logprobs=request.prompt_logprobs)
+            _tell_logprobs(chunk, alike)
+        _tell_bytes(chunk, request, leg)
+        yield chunk
+
+
+def _tell_bytes(
+    chunk: pb.GenerationChunk | pb.PromptChunk, request: pb.GenerateRequest, leg: Leg
+) -> None:
+    if request.include_token_bytes and leg.bytes_of is not None:
+        for told in (chunk, *chunk.top_logprobs):
+            told.token_bytes.extend(map(leg.bytes_of, told.token_ids))
 
 
 def _finished(total: int) -> pb.GenerationFinished:

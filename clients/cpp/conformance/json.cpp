@@ -148,6 +148,8 @@ std::map<std::string, Setter> setters() {
       PACELINE_OPTION(logprobs),
       PACELINE_OPTION(top_logprobs),
       PACELINE_OPTION(prompt_logprobs),
+      PACELINE_OPTION(include_token_bytes),
+      PACELINE_OPTION(include_prompt),
       PACELINE_OPTION(add_special_tokens),
       PACELINE_OPTION(parse_special_tokens),
       PACELINE_OPTION(include_timeline),

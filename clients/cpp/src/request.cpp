@@ -152,6 +152,8 @@ v1::GenerateRequest build_request(const Prompt& prompt, const GenerateOptions& o
   if (options.prompt_logprobs) {
     request.set_prompt_logprobs(count("prompt_logprobs", *options.prompt_logprobs));
   }
+  request.set_include_token_bytes(options.include_token_bytes);
+  request.set_include_prompt(options.include_prompt);
   request.set_include_timeline(options.include_timeline);
   request.set_stream_timeline(options.stream_timeline);
   return request;

@@ -16,7 +16,10 @@ v1::GenerateRequest Transcript::next_request() const {
       request.add_resume_token_ids(static_cast<std::uint32_t>(id));
     }
   }
-  if (!chunks_.empty()) request.clear_prompt_logprobs();  // chunks come after all of the prompt
+  if (!chunks_.empty()) {  // which come after all of the prompt
+    request.clear_prompt_logprobs();
+    request.clear_include_prompt();
+  }
   return request;
 }
 

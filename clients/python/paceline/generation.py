@@ -122,24 +122,26 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token, and the natural logarithm of its probability."""
+    """A token, the natural logarithm of its probability, and if requested its bytes."""
 
     token_id: int
     logprob: float
+    token_bytes: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptChunk:
-    """Tokens of the prompt, and how likely the target thinks each of them.
+    """Tokens of the prompt, and if requested how likely the target thinks each of them.
 
-    `logprobs` has one entry for each token, and `top_logprobs` one if any were requested. The
-    prompt's first token comes in a chunk of its own, and has neither.
+    `logprobs`, `top_logprobs` and `token_bytes` have one entry for each token, if they were
+    requested. The prompt's first token comes in a chunk of its own, without the first two.
     """
 
     position: int
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    token_bytes: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +149,8 @@ class Chunk:
     """Final tokens and their text.
 
     `origins` and `text_lengths` (the characters that the token adds to `text`) have one entry for
-    each token. So have, if requested, `logprobs` and `top_logprobs`: the likeliest tokens at the
-    position, the likeliest first.
+    each token. So have, if requested, `token_bytes`, `logprobs` and `top_logprobs`: the likeliest
+    tokens at the position, the likeliest first.
     """
 
     position: int
@@ -158,6 +160,7 @@ class Chunk:
     origins: tuple[TokenOrigin, ...]
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     text_lengths: tuple[int, ...] = ()
+    token_bytes: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +267,7 @@ class Completion:
 
     Attributes:
         resumed_token_count: Tokens from before the last part of a resumed generation.
-        prompt_chunks: The prompt's tokens, if `prompt_logprobs` was set.
+        prompt_chunks: The prompt's tokens, if `prompt_logprobs` or `include_prompt` was set.
     """
 
     started: Started

@@ -72,6 +72,7 @@ def read_chunk(message: orchestrator_pb.GenerationChunk) -> Chunk:
         logprobs=tuple(message.logprobs),
         origins=tuple(origins),
         top_logprobs=_likeliest(message.top_logprobs),
+        token_bytes=tuple(message.token_bytes),
         text_lengths=tuple(message.text_lengths),
     )
 
@@ -84,6 +85,7 @@ def read_prompt_chunk(message: orchestrator_pb.PromptChunk) -> PromptChunk:
         token_ids=tuple(message.token_ids),
         logprobs=tuple(message.logprobs),
         top_logprobs=_likeliest(message.top_logprobs),
+        token_bytes=tuple(message.token_bytes),
     )
 
 
@@ -155,7 +157,14 @@ def _read(record: type[_Record], message: Any, **converted: object) -> _Record:
 def _likeliest(
     places: Iterable[sampling_pb2.LikeliestTokens],
 ) -> tuple[tuple[TokenLogprob, ...], ...]:
-    return tuple(tuple(map(TokenLogprob, each.token_ids, each.logprobs)) for each in places)
+    return tuple(
+        tuple(
+            map(TokenLogprob, it.token_ids, it.logprobs, it.token_bytes)
+            if it.token_bytes
+            else map(TokenLogprob, it.token_ids, it.logprobs)
+        )
+        for it in places
+    )
 
 
 def _standing(number: int) -> str:

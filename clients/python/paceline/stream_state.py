@@ -78,7 +78,7 @@ class StreamState(Generic[_Link]):
 
     @property
     def prompt_chunks(self) -> Sequence[PromptChunk]:
-        """The prompt's tokens with `prompt_logprobs`: all of them, once there is a chunk."""
+        """The prompt's tokens, if they were asked for: all of them, once there is a chunk."""
         return self._transcript.prompt_chunks
 
     @property

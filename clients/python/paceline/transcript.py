@@ -51,6 +51,7 @@ class Transcript:
                 request.resume_token_ids.extend(chunk.token_ids)
         if self.chunks:  # which come after all of the prompt
             request.ClearField("prompt_logprobs")
+            request.ClearField("include_prompt")
         return request
 
     def add(self, response: orchestrator_pb.GenerateResponse) -> Chunk | TimelineEvent | None:

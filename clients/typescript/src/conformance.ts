@@ -75,6 +75,8 @@ const OPTIONS: ReadonlyMap<string, keyof GenerateOptions> = new Map([
   ["logprobs", "logprobs"],
   ["top_logprobs", "topLogprobs"],
   ["prompt_logprobs", "promptLogprobs"],
+  ["include_token_bytes", "includeTokenBytes"],
+  ["include_prompt", "includePrompt"],
   ["add_special_tokens", "addSpecialTokens"],
   ["parse_special_tokens", "parseSpecialTokens"],
   ["include_timeline", "includeTimeline"],

@@ -90,6 +90,10 @@ export interface GenerateOptions {
    * at most 20. With it `maxTokens` may be 0.
    */
   promptLogprobs?: number | undefined;
+  /** Return the bytes of each token that is told. */
+  includeTokenBytes?: boolean | undefined;
+  /** Return the prompt's tokens, which `promptLogprobs` also does. */
+  includePrompt?: boolean | undefined;
   /** Let the tokenizer add its special tokens to a text prompt. Default true. */
   addSpecialTokens?: boolean | undefined;
   /** Parse special tokens written in a text prompt. Default false. */
@@ -145,6 +149,8 @@ const CHECKS: Readonly<Record<keyof GenerateOptions, Check>> = {
   logprobs: flag,
   topLogprobs: uint32,
   promptLogprobs: uint32,
+  includeTokenBytes: flag,
+  includePrompt: flag,
   addSpecialTokens: flag,
   parseSpecialTokens: flag,
   includeTimeline: flag,
@@ -176,6 +182,8 @@ export function buildRequest(prompt: Prompt, options: GenerateOptions): wire.Gen
     logprobs: options.logprobs ?? false,
     topLogprobs: options.topLogprobs ?? 0,
     promptLogprobs: options.promptLogprobs,
+    includeTokenBytes: options.includeTokenBytes ?? false,
+    includePrompt: options.includePrompt ?? false,
     sampling: samplingOf(options),
     seed: options.seed,
     strategy: wire.Strategy[`STRATEGY_${upper(options.strategy ?? "unspecified")}`],

@@ -36,8 +36,12 @@ export function readPromptChunk(message: wire.PromptChunk): PromptChunk {
   return { ...message, topLogprobs: message.topLogprobs.map(likeliest) };
 }
 
-function likeliest({ tokenIds, logprobs }: LikeliestTokens): TokenLogprob[] {
-  return tokenIds.map((tokenId, rank) => ({ tokenId, logprob: logprobs[rank] ?? Number.NaN }));
+function likeliest({ tokenIds, logprobs, tokenBytes }: LikeliestTokens): TokenLogprob[] {
+  return tokenIds.map((tokenId, rank) => {
+    const told = { tokenId, logprob: logprobs[rank] ?? Number.NaN };
+    const bytes = tokenBytes[rank];
+    return bytes === undefined ? told : { ...told, tokenBytes: bytes };
+  });
 }
 
 /** Read a timeline event. */

@@ -61,8 +61,10 @@ export class Transcript {
     const resumeTokenIds = [...this.#request.resumeTokenIds, ...tokenIdsOf(this.#chunks)];
     const seed = this.#started.seed;
     // Chunks come after all of the prompt.
-    const promptLogprobs = this.#chunks.length > 0 ? undefined : this.#request.promptLogprobs;
-    return { ...this.#request, seed, resumeTokenIds, promptLogprobs };
+    const isPromptKnown = this.#chunks.length > 0;
+    const promptLogprobs = isPromptKnown ? undefined : this.#request.promptLogprobs;
+    const includePrompt = this.#request.includePrompt && !isPromptKnown;
+    return { ...this.#request, seed, resumeTokenIds, promptLogprobs, includePrompt };
   }
 
   /**

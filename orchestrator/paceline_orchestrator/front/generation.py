@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidFieldError
 from paceline_contract.calls import VerificationRule
+from paceline_contract.limits import MOST_PROMPT_CHUNK_TOKENS
 from paceline_orchestrator.decoding.assigned_servers import AssignedServers
 from paceline_orchestrator.decoding.driver import Driver
-from paceline_orchestrator.decoding.prompt_scoring import PromptScoring
+from paceline_orchestrator.decoding.prompt_scoring import PromptScoring, ScoredTokens
 from paceline_orchestrator.decoding.recorder import Recorder
 from paceline_orchestrator.decoding.request_servers import RequestServers
 from paceline_orchestrator.decoding.rpcs import one_hot
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from paceline_contract.calls import LikeliestTokens
     from paceline_contract.max_gram import MaxGramRules
     from paceline_orchestrator.decoding.metrics import RequestMetrics
-    from paceline_orchestrator.decoding.prompt_scoring import ScoredTokens
     from paceline_orchestrator.decoding.session_opener import SessionOpener
     from paceline_orchestrator.decoding.statistics import (
         Statistics,
@@ -139,6 +139,8 @@ class Generation:
         self._charge(len(self._order.prefix))
         try:
             self._send(started_message(self._order, target_count=self._servers.target_count))
+            if self._order.options.include_prompt and not self._order.scores_prompt:
+                await self._tell_prompt()
             await self._driver.run()
         except Exception as error:  # noqa: BLE001 - whatever it is, the stream's reader gets it
             self.fail(error)
@@ -304,12 +306,20 @@ class Generation:
             suspect=pool.suspect,
         )
 
+    async def _tell_prompt(self) -> None:
+        """Send the prompt's tokens alone."""
+        prompt = self._order.prompt
+        await self._deliver_scored(ScoredTokens(0, prompt[:1]))
+        for start in range(1, len(prompt), MOST_PROMPT_CHUNK_TOKENS):
+            token_ids = prompt[start : start + MOST_PROMPT_CHUNK_TOKENS]
+            await self._deliver_scored(ScoredTokens(start, token_ids))
+
     async def _deliver_scored(self, scored: ScoredTokens) -> None:
         """Send how likely tokens of the prompt are; a reader that is slow is waited for."""
         while self._outbox.qsize() >= _MOST_UNREAD:
             self._was_read.clear()
             await self._was_read.wait()
-        self._send(prompt_message(scored))
+        self._send(prompt_message(scored, bytes_of=self._order.bytes_of))
 
     def _deliver(self, emission: EmitTokens, likeliest: tuple[LikeliestTokens, ...]) -> bool:
         """Take final tokens in, send those that can be sent, and tell whether the text ends."""
@@ -341,7 +351,8 @@ class Generation:
         piece = self._text.take()
         if piece is None:
             return
-        self._send(chunk_message(piece, position=self._position))
+        bytes_of = self._order.bytes_of
+        self._send(chunk_message(piece, position=self._position, bytes_of=bytes_of))
         self._position += len(piece.tokens)
 
     def _send(self, message: ClientMessage) -> None:

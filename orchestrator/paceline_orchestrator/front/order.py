@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from paceline_contract.calls import VerificationRule
 from paceline_orchestrator.decoding.exchange import SessionSpec
@@ -15,10 +15,14 @@ from paceline_orchestrator.planning.target_scaling import TargetScaling
 from paceline_protocol.task import DecodingTask, DispatchPolicy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paceline_orchestrator.decoding.deadline import Deadline
     from paceline_orchestrator.fleet.wire import ModelFacts
     from paceline_orchestrator.front.text import StreamedText
     from paceline_orchestrator.planning.planner import Plan, Wish
+
+BytesOf: TypeAlias = "Callable[[int], bytes]"
 
 # What a session reserves beyond the text there is: a server takes further steps of its own as the
 # text grows, so that a request for the longest of texts does not shut out the others at once.
@@ -48,6 +52,7 @@ class Options:
     logprobs: bool = False
     top_logprobs: int = 0
     prompt_logprobs: int | None = None
+    include_prompt: bool = False
     include_timeline: bool = False
     stream_timeline: bool = False
 
@@ -63,6 +68,7 @@ class Order:
         model: The model that it is pinned to.
         text: The text so far, with what was resumed.
         prompt: The prompt's tokens.
+        bytes_of: Returns the bytes of a token; None if they are not told.
         resumed: The tokens of this generation that the client has.
         max_tokens: Tokens to generate at most, resumed ones included.
         seed: The seed in use.
@@ -85,6 +91,7 @@ class Order:
     arrived_ns: int
     deadline: Deadline
     waited_ns: int = 0
+    bytes_of: BytesOf | None = None
 
     @property
     def was_resumed_to_eos(self) -> bool:

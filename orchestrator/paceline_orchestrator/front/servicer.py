@@ -337,6 +337,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             arrived_ns=arrived_ns,
             waited_ns=waited_ns,
             deadline=deadline,
+            bytes_of=codec.bytes_alone if codec and request.include_token_bytes else None,
         )
 
     async def _tokenise(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.decoding.statistics import Statistics, TimelineEvent
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.words import Standing
-    from paceline_orchestrator.front.order import Order
+    from paceline_orchestrator.front.order import BytesOf, Order
     from paceline_orchestrator.front.text import Piece
 
 ClientMessage: TypeAlias = pb.GenerateResponse
@@ -94,6 +94,7 @@ def read_options(request: pb.GenerateRequest) -> Options:
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
         prompt_logprobs=request.prompt_logprobs if request.HasField("prompt_logprobs") else None,
+        include_prompt=request.include_prompt,
         include_timeline=request.include_timeline,
         stream_timeline=request.stream_timeline,
     )
@@ -126,7 +127,7 @@ def started_message(order: Order, *, target_count: int) -> ClientMessage:
     return pb.GenerateResponse(started=started)
 
 
-def chunk_message(piece: Piece, *, position: int) -> ClientMessage:
+def chunk_message(piece: Piece, *, position: int, bytes_of: BytesOf | None = None) -> ClientMessage:
     """Send final tokens with their text, the first of them at this position."""
     chunk = pb.GenerationChunk(
         position=position,
@@ -137,19 +138,21 @@ def chunk_message(piece: Piece, *, position: int) -> ClientMessage:
             pb.TOKEN_ORIGIN_ACCEPTED_DRAFT if it.accepted else pb.TOKEN_ORIGIN_TARGET
             for it in piece.tokens
         ],
-        top_logprobs=[_likeliest(it.likeliest) for it in piece.tokens if it.likeliest],
+        top_logprobs=[_likeliest(it.likeliest, bytes_of) for it in piece.tokens if it.likeliest],
         text_lengths=piece.lengths,
+        token_bytes=[bytes_of(it.token_id) for it in piece.tokens] if bytes_of else (),
     )
     return pb.GenerateResponse(chunk=chunk)
 
 
-def prompt_message(scored: ScoredTokens) -> ClientMessage:
-    """Tell how likely tokens of the prompt are."""
+def prompt_message(scored: ScoredTokens, *, bytes_of: BytesOf | None = None) -> ClientMessage:
+    """Tell tokens of the prompt, and how likely they are."""
     chunk = pb.PromptChunk(
         position=scored.position,
         token_ids=scored.token_ids,
         logprobs=scored.logprobs,
-        top_logprobs=map(_likeliest, scored.top_logprobs),
+        top_logprobs=[_likeliest(it, bytes_of) for it in scored.top_logprobs],
+        token_bytes=map(bytes_of, scored.token_ids) if bytes_of else (),
     )
     return pb.GenerateResponse(prompt_chunk=chunk)
 
@@ -214,9 +217,12 @@ def server_message(server: ModelServer, standing: Standing) -> pb.ServerInfo:
     )
 
 
-def _likeliest(tokens: LikeliestTokens) -> sampling_pb2.LikeliestTokens:
+def _likeliest(tokens: LikeliestTokens, bytes_of: BytesOf | None) -> sampling_pb2.LikeliestTokens:
+    token_ids = [token_id for token_id, _ in tokens]
     return sampling_pb2.LikeliestTokens(
-        token_ids=[token_id for token_id, _ in tokens], logprobs=[each for _, each in tokens]
+        token_ids=token_ids,
+        logprobs=[each for _, each in tokens],
+        token_bytes=map(bytes_of, token_ids) if bytes_of else (),
     )
 
 

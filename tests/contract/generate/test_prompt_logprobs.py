@@ -163,3 +163,17 @@ async def test_a_model_says_what_the_library_says_of_the_same_prompt(tiny_pair, 
                 best = expected[position].topk(4).values.tolist()
                 assert [it.logprob for it in likeliest] == pytest.approx(best, abs=1e-3)
             assert done.finished.usage.completion_token_count == 3
+
+
+async def test_tokens_are_told_with_their_bytes_and_the_prompts_without_a_forward():
+    async with orchestrating(drafters=[], targets=targets(1, scores_prompts=False)) as system:
+        asked = {"include_prompt": True, "include_token_bytes": True, "top_logprobs": 2}
+        received = await system.generate(text="once \N{BICYCLIST}", **asked)
+        told = b"".join(it for chunk in received.prompt for it in chunk.token_bytes)
+        assert told.decode() == "once \N{BICYCLIST}"
+        assert not any(it.logprobs for it in received.prompt)
+        answer = b"".join(it for chunk in received.chunks for it in chunk.token_bytes)
+        assert answer.decode(errors="replace") == received.text
+        likeliest = received.chunks[0].top_logprobs[0]
+        assert likeliest.token_bytes[0] == received.chunks[0].token_bytes[0]
+        assert len(likeliest.token_bytes) == 2

@@ -169,6 +169,7 @@ KNOWN: Mapping[str, Known] = {
         unseen=_LOGPROB.unseen,
         unseen_kinds=_LOGPROB.unseen_kinds,
     ),
+    "LikeliestTokens.token_bytes": _ANYTHING,
     "CallTiming.queue_ns": _COUNT,
     "CallTiming.forward_ns": _COUNT,
     "CallTiming.forward_count": _COUNT,

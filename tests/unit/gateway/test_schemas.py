@@ -70,7 +70,10 @@ def refused(body_class, value):
         (ChatBody, CHAT, "paceline", {"width": 17}, "paceline.width"),
         (ChatBody, CHAT, "paceline", {"branches": -1}, "paceline.branches"),
         (ChatBody, CHAT, "paceline", {"more": 1}, "paceline.more"),
-        (CompletionBody, TEXT, "echo", True, "echo"),
+        (CompletionBody, {**TEXT, "suffix": "x"}, "echo", True, "echo"),
+        (CompletionBody, {**TEXT, "stream": True}, "prompt_logprobs", 1, "prompt_logprobs"),
+        (ChatBody, CHAT, "prompt_logprobs", -1, "prompt_logprobs"),
+        (ChatBody, CHAT, "max_tokens", 0, "max_tokens"),
         (CompletionBody, TEXT, "logprobs", 21, "logprobs"),
         (CompletionBody, TEXT, "logprobs", True, "logprobs"),
         (CompletionBody, TEXT, "best_of", 2, "best_of"),
@@ -113,6 +116,7 @@ CHOICES = {
     "frequency_penalty": ([-2, 2], [-2.01, 2.01]),
     "presence_penalty": ([-2, 2], [-2.01, 2.01]),
     "repetition_penalty": ([0.01, 100], [0.009, 100.1]),
+    "prompt_logprobs": LIKELIEST,
     "min_tokens": ([0, (1 << 32) - 1], [-1, 1 << 32]),
     "min_p": ([0, 1], [-0.01, 1.01]),
     "top_k": ([-1, (1 << 32) - 1], [-2, 1 << 32]),
@@ -130,9 +134,11 @@ CHOICES = {
         ],
     ),
 }
+SCORED = ([0, (1 << 32) - 1], [-1, 1 << 32])
+OF_COMPLETION = {**OF_ALL, **CHOICES, "logprobs": LIKELIEST, "max_tokens": SCORED}
 OF_CHAT = {**OF_ALL, **CHOICES, "max_completion_tokens": TOKENS, "top_logprobs": LIKELIEST}
 LIMITS = {
-    "completion": (CompletionBody, TEXT, {**OF_ALL, **CHOICES, "logprobs": LIKELIEST}),
+    "completion": (CompletionBody, TEXT, OF_COMPLETION),
     "chat": (ChatBody, {**CHAT, "logprobs": True}, OF_CHAT),
     "response": (ResponseBody, RESPONSE, {**OF_ALL, "max_output_tokens": TOKENS}),
     "live": (LiveBody, LIVE, {**OF_ALL, "max_tokens": TOKENS}),

@@ -197,7 +197,7 @@ func reportChunk(chunk paceline.Chunk) chunkReport {
 	for _, likeliest := range chunk.TopLogprobs {
 		place := []logprobReport{}
 		for _, each := range likeliest {
-			place = append(place, logprobReport(each))
+			place = append(place, logprobReport{each.TokenID, each.Logprob})
 		}
 		places = append(places, place)
 	}

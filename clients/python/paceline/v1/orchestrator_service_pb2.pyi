@@ -515,6 +515,8 @@ class GenerateRequest(_message.Message):
     DRAFTER_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    INCLUDE_TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    INCLUDE_PROMPT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """As text: in UTF-8 at most 32 bytes for each token of the model's context, or 256 KiB if that
     is more.
@@ -587,6 +589,12 @@ class GenerateRequest(_message.Message):
     (GetModelInfoResponse.scores_prompts). The prompt is computed anew, whatever was kept of an
     earlier one. A request with resume_token_ids gets them again.
     """
+    include_token_bytes: _builtins.bool
+    """Return the bytes of each token, wherever tokens are told: in chunks, in prompt chunks, and of
+    the likeliest tokens.
+    """
+    include_prompt: _builtins.bool
+    """Return the prompt's tokens as prompt_chunk. With prompt_logprobs they come in any case."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """As token ids."""
@@ -649,10 +657,12 @@ class GenerateRequest(_message.Message):
         drafter: Global___DrafterKind.ValueType = ...,
         top_logprobs: _builtins.int = ...,
         prompt_logprobs: _builtins.int | None = ...,
+        include_token_bytes: _builtins.bool = ...,
+        include_prompt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_prompt_logprobs", b"_prompt_logprobs", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "drafter_count", b"drafter_count", "fill_in", b"fill_in", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "parts", b"parts", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "seed", b"seed", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "width", b"width"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_prompt_logprobs", b"_prompt_logprobs", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "dispatch_policy", b"dispatch_policy", "drafter", b"drafter", "drafter_count", b"drafter_count", "fill_in", b"fill_in", "ignore_eos", b"ignore_eos", "include_timeline", b"include_timeline", "logprobs", b"logprobs", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "parts", b"parts", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "strategy", b"strategy", "stream_timeline", b"stream_timeline", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "verification_rule", b"verification_rule", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_prompt_logprobs", b"_prompt_logprobs", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "dispatch_policy", b"dispatch_policy", "drafter", b"drafter", "drafter_count", b"drafter_count", "fill_in", b"fill_in", "ignore_eos", b"ignore_eos", "include_prompt", b"include_prompt", "include_timeline", b"include_timeline", "include_token_bytes", b"include_token_bytes", "logprobs", b"logprobs", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "parts", b"parts", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "strategy", b"strategy", "stream_timeline", b"stream_timeline", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "verification_rule", b"verification_rule", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -730,7 +740,7 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def prompt_chunk(self) -> Global___PromptChunk:
-        """Tokens of the prompt with their log probabilities; only if prompt_logprobs was set."""
+        """Tokens of the prompt; only if prompt_logprobs or include_prompt was set."""
 
     def __init__(
         self,
@@ -826,6 +836,7 @@ class GenerationChunk(_message.Message):
     ORIGINS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     TEXT_LENGTHS_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """Absolute position of the first of token_ids, the prompt counted."""
     text: _builtins.str
@@ -859,6 +870,13 @@ class GenerationChunk(_message.Message):
         of them. Orchestrators before 0.2 leave this out.
         """
 
+    @_builtins.property
+    def token_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """If include_token_bytes was set, one for each token: what the token alone adds to a text, as
+        bytes of UTF-8, which may be a part of a character. Of a special token, its name. Empty for a
+        token beyond the tokenizer, or of more than 256 bytes. Left out if there is no tokenizer.
+        """
+
     def __init__(
         self,
         *,
@@ -869,10 +887,11 @@ class GenerationChunk(_message.Message):
         origins: _abc.Iterable[Global___TokenOrigin.ValueType] | None = ...,
         top_logprobs: _abc.Iterable[_sampling_pb2.LikeliestTokens] | None = ...,
         text_lengths: _abc.Iterable[_builtins.int] | None = ...,
+        token_bytes: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "origins", b"origins", "position", b"position", "text", b"text", "text_lengths", b"text_lengths", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "origins", b"origins", "position", b"position", "text", b"text", "text_lengths", b"text_lengths", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -880,8 +899,8 @@ Global___GenerationChunk: _TypeAlias = GenerationChunk  # noqa: Y015
 
 @_typing.final
 class PromptChunk(_message.Message):
-    """Tokens of the prompt, with what the target thinks of them. The messages have all tokens of the
-    prompt in their order, the first message the first token alone.
+    """Tokens of the prompt. The messages have all of them in their order, the first message the first
+    token alone.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -890,6 +909,7 @@ class PromptChunk(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """Position of the first of token_ids."""
     @_builtins.property
@@ -898,13 +918,17 @@ class PromptChunk(_message.Message):
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """One for each token, none for the prompt's first: natural logarithm of the probability that the
-        target's plain softmax gives the token after the tokens before it.
+        """With prompt_logprobs one for each token, none for the prompt's first: natural logarithm of the
+        probability that the target's plain softmax gives the token after the tokens before it.
         """
 
     @_builtins.property
     def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.LikeliestTokens]:
         """If prompt_logprobs is above 0, one for each of logprobs: the likeliest tokens at its position."""
+
+    @_builtins.property
+    def token_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """If include_token_bytes was set: as in GenerationChunk."""
 
     def __init__(
         self,
@@ -913,10 +937,11 @@ class PromptChunk(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         top_logprobs: _abc.Iterable[_sampling_pb2.LikeliestTokens] | None = ...,
+        token_bytes: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "position", b"position", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "position", b"position", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -368,7 +368,16 @@ export interface GenerateRequest {
    * (GetModelInfoResponse.scores_prompts). The prompt is computed anew, whatever was kept of an
    * earlier one. A request with resume_token_ids gets them again.
    */
-  promptLogprobs?: number | undefined;
+  promptLogprobs?:
+    | number
+    | undefined;
+  /**
+   * Return the bytes of each token, wherever tokens are told: in chunks, in prompt chunks, and of
+   * the likeliest tokens.
+   */
+  includeTokenBytes: boolean;
+  /** Return the prompt's tokens as prompt_chunk. With prompt_logprobs they come in any case. */
+  includePrompt: boolean;
 }
 
 /** One message of the stream. */
@@ -388,7 +397,7 @@ export interface GenerateResponse {
     /** The last message. */
     { $case: "finished"; value: GenerationFinished }
     | //
-    /** Tokens of the prompt with their log probabilities; only if prompt_logprobs was set. */
+    /** Tokens of the prompt; only if prompt_logprobs or include_prompt was set. */
     { $case: "promptChunk"; value: PromptChunk }
     | undefined;
 }
@@ -447,11 +456,17 @@ export interface GenerationChunk {
    * of them. Orchestrators before 0.2 leave this out.
    */
   textLengths: number[];
+  /**
+   * If include_token_bytes was set, one for each token: what the token alone adds to a text, as
+   * bytes of UTF-8, which may be a part of a character. Of a special token, its name. Empty for a
+   * token beyond the tokenizer, or of more than 256 bytes. Left out if there is no tokenizer.
+   */
+  tokenBytes: Buffer[];
 }
 
 /**
- * Tokens of the prompt, with what the target thinks of them. The messages have all tokens of the
- * prompt in their order, the first message the first token alone.
+ * Tokens of the prompt. The messages have all of them in their order, the first message the first
+ * token alone.
  */
 export interface PromptChunk {
   /** Position of the first of token_ids. */
@@ -459,12 +474,14 @@ export interface PromptChunk {
   /** The tokens, at most 256. */
   tokenIds: number[];
   /**
-   * One for each token, none for the prompt's first: natural logarithm of the probability that the
-   * target's plain softmax gives the token after the tokens before it.
+   * With prompt_logprobs one for each token, none for the prompt's first: natural logarithm of the
+   * probability that the target's plain softmax gives the token after the tokens before it.
    */
   logprobs: number[];
   /** If prompt_logprobs is above 0, one for each of logprobs: the likeliest tokens at its position. */
   topLogprobs: LikeliestTokens[];
+  /** If include_token_bytes was set: as in GenerationChunk. */
+  tokenBytes: Buffer[];
 }
 
 /** The end of a generation. */
@@ -959,6 +976,8 @@ function createBaseGenerateRequest(): GenerateRequest {
     drafter: 0,
     topLogprobs: 0,
     promptLogprobs: undefined,
+    includeTokenBytes: false,
+    includePrompt: false,
   };
 }
 
@@ -1050,6 +1069,12 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     }
     if (message.promptLogprobs !== undefined) {
       writer.uint32(256).uint32(message.promptLogprobs);
+    }
+    if (message.includeTokenBytes !== false) {
+      writer.uint32(264).bool(message.includeTokenBytes);
+    }
+    if (message.includePrompt !== false) {
+      writer.uint32(272).bool(message.includePrompt);
     }
     return writer;
   },
@@ -1293,6 +1318,22 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
             message.promptLogprobs = reader.uint32();
             continue;
           }
+          case 33: {
+            if (tag !== 264) {
+              break;
+            }
+
+            message.includeTokenBytes = reader.bool();
+            continue;
+          }
+          case 34: {
+            if (tag !== 272) {
+              break;
+            }
+
+            message.includePrompt = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1361,6 +1402,8 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     message.drafter = object.drafter ?? 0;
     message.topLogprobs = object.topLogprobs ?? 0;
     message.promptLogprobs = object.promptLogprobs ?? undefined;
+    message.includeTokenBytes = object.includeTokenBytes ?? false;
+    message.includePrompt = object.includePrompt ?? false;
     return message;
   },
 };
@@ -1685,7 +1728,16 @@ export const GenerationStarted: MessageFns<GenerationStarted> = {
 };
 
 function createBaseGenerationChunk(): GenerationChunk {
-  return { position: 0, tokenIds: [], text: "", logprobs: [], origins: [], topLogprobs: [], textLengths: [] };
+  return {
+    position: 0,
+    tokenIds: [],
+    text: "",
+    logprobs: [],
+    origins: [],
+    topLogprobs: [],
+    textLengths: [],
+    tokenBytes: [],
+  };
 }
 
 export const GenerationChunk: MessageFns<GenerationChunk> = {
@@ -1726,6 +1778,9 @@ export const GenerationChunk: MessageFns<GenerationChunk> = {
         writer.uint32(v);
       }
       writer.join();
+    }
+    for (const v of message.tokenBytes) {
+      writer.uint32(66).bytes(v!);
     }
     return writer;
   },
@@ -1839,6 +1894,14 @@ export const GenerationChunk: MessageFns<GenerationChunk> = {
 
             break;
           }
+          case 8: {
+            if (tag !== 66) {
+              break;
+            }
+
+            message.tokenBytes.push(Buffer.from(reader.bytes()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1863,12 +1926,13 @@ export const GenerationChunk: MessageFns<GenerationChunk> = {
     message.origins = object.origins?.map((e) => e) || [];
     message.topLogprobs = object.topLogprobs?.map((e) => LikeliestTokens.fromPartial(e)) || [];
     message.textLengths = object.textLengths?.map((e) => e) || [];
+    message.tokenBytes = object.tokenBytes?.map((e) => e) || [];
     return message;
   },
 };
 
 function createBasePromptChunk(): PromptChunk {
-  return { position: 0, tokenIds: [], logprobs: [], topLogprobs: [] };
+  return { position: 0, tokenIds: [], logprobs: [], topLogprobs: [], tokenBytes: [] };
 }
 
 export const PromptChunk: MessageFns<PromptChunk> = {
@@ -1892,6 +1956,9 @@ export const PromptChunk: MessageFns<PromptChunk> = {
     }
     for (const v of message.topLogprobs) {
       LikeliestTokens.encode(v!, writer.uint32(34).fork()).join();
+    }
+    for (const v of message.tokenBytes) {
+      writer.uint32(42).bytes(v!);
     }
     return writer;
   },
@@ -1961,6 +2028,14 @@ export const PromptChunk: MessageFns<PromptChunk> = {
             message.topLogprobs.push(LikeliestTokens.decode(reader, reader.uint32()));
             continue;
           }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            message.tokenBytes.push(Buffer.from(reader.bytes()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1982,6 +2057,7 @@ export const PromptChunk: MessageFns<PromptChunk> = {
     message.tokenIds = object.tokenIds?.map((e) => e) || [];
     message.logprobs = object.logprobs?.map((e) => e) || [];
     message.topLogprobs = object.topLogprobs?.map((e) => LikeliestTokens.fromPartial(e)) || [];
+    message.tokenBytes = object.tokenBytes?.map((e) => e) || [];
     return message;
   },
 };

@@ -137,6 +137,11 @@ export interface LikeliestTokens {
   tokenIds: number[];
   /** The natural logarithm of the probability of each. */
   logprobs: number[];
+  /**
+   * Only from orchestrators, and if include_token_bytes was set: the bytes of each, as in
+   * GenerationChunk.
+   */
+  tokenBytes: Buffer[];
 }
 
 /**
@@ -577,7 +582,7 @@ export const Choices: MessageFns<Choices> = {
 };
 
 function createBaseLikeliestTokens(): LikeliestTokens {
-  return { tokenIds: [], logprobs: [] };
+  return { tokenIds: [], logprobs: [], tokenBytes: [] };
 }
 
 export const LikeliestTokens: MessageFns<LikeliestTokens> = {
@@ -595,6 +600,9 @@ export const LikeliestTokens: MessageFns<LikeliestTokens> = {
         writer.double(v);
       }
       writer.join();
+    }
+    for (const v of message.tokenBytes) {
+      writer.uint32(26).bytes(v!);
     }
     return writer;
   },
@@ -648,6 +656,14 @@ export const LikeliestTokens: MessageFns<LikeliestTokens> = {
 
             break;
           }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.tokenBytes.push(Buffer.from(reader.bytes()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -667,6 +683,7 @@ export const LikeliestTokens: MessageFns<LikeliestTokens> = {
     const message = createBaseLikeliestTokens();
     message.tokenIds = object.tokenIds?.map((e) => e) || [];
     message.logprobs = object.logprobs?.map((e) => e) || [];
+    message.tokenBytes = object.tokenBytes?.map((e) => e) || [];
     return message;
   },
 };
