@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,7 +19,9 @@ from paceline_gateway.generations import Generations
 from paceline_gateway.live_stream import describe, watch
 from paceline_gateway.models import describe_model, list_models
 from paceline_gateway.responses import respond
+from paceline_gateway.sampling_defaults import SamplingDefaults
 from paceline_gateway.static_page import page_routes
+from paceline_gateway.tokenizing import detokenize, tokenize, version
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -66,8 +68,10 @@ def application(
     Raises:
         ValueError: The file of keys is unusable.
     """
+    defaults = SamplingDefaults(orchestrators, source=settings.generation_config)
     generations = Generations(
         orchestrators.client,
+        defaults=defaults,
         choice_limit=settings.choice_limit,
         call_limit_seconds=settings.call_limit_seconds,
         resumed=metrics.resumed,
@@ -82,7 +86,11 @@ def application(
         strict=settings.strict,
         has_cut=requests.has_cut,
     )
-    began_at = int(time.time())
+    about_models: dict[str, Any] = {
+        "orchestrators": orchestrators,
+        "defaults": defaults,
+        "began_at": int(time.time()),
+    }
 
     async def live(_request: Request) -> Response:
         return PlainTextResponse("alive\n")
@@ -102,11 +110,15 @@ def application(
         routes=[
             Route("/health/live", live),
             Route("/health/ready", ready),
-            get("/v1/models", partial(list_models, orchestrators=orchestrators, began_at=began_at)),
-            get(
-                "/v1/models/{model:path}",
-                partial(describe_model, orchestrators=orchestrators, began_at=began_at),
+            get("/v1/models", partial(list_models, **about_models)),
+            get("/v1/models/{model:path}", partial(describe_model, **about_models)),
+            get("/version", partial(version, orchestrators=orchestrators)),
+            post(
+                "/tokenize",
+                partial(tokenize, orchestrators=orchestrators, templates=templates),
+                prompt="prompt",
             ),
+            post("/detokenize", partial(detokenize, orchestrators=orchestrators), prompt="tokens"),
             post(
                 "/v1/completions",
                 partial(complete, orchestrators=orchestrators, generations=generations),

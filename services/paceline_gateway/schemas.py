@@ -105,9 +105,9 @@ class _Request(_Fields):
 
     model: str
     stream: bool = False
-    temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float = Field(1.0, ge=0, le=1)
-    seed: int | None = Field(None, ge=0, lt=1 << 53)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-1, lt=1 << 53)  # elsewhere -1 is none
     paceline: Extension | None = None
     # Ignored: the caller's own books.
     user: object = None
@@ -120,8 +120,12 @@ class _Request(_Fields):
 
     def options(self) -> GenerateOptions:
         """Return the options for the client library, without the prompt's own."""
-        options: GenerateOptions = {"temperature": self.temperature, "top_p": self.top_p}
-        if self.seed is not None:
+        options: GenerateOptions = {}
+        if self.temperature is not None:
+            options["temperature"] = self.temperature
+        if self.top_p is not None:
+            options["top_p"] = self.top_p
+        if self.seed is not None and self.seed >= 0:
             options["seed"] = self.seed
         if self.paceline is not None:
             options.update(cast("GenerateOptions", self.paceline.model_dump(exclude_none=True)))
@@ -431,3 +435,31 @@ class LiveBody(_Request):
         if self.max_tokens is not None:
             options["max_tokens"] = self.max_tokens
         return options
+
+
+class TokenizeBody(_Fields):
+    """POST /tokenize: a text or a conversation, in vLLM's form."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] = Field(default_factory=list, validate_default=True)
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+    add_generation_prompt: Annotated[object, only(True)] = None
+    continue_final_message: FalseOnly = None
+
+    @field_validator("messages")
+    @classmethod
+    def _are_there_without_a_prompt(
+        cls, value: list[Message], info: ValidationInfo
+    ) -> list[Message]:
+        if bool(value) == (info.data.get("prompt") is not None):
+            raise PydanticCustomError("choice", "needed without `prompt`, and only without it")
+        return value
+
+
+class DetokenizeBody(_Fields):
+    """POST /detokenize, in vLLM's form."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0, le=MOST_UINT32)]]

@@ -99,6 +99,11 @@ class HttpSettings(Settings):
         description="refuse requests with unknown fields. Without it such fields are left out, and"
         " named in the answer's header x-paceline-ignored",
     )
+    generation_config: Literal["model", "none"] = Field(
+        "model",
+        description="model: where a request does not say how tokens are chosen, what the model's"
+        " generation_config.json says counts. none: OpenAI's defaults",
+    )
     insecure: bool = Field(
         False,
         description="allow plaintext, and callers without a key, on an address that other machines"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, overload
 
 from google.protobuf.duration_pb2 import Duration
@@ -243,6 +244,7 @@ def model_info(
         shapes_logits=model.shapes_logits,
         grammar_engine=model.grammar_engine,
         scores_prompts=model.scores_prompts,
+        sampling_defaults=sampling_pb2.SamplingDefaults(**asdict(model.sampling_defaults)),
     )
 
 

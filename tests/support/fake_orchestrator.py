@@ -20,6 +20,8 @@ from support.ports import free_address
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
+    from paceline.v1.sampling_pb2 import SamplingDefaults
+
 PROMPT_LENGTH = 3
 SEED = 7
 
@@ -61,6 +63,7 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
     info_errors: list[PacelineError] = field(default_factory=list)  # one for each question
     refusal: PacelineError | None = None  # of every call, while it is set
     chat_template: ChatTemplate | None = None
+    sampling_defaults: SamplingDefaults | None = None
     info_asked: asyncio.Event = field(default_factory=asyncio.Event)
     address: str = ""
 
@@ -114,7 +117,28 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
         if self.info_errors:
             await _abort(context, self.info_errors.pop(0))
         servers = [pb.ServerInfo(name="target-0", role=MODEL_ROLE_TARGET, ready=True)]
-        return pb.GetSystemInfoResponse(version="1", model_name="fake", servers=servers)
+        return pb.GetSystemInfoResponse(
+            version="1",
+            model_name="fake",
+            servers=servers,
+            context_length=100,
+            sampling_defaults=self.sampling_defaults,
+        )
+
+    async def Tokenize(self, request, context):  # noqa: N802
+        self.requests.append(request)
+        await self._refuse(context)
+        text = request.text or "".join(part.text for part in request.parts.parts)
+        content = text.encode()
+        told = [content[index : index + 1] for index in range(len(content))]
+        return pb.TokenizeResponse(
+            token_ids=content, token_bytes=told if request.include_token_bytes else ()
+        )
+
+    async def Detokenize(self, request, context):  # noqa: N802
+        self.requests.append(request)
+        await self._refuse(context)
+        return pb.DetokenizeResponse(text=bytes(request.token_ids).decode())
 
     async def GetSystemChatTemplate(self, request, context):  # noqa: N802
         await self._refuse(context)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         TimelineEventKind,
         TokenLogprob,
         TokenOrigin,
+        Tokens,
         Usage,
         VerificationRule,
     )
@@ -76,6 +77,7 @@ __all__ = [
     "Tls",
     "TokenLogprob",
     "TokenOrigin",
+    "Tokens",
     "Usage",
     "VerificationRule",
 ]

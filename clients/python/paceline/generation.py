@@ -6,8 +6,12 @@ they count the prompt.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 # UNKNOWN, in each enum below, is a value of a newer server that this client does not know.
 
@@ -322,6 +326,7 @@ class SystemInfo:
 
     Attributes:
         most_request_bytes: The largest request that it takes; 0: not known.
+        sampling_defaults: What the model's authors want for options of the same names.
     """
 
     version: str
@@ -333,6 +338,15 @@ class SystemInfo:
     servers: tuple[ServerInfo, ...]
     running_request_count: int
     most_request_bytes: int = 0
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """The tokens of a text, and if requested the bytes of each."""
+
+    token_ids: tuple[int, ...]
+    token_bytes: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from paceline.generation import (
     TimelineEventKind,
     TokenLogprob,
     TokenOrigin,
+    Tokens,
     Usage,
     VerificationRule,
 )
@@ -132,7 +133,14 @@ def read_system_info(message: orchestrator_pb.GetSystemInfoResponse) -> SystemIn
         )
         for server in message.servers
     )
-    return _read(SystemInfo, message, servers=servers)
+    defaults = {it.name: value for it, value in message.sampling_defaults.ListFields()}
+    return _read(SystemInfo, message, servers=servers, sampling_defaults=defaults)
+
+
+def read_tokens(message: orchestrator_pb.TokenizeResponse) -> Tokens:
+    """Read the tokens of a text."""
+    token_ids, token_bytes = tuple(message.token_ids), tuple(message.token_bytes)
+    return Tokens(token_ids=token_ids, token_bytes=token_bytes)
 
 
 def read_chat_template(message: orchestrator_pb.GetSystemChatTemplateResponse) -> ChatTemplate:

@@ -47,7 +47,7 @@ def refused(body_class, value):
         (ChatBody, CHAT, "n", 0, "n"),
         (ChatBody, CHAT, "temperature", 2.5, "temperature"),
         (ChatBody, CHAT, "temperature", "1", "temperature"),
-        (ChatBody, CHAT, "seed", -1, "seed"),
+        (ChatBody, CHAT, "seed", -2, "seed"),
         (ChatBody, CHAT, "messages", [], "messages"),
         (ChatBody, CHAT, "messages", [{"role": "tool", "content": "x"}], "messages[0].role"),
         (ChatBody, CHAT, "messages", [{"role": "user"}], "messages[0].content"),
@@ -102,7 +102,7 @@ LIKELIEST = ([0, 20], [-1, 21])
 OF_ALL = {
     "temperature": ([0, 2], [-0.01, 2.01]),
     "top_p": ([0, 1], [-0.01, 1.01]),
-    "seed": ([0, (1 << 53) - 1], [-1, 1 << 53]),
+    "seed": ([-1, 0, (1 << 53) - 1], [-2, 1 << 53]),
     "paceline.lookahead": ([1, 64], [0, 65]),
     "paceline.targets": ([1, 64], [0, 65]),
     "paceline.width": ([1, 16], [0, 17]),

@@ -1282,6 +1282,7 @@ class GetSystemInfoResponse(_message.Message):
     SERVERS_FIELD_NUMBER: _builtins.int
     RUNNING_REQUEST_COUNT_FIELD_NUMBER: _builtins.int
     MOST_REQUEST_BYTES_FIELD_NUMBER: _builtins.int
+    SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Paceline's version."""
     model_name: _builtins.str
@@ -1304,6 +1305,10 @@ class GetSystemInfoResponse(_message.Message):
     def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerInfo]:
         """Every model server known."""
 
+    @_builtins.property
+    def sampling_defaults(self) -> _sampling_pb2.SamplingDefaults:
+        """GetModelInfoResponse.sampling_defaults of the target model."""
+
     def __init__(
         self,
         *,
@@ -1316,10 +1321,11 @@ class GetSystemInfoResponse(_message.Message):
         servers: _abc.Iterable[Global___ServerInfo] | None = ...,
         running_request_count: _builtins.int = ...,
         most_request_bytes: _builtins.int = ...,
+        sampling_defaults: _sampling_pb2.SamplingDefaults | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "model_fingerprint", b"model_fingerprint", "model_name", b"model_name", "most_request_bytes", b"most_request_bytes", "running_request_count", b"running_request_count", "servers", b"servers", "tokenizer_fingerprint", b"tokenizer_fingerprint", "version", b"version", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "model_fingerprint", b"model_fingerprint", "model_name", b"model_name", "most_request_bytes", b"most_request_bytes", "running_request_count", b"running_request_count", "sampling_defaults", b"sampling_defaults", "servers", b"servers", "tokenizer_fingerprint", b"tokenizer_fingerprint", "version", b"version", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1431,3 +1437,130 @@ class GetSystemChatTemplateResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetSystemChatTemplateResponse: _TypeAlias = GetSystemChatTemplateResponse  # noqa: Y015
+
+@_typing.final
+class TokenizeRequest(_message.Message):
+    """Asks for the tokens of a text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    PARSE_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    INCLUDE_TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """As one text."""
+    add_special_tokens: _builtins.bool
+    """As in GenerateRequest. Default true."""
+    parse_special_tokens: _builtins.bool
+    """As in GenerateRequest. Default false."""
+    include_token_bytes: _builtins.bool
+    """Return the bytes of each token, too."""
+    @_builtins.property
+    def parts(self) -> Global___PromptParts:
+        """As parts, some of which may have special tokens."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        parts: Global___PromptParts | None = ...,
+        add_special_tokens: _builtins.bool | None = ...,
+        parse_special_tokens: _builtins.bool | None = ...,
+        include_token_bytes: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_parse_special_tokens", b"_parse_special_tokens", "add_special_tokens", b"add_special_tokens", "parse_special_tokens", b"parse_special_tokens", "parts", b"parts", "prompt", b"prompt", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_parse_special_tokens", b"_parse_special_tokens", "add_special_tokens", b"add_special_tokens", "include_token_bytes", b"include_token_bytes", "parse_special_tokens", b"parse_special_tokens", "parts", b"parts", "prompt", b"prompt", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__parse_special_tokens: _TypeAlias = _typing.Literal["parse_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__parse_special_tokens: _TypeAlias = _typing.Literal["_parse_special_tokens", b"_parse_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "parts"]  # noqa: Y015
+    _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parse_special_tokens) -> _WhichOneofReturnType__parse_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
+
+Global___TokenizeRequest: _TypeAlias = TokenizeRequest  # noqa: Y015
+
+@_typing.final
+class TokenizeResponse(_message.Message):
+    """The tokens of a text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens, at most as many as the model's context has."""
+
+    @_builtins.property
+    def token_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """If asked for: as in GenerationChunk."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        token_bytes: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_bytes", b"token_bytes", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizeResponse: _TypeAlias = TokenizeResponse  # noqa: Y015
+
+@_typing.final
+class DetokenizeRequest(_message.Message):
+    """Asks for the text of tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens: at most as many as the model's context has, each below the vocabulary size."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DetokenizeRequest: _TypeAlias = DetokenizeRequest  # noqa: Y015
+
+@_typing.final
+class DetokenizeResponse(_message.Message):
+    """The text of tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text. An incomplete character is U+FFFD."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DetokenizeResponse: _TypeAlias = DetokenizeResponse  # noqa: Y015

@@ -20,7 +20,7 @@ import {
   type ServiceError,
   type UntypedServiceImplementation,
 } from "@grpc/grpc-js";
-import { VerificationRule } from "./sampling.js";
+import { SamplingDefaults, VerificationRule } from "./sampling.js";
 
 export const protobufPackage = "paceline.v1";
 
@@ -165,6 +165,8 @@ export interface GetModelInfoResponse {
    * (VerifyRequest.score). So a target without this works for no request with prompt_logprobs.
    */
   scoresPrompts: boolean;
+  /** What the model's generation_config.json says of sampling, as far as it is within the limits. */
+  samplingDefaults: SamplingDefaults | undefined;
 }
 
 /** The hardware on which a model computes; other servers may compute on the same hardware. */
@@ -334,6 +336,7 @@ function createBaseGetModelInfoResponse(): GetModelInfoResponse {
     shapesLogits: false,
     grammarEngine: "",
     scoresPrompts: false,
+    samplingDefaults: undefined,
   };
 }
 
@@ -452,6 +455,9 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     }
     if (message.scoresPrompts !== false) {
       writer.uint32(272).bool(message.scoresPrompts);
+    }
+    if (message.samplingDefaults !== undefined) {
+      SamplingDefaults.encode(message.samplingDefaults, writer.uint32(282).fork()).join();
     }
     return writer;
   },
@@ -771,6 +777,14 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
             message.scoresPrompts = reader.bool();
             continue;
           }
+          case 35: {
+            if (tag !== 282) {
+              break;
+            }
+
+            message.samplingDefaults = SamplingDefaults.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -824,6 +838,9 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     message.shapesLogits = object.shapesLogits ?? false;
     message.grammarEngine = object.grammarEngine ?? "";
     message.scoresPrompts = object.scoresPrompts ?? false;
+    message.samplingDefaults = (object.samplingDefaults !== undefined && object.samplingDefaults !== null)
+      ? SamplingDefaults.fromPartial(object.samplingDefaults)
+      : undefined;
     return message;
   },
 };

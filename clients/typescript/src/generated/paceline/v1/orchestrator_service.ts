@@ -21,7 +21,7 @@ import {
   type UntypedServiceImplementation,
 } from "@grpc/grpc-js";
 import { ChatTemplate, ModelRole } from "./model_service.js";
-import { LikeliestTokens, SamplingParameters, VerificationRule } from "./sampling.js";
+import { LikeliestTokens, SamplingDefaults, SamplingParameters, VerificationRule } from "./sampling.js";
 
 export const protobufPackage = "paceline.v1";
 
@@ -652,6 +652,8 @@ export interface GetSystemInfoResponse {
    * more than the operator allows. A proxy need not read more than this from its own clients.
    */
   mostRequestBytes: number;
+  /** GetModelInfoResponse.sampling_defaults of the target model. */
+  samplingDefaults: SamplingDefaults | undefined;
 }
 
 /** A model server as the orchestrator sees it. */
@@ -690,6 +692,49 @@ export interface GetSystemChatTemplateResponse {
   modelFingerprint: string;
   /** The template. */
   chatTemplate: ChatTemplate | undefined;
+}
+
+/** Asks for the tokens of a text. */
+export interface TokenizeRequest {
+  /** The text. Required; limits as in GenerateRequest, but it may be empty. */
+  prompt:
+    | //
+    /** As one text. */
+    { $case: "text"; value: string }
+    | //
+    /** As parts, some of which may have special tokens. */
+    { $case: "parts"; value: PromptParts }
+    | undefined;
+  /** As in GenerateRequest. Default true. */
+  addSpecialTokens?:
+    | boolean
+    | undefined;
+  /** As in GenerateRequest. Default false. */
+  parseSpecialTokens?:
+    | boolean
+    | undefined;
+  /** Return the bytes of each token, too. */
+  includeTokenBytes: boolean;
+}
+
+/** The tokens of a text. */
+export interface TokenizeResponse {
+  /** The tokens, at most as many as the model's context has. */
+  tokenIds: number[];
+  /** If asked for: as in GenerationChunk. */
+  tokenBytes: Buffer[];
+}
+
+/** Asks for the text of tokens. */
+export interface DetokenizeRequest {
+  /** The tokens: at most as many as the model's context has, each below the vocabulary size. */
+  tokenIds: number[];
+}
+
+/** The text of tokens. */
+export interface DetokenizeResponse {
+  /** The text. An incomplete character is U+FFFD. */
+  text: string;
 }
 
 function createBaseTokenIds(): TokenIds {
@@ -2943,6 +2988,7 @@ function createBaseGetSystemInfoResponse(): GetSystemInfoResponse {
     servers: [],
     runningRequestCount: 0,
     mostRequestBytes: 0,
+    samplingDefaults: undefined,
   };
 }
 
@@ -2974,6 +3020,9 @@ export const GetSystemInfoResponse: MessageFns<GetSystemInfoResponse> = {
     }
     if (message.mostRequestBytes !== 0) {
       writer.uint32(72).uint64(message.mostRequestBytes);
+    }
+    if (message.samplingDefaults !== undefined) {
+      SamplingDefaults.encode(message.samplingDefaults, writer.uint32(82).fork()).join();
     }
     return writer;
   },
@@ -3063,6 +3112,14 @@ export const GetSystemInfoResponse: MessageFns<GetSystemInfoResponse> = {
             message.mostRequestBytes = longToNumber(reader.uint64());
             continue;
           }
+          case 10: {
+            if (tag !== 82) {
+              break;
+            }
+
+            message.samplingDefaults = SamplingDefaults.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3089,6 +3146,9 @@ export const GetSystemInfoResponse: MessageFns<GetSystemInfoResponse> = {
     message.servers = object.servers?.map((e) => ServerInfo.fromPartial(e)) || [];
     message.runningRequestCount = object.runningRequestCount ?? 0;
     message.mostRequestBytes = object.mostRequestBytes ?? 0;
+    message.samplingDefaults = (object.samplingDefaults !== undefined && object.samplingDefaults !== null)
+      ? SamplingDefaults.fromPartial(object.samplingDefaults)
+      : undefined;
     return message;
   },
 };
@@ -3392,6 +3452,328 @@ export const GetSystemChatTemplateResponse: MessageFns<GetSystemChatTemplateResp
   },
 };
 
+function createBaseTokenizeRequest(): TokenizeRequest {
+  return { prompt: undefined, addSpecialTokens: undefined, parseSpecialTokens: undefined, includeTokenBytes: false };
+}
+
+export const TokenizeRequest: MessageFns<TokenizeRequest> = {
+  encode(message: TokenizeRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    switch (message.prompt?.$case) {
+      case "text":
+        writer.uint32(10).string(message.prompt.value);
+        break;
+      case "parts":
+        PromptParts.encode(message.prompt.value, writer.uint32(18).fork()).join();
+        break;
+    }
+    if (message.addSpecialTokens !== undefined) {
+      writer.uint32(24).bool(message.addSpecialTokens);
+    }
+    if (message.parseSpecialTokens !== undefined) {
+      writer.uint32(32).bool(message.parseSpecialTokens);
+    }
+    if (message.includeTokenBytes !== false) {
+      writer.uint32(40).bool(message.includeTokenBytes);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): TokenizeRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseTokenizeRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.prompt = { $case: "text", value: reader.string() };
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.prompt = { $case: "parts", value: PromptParts.decode(reader, reader.uint32()) };
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.addSpecialTokens = reader.bool();
+            continue;
+          }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.parseSpecialTokens = reader.bool();
+            continue;
+          }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.includeTokenBytes = reader.bool();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<TokenizeRequest>): TokenizeRequest {
+    return TokenizeRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<TokenizeRequest>): TokenizeRequest {
+    const message = createBaseTokenizeRequest();
+    switch (object.prompt?.$case) {
+      case "text": {
+        if (object.prompt?.value !== undefined && object.prompt?.value !== null) {
+          message.prompt = { $case: "text", value: object.prompt.value };
+        }
+        break;
+      }
+      case "parts": {
+        if (object.prompt?.value !== undefined && object.prompt?.value !== null) {
+          message.prompt = { $case: "parts", value: PromptParts.fromPartial(object.prompt.value) };
+        }
+        break;
+      }
+    }
+    message.addSpecialTokens = object.addSpecialTokens ?? undefined;
+    message.parseSpecialTokens = object.parseSpecialTokens ?? undefined;
+    message.includeTokenBytes = object.includeTokenBytes ?? false;
+    return message;
+  },
+};
+
+function createBaseTokenizeResponse(): TokenizeResponse {
+  return { tokenIds: [], tokenBytes: [] };
+}
+
+export const TokenizeResponse: MessageFns<TokenizeResponse> = {
+  encode(message: TokenizeResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.tokenIds.length !== 0) {
+      writer.uint32(10).fork();
+      for (const v of message.tokenIds) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    for (const v of message.tokenBytes) {
+      writer.uint32(18).bytes(v!);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): TokenizeResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseTokenizeResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag === 8) {
+              message.tokenIds.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 10) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.tokenIds.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.tokenBytes.push(Buffer.from(reader.bytes()));
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<TokenizeResponse>): TokenizeResponse {
+    return TokenizeResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<TokenizeResponse>): TokenizeResponse {
+    const message = createBaseTokenizeResponse();
+    message.tokenIds = object.tokenIds?.map((e) => e) || [];
+    message.tokenBytes = object.tokenBytes?.map((e) => e) || [];
+    return message;
+  },
+};
+
+function createBaseDetokenizeRequest(): DetokenizeRequest {
+  return { tokenIds: [] };
+}
+
+export const DetokenizeRequest: MessageFns<DetokenizeRequest> = {
+  encode(message: DetokenizeRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.tokenIds.length !== 0) {
+      writer.uint32(10).fork();
+      for (const v of message.tokenIds) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): DetokenizeRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseDetokenizeRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag === 8) {
+              message.tokenIds.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 10) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.tokenIds.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<DetokenizeRequest>): DetokenizeRequest {
+    return DetokenizeRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<DetokenizeRequest>): DetokenizeRequest {
+    const message = createBaseDetokenizeRequest();
+    message.tokenIds = object.tokenIds?.map((e) => e) || [];
+    return message;
+  },
+};
+
+function createBaseDetokenizeResponse(): DetokenizeResponse {
+  return { text: "" };
+}
+
+export const DetokenizeResponse: MessageFns<DetokenizeResponse> = {
+  encode(message: DetokenizeResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.text !== "") {
+      writer.uint32(10).string(message.text);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): DetokenizeResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseDetokenizeResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.text = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<DetokenizeResponse>): DetokenizeResponse {
+    return DetokenizeResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<DetokenizeResponse>): DetokenizeResponse {
+    const message = createBaseDetokenizeResponse();
+    message.text = object.text ?? "";
+    return message;
+  },
+};
+
 /** Generates text with the target's exact output, faster. This is the service for clients. */
 export type OrchestratorServiceService = typeof OrchestratorServiceService;
 export const OrchestratorServiceService = {
@@ -3440,6 +3822,41 @@ export const OrchestratorServiceService = {
     responseSerialize: (value: GetSystemInfoResponse): Buffer =>
       Buffer.from(GetSystemInfoResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): GetSystemInfoResponse => GetSystemInfoResponse.decode(value),
+  },
+  /**
+   * Return the tokens of a text, as Generate would take it.
+   *
+   * Precondition: none. Effect: none. Idempotency: no side effects.
+   * Errors:
+   *   INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED  the text has more tokens than the
+   *                                                              context; the message says how many
+   *   RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
+   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
+   *   UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+   */
+  tokenize: {
+    path: "/paceline.v1.OrchestratorService/Tokenize" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: TokenizeRequest): Buffer => Buffer.from(TokenizeRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): TokenizeRequest => TokenizeRequest.decode(value),
+    responseSerialize: (value: TokenizeResponse): Buffer => Buffer.from(TokenizeResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): TokenizeResponse => TokenizeResponse.decode(value),
+  },
+  /**
+   * Return the text of tokens, with the names of special tokens.
+   *
+   * Precondition: none. Effect: none. Idempotency: no side effects.
+   * Errors: as of Tokenize.
+   */
+  detokenize: {
+    path: "/paceline.v1.OrchestratorService/Detokenize" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: DetokenizeRequest): Buffer => Buffer.from(DetokenizeRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): DetokenizeRequest => DetokenizeRequest.decode(value),
+    responseSerialize: (value: DetokenizeResponse): Buffer => Buffer.from(DetokenizeResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): DetokenizeResponse => DetokenizeResponse.decode(value),
   },
   /**
    * Return the model's template for a conversation, as a target gives it now.
@@ -3496,6 +3913,25 @@ export interface OrchestratorServiceServer extends UntypedServiceImplementation 
    * Errors: none of its own.
    */
   getSystemInfo: handleUnaryCall<GetSystemInfoRequest, GetSystemInfoResponse>;
+  /**
+   * Return the tokens of a text, as Generate would take it.
+   *
+   * Precondition: none. Effect: none. Idempotency: no side effects.
+   * Errors:
+   *   INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED  the text has more tokens than the
+   *                                                              context; the message says how many
+   *   RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
+   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
+   *   UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+   */
+  tokenize: handleUnaryCall<TokenizeRequest, TokenizeResponse>;
+  /**
+   * Return the text of tokens, with the names of special tokens.
+   *
+   * Precondition: none. Effect: none. Idempotency: no side effects.
+   * Errors: as of Tokenize.
+   */
+  detokenize: handleUnaryCall<DetokenizeRequest, DetokenizeResponse>;
   /**
    * Return the model's template for a conversation, as a target gives it now.
    *
@@ -3559,6 +3995,53 @@ export interface OrchestratorServiceClient extends Client {
     metadata: Metadata,
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: GetSystemInfoResponse) => void,
+  ): ClientUnaryCall;
+  /**
+   * Return the tokens of a text, as Generate would take it.
+   *
+   * Precondition: none. Effect: none. Idempotency: no side effects.
+   * Errors:
+   *   INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED  the text has more tokens than the
+   *                                                              context; the message says how many
+   *   RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
+   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
+   *   UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+   */
+  tokenize(
+    request: TokenizeRequest,
+    callback: (error: ServiceError | null, response: TokenizeResponse) => void,
+  ): ClientUnaryCall;
+  tokenize(
+    request: TokenizeRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: TokenizeResponse) => void,
+  ): ClientUnaryCall;
+  tokenize(
+    request: TokenizeRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: TokenizeResponse) => void,
+  ): ClientUnaryCall;
+  /**
+   * Return the text of tokens, with the names of special tokens.
+   *
+   * Precondition: none. Effect: none. Idempotency: no side effects.
+   * Errors: as of Tokenize.
+   */
+  detokenize(
+    request: DetokenizeRequest,
+    callback: (error: ServiceError | null, response: DetokenizeResponse) => void,
+  ): ClientUnaryCall;
+  detokenize(
+    request: DetokenizeRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: DetokenizeResponse) => void,
+  ): ClientUnaryCall;
+  detokenize(
+    request: DetokenizeRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: DetokenizeResponse) => void,
   ): ClientUnaryCall;
   /**
    * Return the model's template for a conversation, as a target gives it now.
