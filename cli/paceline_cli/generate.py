@@ -157,6 +157,11 @@ class GenerateSettings(_Decoding):
         description="print each prompt token's log probability, and so many of the likeliest tokens"
         " at its position; with it --max-tokens may be 0",
     )
+    prediction: Path | None = Field(
+        None,
+        description="a file with what the answer will probably be: it is drafted from, and changes"
+        " no token",
+    )
     ignore_eos: bool = Field(False, description="go on after an end-of-text token")
     parse_special_tokens: bool = Field(
         False, description="parse special tokens in the prompt; without it they are plain text"
@@ -263,6 +268,13 @@ def _prompt(settings: GenerateSettings) -> str:
         raise InvalidFieldError.of("prompt", f"cannot read it: {error}") from error
 
 
+def _prediction(path: Path) -> str:
+    try:
+        return read_plain_text(path, most_bytes=MOST_MESSAGE_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidFieldError.of("prediction", f"cannot read it: {error}") from error
+
+
 def _grammar(settings: GenerateSettings) -> Grammar | None:
     if settings.json_schema is None:
         return None if settings.regex is None else Grammar(regex=settings.regex)
@@ -289,6 +301,8 @@ def _options(settings: GenerateSettings) -> GenerateOptions:
     }  # fmt: skip
     if (grammar := _grammar(settings)) is not None:
         options["grammar"] = grammar
+    if settings.prediction is not None:
+        options["predicted_text"] = _prediction(settings.prediction)
     if settings.drafter is not None:
         options["drafter"] = _DRAFTERS[settings.drafter]
     options.update({name: value for name, value in chosen.items() if value is not None})  # type: ignore[typeddict-item]

@@ -193,6 +193,9 @@ type Statistics struct {
 	// SWI: the new tokens at the mean time of a target's forward, over the time in all forwards;
 	// 0 if calls were withdrawn, so that it is not known.
 	WalltimeImprovement float64
+	// Tokens of WithPredictedText, and those of the answer that were drafted from it.
+	PredictedTokenCount         int
+	PredictedAcceptedTokenCount int
 }
 
 // ModelForwards has the forwards of one of the drafters' models.

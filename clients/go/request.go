@@ -319,6 +319,14 @@ func WithPromptTokens(wanted bool) GenerateOption {
 	})
 }
 
+// WithPredictedText sets what the answer will probably be: Max-Gram drafts from it.
+func WithPredictedText(text string) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.PredictedText = text
+		return nil
+	})
+}
+
 // WithAddSpecialTokens says whether the tokenizer adds its special tokens to a text prompt. Default
 // true.
 func WithAddSpecialTokens(add bool) GenerateOption {

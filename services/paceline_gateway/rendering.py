@@ -295,19 +295,29 @@ def finish_reason(choice: Choice) -> str:
 def usage(choices: Iterable[Choice]) -> dict[str, Any]:
     """Count tokens: each prompt once, however often it was continued."""
     prompts: dict[int, Usage] = {}
-    completion = 0
+    completion = predicted = accepted = 0
     for choice in choices:
         counts = choice.finished.usage
         prompts.setdefault(choice.prompt_index, counts)
         completion += counts.completion_token_count
+        predicted += choice.finished.statistics.predicted_token_count
+        accepted += choice.finished.statistics.predicted_accepted_token_count
     total = sum(each.prompt_token_count for each in prompts.values())
     cached = sum(each.cached_prompt_token_count for each in prompts.values())
-    return {
+    counted = {
         "prompt_tokens": total,
         "completion_tokens": completion,
         "total_tokens": total + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+    if predicted:
+        # A part that is copied twice counts twice.
+        rejected = max(0, predicted - accepted)
+        counted["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+        }
+    return counted
 
 
 def details(choice: Choice) -> dict[str, Any]:

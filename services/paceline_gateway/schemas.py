@@ -46,6 +46,7 @@ from paceline_gateway.parameter_types import (
     NoObject,
     NoText,
     NoToolChoice,
+    Prediction,
     Prompt,
     Prompts,
     ResponseFormat,
@@ -161,6 +162,7 @@ class Body(_Request):
     prompt_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
+    prediction: Prediction = ""
 
     @field_validator("stream_options")
     @classmethod
@@ -226,6 +228,8 @@ class Body(_Request):
         options["frequency_penalty"] = self.frequency_penalty
         options["presence_penalty"] = self.presence_penalty
         options["logit_bias"] = self.logit_bias
+        if self.prediction:
+            options["predicted_text"] = self.prediction
         if self.min_tokens is not None:
             options["min_tokens"] = self.min_tokens
         if self.grammar is not None:

@@ -46,6 +46,7 @@ class Leg:
     shift: int = 0  # added to positions: a broken server
     omits_finish: bool = False
     own_tokens: set[int] = field(default_factory=set)  # the target's; the others were drafted
+    predicted: tuple[int, int] = (0, 0)  # tokens that were predicted, and accepted among them
     bytes_of: Callable[[int], bytes] | None = None  # what a token is; None: it has no tokenizer
 
 
@@ -106,7 +107,7 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
                 event = pb.TimelineEvent(kind=pb.TIMELINE_EVENT_KIND_DRAFTED, server="drafter-0")
                 yield pb.GenerateResponse(timeline_event=event)
         if not leg.omits_finish:
-            yield pb.GenerateResponse(finished=_finished(total))
+            yield pb.GenerateResponse(finished=_finished(total, leg))
 
     async def GetSystemInfo(self, request, context):  # noqa: N802
         self.metadata.append(dict(context.invocation_metadata()))
@@ -244,7 +245,7 @@ def _tell_bytes(
             told.token_bytes.extend(map(leg.bytes_of, told.token_ids))
 
 
-def _finished(total: int) -> pb.GenerationFinished:
+def _finished(total: int, leg: Leg) -> pb.GenerationFinished:
     return pb.GenerationFinished(
         finish_reason=pb.FINISH_REASON_LENGTH,
         promise=1,
@@ -253,6 +254,8 @@ def _finished(total: int) -> pb.GenerationFinished:
         cached_prompt_token_count=1,
         statistics=pb.GenerationStatistics(
             target_forward_count=total,
+            predicted_token_count=leg.predicted[0],
+            predicted_accepted_token_count=leg.predicted[1],
             fallbacks=[pb.Fallback(kind=pb.FALLBACK_KIND_TARGET_LOST, count=1)],
         ),
         timeline=[pb.TimelineEvent(kind=pb.TIMELINE_EVENT_KIND_VERIFYING, server="target-0")],

@@ -58,7 +58,9 @@ Json told(const paceline::Statistics& it) {
           {"max_gram_drafted_token_count", it.max_gram_drafted_token_count},
           {"max_gram_accepted_token_count", it.max_gram_accepted_token_count},
           {"drafter_models", told(it.drafter_models)},
-          {"walltime_improvement", it.walltime_improvement}};
+          {"walltime_improvement", it.walltime_improvement},
+          {"predicted_token_count", it.predicted_token_count},
+          {"predicted_accepted_token_count", it.predicted_accepted_token_count}};
 }
 
 // A C++ program cannot write these numbers, so the client never sees them; the refusal is the same.
@@ -150,6 +152,7 @@ std::map<std::string, Setter> setters() {
       PACELINE_OPTION(prompt_logprobs),
       PACELINE_OPTION(include_token_bytes),
       PACELINE_OPTION(include_prompt),
+      PACELINE_OPTION(predicted_text),
       PACELINE_OPTION(add_special_tokens),
       PACELINE_OPTION(parse_special_tokens),
       PACELINE_OPTION(include_timeline),

@@ -154,6 +154,9 @@ v1::GenerateRequest build_request(const Prompt& prompt, const GenerateOptions& o
   }
   request.set_include_token_bytes(options.include_token_bytes);
   request.set_include_prompt(options.include_prompt);
+  if (!options.predicted_text.empty()) {
+    request.set_predicted_text(text("predicted_text", options.predicted_text));
+  }
   request.set_include_timeline(options.include_timeline);
   request.set_stream_timeline(options.stream_timeline);
   return request;

@@ -81,6 +81,8 @@ Statistics read_statistics(const v1::GenerationStatistics& message) {
         {model.model_name(), model.forward_count(), nanoseconds(model.forward_ns())});
   }
   statistics.walltime_improvement = message.walltime_improvement();
+  statistics.predicted_token_count = message.predicted_token_count();
+  statistics.predicted_accepted_token_count = message.predicted_accepted_token_count();
   return statistics;
 }
 

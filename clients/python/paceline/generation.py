@@ -224,6 +224,8 @@ class Statistics:
         max_gram_drafted_token_count: Draft tokens that Max-Gram found in the text.
         max_gram_accepted_token_count: Max-Gram's draft tokens that became output.
         drafter_models: The drafters' forwards by model; a stack's largest model comes first.
+        predicted_token_count: Tokens of `predicted_text`.
+        predicted_accepted_token_count: Tokens of the answer that were drafted from it.
         walltime_improvement: SWI: the new tokens at the mean time of a target's forward, over the
             time in all forwards; 0 if calls were withdrawn, so that it is not known.
     """
@@ -249,6 +251,8 @@ class Statistics:
     max_gram_accepted_token_count: int = 0
     drafter_models: tuple[ModelForwards, ...] = ()
     walltime_improvement: float = 0.0
+    predicted_token_count: int = 0
+    predicted_accepted_token_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

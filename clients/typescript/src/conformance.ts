@@ -77,6 +77,7 @@ const OPTIONS: ReadonlyMap<string, keyof GenerateOptions> = new Map([
   ["prompt_logprobs", "promptLogprobs"],
   ["include_token_bytes", "includeTokenBytes"],
   ["include_prompt", "includePrompt"],
+  ["predicted_text", "predictedText"],
   ["add_special_tokens", "addSpecialTokens"],
   ["parse_special_tokens", "parseSpecialTokens"],
   ["include_timeline", "includeTimeline"],

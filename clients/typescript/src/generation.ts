@@ -162,6 +162,10 @@ export interface Statistics {
    * if calls were withdrawn, so that it is not known.
    */
   readonly walltimeImprovement: number;
+  /** Tokens of `predictedText`. */
+  readonly predictedTokenCount: number;
+  /** Tokens of the answer that were drafted from it. */
+  readonly predictedAcceptedTokenCount: number;
 }
 
 /** The forwards of one model. */

@@ -94,6 +94,8 @@ export interface GenerateOptions {
   includeTokenBytes?: boolean | undefined;
   /** Return the prompt's tokens, which `promptLogprobs` also does. */
   includePrompt?: boolean | undefined;
+  /** What the answer will probably be: Max-Gram drafts from it. */
+  predictedText?: string | undefined;
   /** Let the tokenizer add its special tokens to a text prompt. Default true. */
   addSpecialTokens?: boolean | undefined;
   /** Parse special tokens written in a text prompt. Default false. */
@@ -151,6 +153,7 @@ const CHECKS: Readonly<Record<keyof GenerateOptions, Check>> = {
   promptLogprobs: uint32,
   includeTokenBytes: flag,
   includePrompt: flag,
+  predictedText: text,
   addSpecialTokens: flag,
   parseSpecialTokens: flag,
   includeTimeline: flag,
@@ -184,6 +187,7 @@ export function buildRequest(prompt: Prompt, options: GenerateOptions): wire.Gen
     promptLogprobs: options.promptLogprobs,
     includeTokenBytes: options.includeTokenBytes ?? false,
     includePrompt: options.includePrompt ?? false,
+    predictedText: options.predictedText ?? "",
     sampling: samplingOf(options),
     seed: options.seed,
     strategy: wire.Strategy[`STRATEGY_${upper(options.strategy ?? "unspecified")}`],

@@ -386,4 +386,6 @@ def _text_drafter(order: Order, rules: MaxGramRules) -> TextDrafter | None:
         is_beside=order.plan.drafter is not None,
         make_distribution=one_hot if is_rejection else None,
         room=rules.room,
+        predicted=order.predicted,
+        asked=order.prompt,
     )

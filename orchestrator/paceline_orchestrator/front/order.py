@@ -68,6 +68,7 @@ class Order:
         model: The model that it is pinned to.
         text: The text so far, with what was resumed.
         prompt: The prompt's tokens.
+        predicted: Tokens that the client predicts.
         bytes_of: Returns the bytes of a token; None if they are not told.
         resumed: The tokens of this generation that the client has.
         max_tokens: Tokens to generate at most, resumed ones included.
@@ -91,6 +92,7 @@ class Order:
     arrived_ns: int
     deadline: Deadline
     waited_ns: int = 0
+    predicted: tuple[int, ...] = ()
     bytes_of: BytesOf | None = None
 
     @property

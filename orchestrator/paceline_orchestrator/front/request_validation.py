@@ -228,6 +228,8 @@ def check_lengths(request: pb.GenerateRequest, model: ModelFacts) -> None:
             f"must be at most {most_bytes} bytes of UTF-8 for a context of {model.context_length}"
             " tokens",
         )
+    if len(request.predicted_text.encode()) > most_bytes:
+        raise InvalidFieldError.of("predicted_text", f"must be at most {most_bytes} bytes of UTF-8")
     for field, count in (
         ("token_ids.ids", len(request.token_ids.ids)),
         ("resume_token_ids", len(request.resume_token_ids)),

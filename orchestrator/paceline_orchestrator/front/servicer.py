@@ -214,6 +214,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                         verification_count=took.target_forward_count + took.cancelled_count,
                         text_accepted_count=took.text.accepted,
                         text_rejected_count=took.text.rejected,
+                        was_predicted=bool(order.predicted),
                     )
 
     async def GetSystemInfo(  # noqa: N802
@@ -374,6 +375,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         codec = self._codecs.get(model.tokenizer_fingerprint)
         prompt = await self._tokenise(request, codec, model, share=share)
         check_tokens(request, model, prompt=prompt)
+        predicted = await self._tokenise_prediction(request, codec, share=share)
         max_tokens = allowed_tokens(request, model, prompt_length=len(prompt))
         text = StreamedText(codec, request.stop_strings, prompt=prompt)
         resumed = tuple(request.resume_token_ids)
@@ -402,6 +404,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             arrived_ns=arrived_ns,
             waited_ns=waited_ns,
             deadline=deadline,
+            predicted=predicted,
             bytes_of=codec.bytes_alone if codec and request.include_token_bytes else None,
         )
 
@@ -418,6 +421,21 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             lambda: encode_prompt(request, codec, fim_token_ids=model.fim_token_ids),
             size=prompt_size(request),
             share=share,
+        )
+
+    async def _tokenise_prediction(
+        self, request: pb.GenerateRequest, codec: Codec | None, *, share: str
+    ) -> tuple[int, ...]:
+        text = request.predicted_text
+        if not text:
+            return ()
+        if codec is None:
+            raise UnsupportedError("predicted_text: the model has no tokenizer")
+        return await self._texts.run(
+            lambda: codec.encode(text, add_special_tokens=False, parse_special_tokens=False),
+            size=len(text),
+            share=share,
+            field="predicted_text",
         )
 
     async def _wait_for_begin(self, timeout_seconds: float) -> None:

@@ -82,7 +82,8 @@ def read_options(request: pb.GenerateRequest) -> Options:
             target_count=request.target_count if request.HasField("target_count") else None,
             rule=rule,
             dispatch=DispatchPolicy.BLOCKS if in_blocks else DispatchPolicy.WORK_CONSERVING,
-            drafter=_DRAFTERS.get(request.drafter),
+            drafter=_drafter(request),
+            has_prediction=bool(request.predicted_text),
             shape=Shape(request.width, request.branches) if request.HasField("width") else None,
             may_draft_ahead=not in_blocks,
         ),
@@ -98,6 +99,14 @@ def read_options(request: pb.GenerateRequest) -> Options:
         include_timeline=request.include_timeline,
         stream_timeline=request.stream_timeline,
     )
+
+
+def _drafter(request: pb.GenerateRequest) -> DrafterKind | None:
+    """Return who drafts; what is predicted is right more often than any drafter."""
+    chosen = _DRAFTERS.get(request.drafter)
+    has_drafter = request.strategy != pb.STRATEGY_SELF_SPECULATIVE
+    is_open = chosen is None and has_drafter
+    return DrafterKind.MAX_GRAM if is_open and request.predicted_text else chosen
 
 
 def _plain(sampling: sampling_pb2.SamplingParameters) -> sampling_pb2.SamplingParameters:
@@ -260,6 +269,8 @@ def _statistics(took: Statistics) -> pb.GenerationStatistics:
             for name, ran in took.drafter_models.items()
         ],
         walltime_improvement=took.walltime_improvement,
+        predicted_token_count=took.text.predicted,
+        predicted_accepted_token_count=took.text.predicted_accepted,
     )
 
 

@@ -64,6 +64,7 @@ def test_every_field_of_the_wire_can_be_asked_for():
         "prompt_logprobs": 2,
         "include_token_bytes": True,
         "include_prompt": True,
+        "predicted_text": "p",
         "add_special_tokens": True,
         "parse_special_tokens": True,
         "include_timeline": True,

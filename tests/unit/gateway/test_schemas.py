@@ -73,6 +73,15 @@ def refused(body_class, value):
         (CompletionBody, {**TEXT, "suffix": "x"}, "echo", True, "echo"),
         (CompletionBody, {**TEXT, "stream": True}, "prompt_logprobs", 1, "prompt_logprobs"),
         (ChatBody, CHAT, "prompt_logprobs", -1, "prompt_logprobs"),
+        (ChatBody, CHAT, "prediction", "text", "prediction"),
+        (ChatBody, CHAT, "prediction", {"type": "content"}, "prediction"),
+        (
+            ChatBody,
+            CHAT,
+            "prediction",
+            {"type": "content", "content": [{"text": "x"}]},
+            "prediction",
+        ),
         (ChatBody, CHAT, "max_tokens", 0, "max_tokens"),
         (CompletionBody, TEXT, "logprobs", 21, "logprobs"),
         (CompletionBody, TEXT, "logprobs", True, "logprobs"),
@@ -447,3 +456,16 @@ def test_a_body_that_was_tampered_with_is_a_message_or_a_refusal(content, change
             with suppress(InvalidFieldError):
                 request = build_request(prompt, body.options())
                 assert pb.GenerateRequest.FromString(request.SerializeToString()) == request
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("ab", "ab"),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab"),
+        ("", None),
+    ],
+)
+def test_a_prediction_is_a_text_or_its_parts(content, text):
+    body = {**CHAT, "prediction": {"type": "content", "content": content}}
+    assert parse(ChatBody, json.dumps(body).encode()).options().get("predicted_text") == text

@@ -143,3 +143,17 @@ async def test_ids_and_log_probabilities_of_the_prompt_are_told_in_vllms_fields(
                         prompt += (event if is_chat else choice).get("prompt_token_ids", [])
                         ids += choice.get("token_ids", [])
         assert (prompt, ids) == ([0, 1, 2], [3, 4])
+
+
+async def test_it_is_counted_what_was_drafted_from_a_prediction_and_what_was_not():
+    leg = Leg(predicted=(9, 4))
+    async with gateway_over(FakeOrchestrator(script=[leg, leg, Leg()])) as gateway:
+        said = {"type": "content", "content": "3 4 "}
+        answer = (await gateway.post("/v1/completions", prompt=PROMPT, n=2, prediction=said)).json()
+        assert answer["usage"]["completion_tokens_details"] == {
+            "accepted_prediction_tokens": 8,
+            "rejected_prediction_tokens": 10,
+        }
+        assert [it.predicted_text for it in gateway.requests] == ["3 4 ", "3 4 "]
+        answer = (await gateway.post("/v1/completions", prompt=PROMPT)).json()
+        assert "completion_tokens_details" not in answer["usage"]

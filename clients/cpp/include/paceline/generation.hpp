@@ -121,6 +121,8 @@ struct Statistics {
   /// SWI: the new tokens at the mean time of a target's forward, over the time in all forwards; 0
   /// if calls were withdrawn, so that it is not known.
   double walltime_improvement = 0;
+  std::int64_t predicted_token_count = 0;           ///< Of `predicted_text`.
+  std::int64_t predicted_accepted_token_count = 0;  ///< Of the answer, drafted from it.
 };
 
 /// The end of a generation; `timeline` is empty unless it was requested.

@@ -89,27 +89,29 @@ type usageReport struct {
 }
 
 type statisticsReport struct {
-	TargetForwardCount        int            `json:"target_forward_count"`
-	DrafterForwardCount       int            `json:"drafter_forward_count"`
-	DraftedTokenCount         int            `json:"drafted_token_count"`
-	AcceptedTokenCount        int            `json:"accepted_token_count"`
-	RejectedTokenCount        int            `json:"rejected_token_count"`
-	DiscardedTokenCount       int            `json:"discarded_token_count"`
-	AcceptanceRate            float64        `json:"acceptance_rate"`
-	CancelledRPCCount         int            `json:"cancelled_rpc_count"`
-	Fallbacks                 map[string]int `json:"fallbacks"`
-	QueueNs                   int64          `json:"queue_ns"`
-	ForwardNs                 int64          `json:"forward_ns"`
-	NetworkNs                 int64          `json:"network_ns"`
-	TimeToFirstTokenNs        int64          `json:"time_to_first_token_ns"`
-	TotalNs                   int64          `json:"total_ns"`
-	CorrectionsAheadCount     int            `json:"corrections_ahead_count"`
-	BranchTokenCount          int            `json:"branch_token_count"`
-	BranchAcceptedCount       int            `json:"branch_accepted_count"`
-	MaxGramDraftedTokenCount  int            `json:"max_gram_drafted_token_count"`
-	MaxGramAcceptedTokenCount int            `json:"max_gram_accepted_token_count"`
-	DrafterModels             []modelReport  `json:"drafter_models"`
-	WalltimeImprovement       float64        `json:"walltime_improvement"`
+	TargetForwardCount          int            `json:"target_forward_count"`
+	DrafterForwardCount         int            `json:"drafter_forward_count"`
+	DraftedTokenCount           int            `json:"drafted_token_count"`
+	AcceptedTokenCount          int            `json:"accepted_token_count"`
+	RejectedTokenCount          int            `json:"rejected_token_count"`
+	DiscardedTokenCount         int            `json:"discarded_token_count"`
+	AcceptanceRate              float64        `json:"acceptance_rate"`
+	CancelledRPCCount           int            `json:"cancelled_rpc_count"`
+	Fallbacks                   map[string]int `json:"fallbacks"`
+	QueueNs                     int64          `json:"queue_ns"`
+	ForwardNs                   int64          `json:"forward_ns"`
+	NetworkNs                   int64          `json:"network_ns"`
+	TimeToFirstTokenNs          int64          `json:"time_to_first_token_ns"`
+	TotalNs                     int64          `json:"total_ns"`
+	CorrectionsAheadCount       int            `json:"corrections_ahead_count"`
+	BranchTokenCount            int            `json:"branch_token_count"`
+	BranchAcceptedCount         int            `json:"branch_accepted_count"`
+	MaxGramDraftedTokenCount    int            `json:"max_gram_drafted_token_count"`
+	MaxGramAcceptedTokenCount   int            `json:"max_gram_accepted_token_count"`
+	DrafterModels               []modelReport  `json:"drafter_models"`
+	WalltimeImprovement         float64        `json:"walltime_improvement"`
+	PredictedTokenCount         int            `json:"predicted_token_count"`
+	PredictedAcceptedTokenCount int            `json:"predicted_accepted_token_count"`
 }
 
 type modelReport struct {
@@ -267,27 +269,29 @@ func reportStatistics(statistics paceline.Statistics) statisticsReport {
 		models[index] = modelReport{model.ModelName, model.ForwardCount, model.Forward.Nanoseconds()}
 	}
 	return statisticsReport{
-		TargetForwardCount:        statistics.TargetForwardCount,
-		DrafterForwardCount:       statistics.DrafterForwardCount,
-		DraftedTokenCount:         statistics.DraftedTokenCount,
-		AcceptedTokenCount:        statistics.AcceptedTokenCount,
-		RejectedTokenCount:        statistics.RejectedTokenCount,
-		DiscardedTokenCount:       statistics.DiscardedTokenCount,
-		AcceptanceRate:            statistics.AcceptanceRate,
-		CancelledRPCCount:         statistics.CancelledRPCCount,
-		Fallbacks:                 statistics.Fallbacks,
-		QueueNs:                   statistics.Queue.Nanoseconds(),
-		ForwardNs:                 statistics.Forward.Nanoseconds(),
-		NetworkNs:                 statistics.Network.Nanoseconds(),
-		TimeToFirstTokenNs:        statistics.TimeToFirstToken.Nanoseconds(),
-		TotalNs:                   statistics.Total.Nanoseconds(),
-		CorrectionsAheadCount:     statistics.CorrectionsAheadCount,
-		BranchTokenCount:          statistics.BranchTokenCount,
-		BranchAcceptedCount:       statistics.BranchAcceptedCount,
-		MaxGramDraftedTokenCount:  statistics.MaxGramDraftedTokenCount,
-		MaxGramAcceptedTokenCount: statistics.MaxGramAcceptedTokenCount,
-		DrafterModels:             models,
-		WalltimeImprovement:       statistics.WalltimeImprovement,
+		TargetForwardCount:          statistics.TargetForwardCount,
+		DrafterForwardCount:         statistics.DrafterForwardCount,
+		DraftedTokenCount:           statistics.DraftedTokenCount,
+		AcceptedTokenCount:          statistics.AcceptedTokenCount,
+		RejectedTokenCount:          statistics.RejectedTokenCount,
+		DiscardedTokenCount:         statistics.DiscardedTokenCount,
+		AcceptanceRate:              statistics.AcceptanceRate,
+		CancelledRPCCount:           statistics.CancelledRPCCount,
+		Fallbacks:                   statistics.Fallbacks,
+		QueueNs:                     statistics.Queue.Nanoseconds(),
+		ForwardNs:                   statistics.Forward.Nanoseconds(),
+		NetworkNs:                   statistics.Network.Nanoseconds(),
+		TimeToFirstTokenNs:          statistics.TimeToFirstToken.Nanoseconds(),
+		TotalNs:                     statistics.Total.Nanoseconds(),
+		CorrectionsAheadCount:       statistics.CorrectionsAheadCount,
+		BranchTokenCount:            statistics.BranchTokenCount,
+		BranchAcceptedCount:         statistics.BranchAcceptedCount,
+		MaxGramDraftedTokenCount:    statistics.MaxGramDraftedTokenCount,
+		MaxGramAcceptedTokenCount:   statistics.MaxGramAcceptedTokenCount,
+		DrafterModels:               models,
+		WalltimeImprovement:         statistics.WalltimeImprovement,
+		PredictedTokenCount:         statistics.PredictedTokenCount,
+		PredictedAcceptedTokenCount: statistics.PredictedAcceptedTokenCount,
 	}
 }
 

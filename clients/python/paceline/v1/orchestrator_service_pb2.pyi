@@ -517,6 +517,7 @@ class GenerateRequest(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     INCLUDE_TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     INCLUDE_PROMPT_FIELD_NUMBER: _builtins.int
+    PREDICTED_TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """As text: in UTF-8 at most 32 bytes for each token of the model's context, or 256 KiB if that
     is more.
@@ -595,6 +596,13 @@ class GenerateRequest(_message.Message):
     """
     include_prompt: _builtins.bool
     """Return the prompt's tokens as prompt_chunk. With prompt_logprobs they come in any case."""
+    predicted_text: _builtins.str
+    """What the answer will probably be, such as a file that is to be changed a little. Limits as of
+    `text`. Max-Gram drafts from it: it stands before the prompt in what Max-Gram searches, as if
+    it were the answer of the same prompt. If `drafter` is not set, Max-Gram is then the only
+    drafter. It changes no token of the answer, and counts for no length. UNSUPPORTED if the model
+    has no tokenizer.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """As token ids."""
@@ -659,10 +667,11 @@ class GenerateRequest(_message.Message):
         prompt_logprobs: _builtins.int | None = ...,
         include_token_bytes: _builtins.bool = ...,
         include_prompt: _builtins.bool = ...,
+        predicted_text: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_prompt_logprobs", b"_prompt_logprobs", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "drafter_count", b"drafter_count", "fill_in", b"fill_in", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "parts", b"parts", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "seed", b"seed", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "width", b"width"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_prompt_logprobs", b"_prompt_logprobs", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "dispatch_policy", b"dispatch_policy", "drafter", b"drafter", "drafter_count", b"drafter_count", "fill_in", b"fill_in", "ignore_eos", b"ignore_eos", "include_prompt", b"include_prompt", "include_timeline", b"include_timeline", "include_token_bytes", b"include_token_bytes", "logprobs", b"logprobs", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "parts", b"parts", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "strategy", b"strategy", "stream_timeline", b"stream_timeline", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "verification_rule", b"verification_rule", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_prompt_logprobs", b"_prompt_logprobs", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "dispatch_policy", b"dispatch_policy", "drafter", b"drafter", "drafter_count", b"drafter_count", "fill_in", b"fill_in", "ignore_eos", b"ignore_eos", "include_prompt", b"include_prompt", "include_timeline", b"include_timeline", "include_token_bytes", b"include_token_bytes", "logprobs", b"logprobs", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "parts", b"parts", "predicted_text", b"predicted_text", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "strategy", b"strategy", "stream_timeline", b"stream_timeline", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "verification_rule", b"verification_rule", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -1041,6 +1050,8 @@ class GenerationStatistics(_message.Message):
     MAX_GRAM_ACCEPTED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     DRAFTER_MODELS_FIELD_NUMBER: _builtins.int
     WALLTIME_IMPROVEMENT_FIELD_NUMBER: _builtins.int
+    PREDICTED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    PREDICTED_ACCEPTED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     target_forward_count: _builtins.int
     """Forwards of targets whose answers arrived."""
     drafter_forward_count: _builtins.int
@@ -1089,6 +1100,10 @@ class GenerationStatistics(_message.Message):
     overlapped; 1 for plain decoding of a prompt that takes one forward. 0 if it is not known,
     because calls were withdrawn and never reported their forwards.
     """
+    predicted_token_count: _builtins.int
+    """Tokens of predicted_text."""
+    predicted_accepted_token_count: _builtins.int
+    """How many tokens of the answer were drafted from predicted_text."""
     @_builtins.property
     def fallbacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fallback]:
         """The deviations from the plan, with their counts."""
@@ -1121,10 +1136,12 @@ class GenerationStatistics(_message.Message):
         max_gram_accepted_token_count: _builtins.int = ...,
         drafter_models: _abc.Iterable[Global___ModelForwards] | None = ...,
         walltime_improvement: _builtins.float = ...,
+        predicted_token_count: _builtins.int = ...,
+        predicted_accepted_token_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_token_count", b"accepted_token_count", "branch_accepted_count", b"branch_accepted_count", "branch_token_count", b"branch_token_count", "cancelled_rpc_count", b"cancelled_rpc_count", "corrections_ahead_count", b"corrections_ahead_count", "discarded_token_count", b"discarded_token_count", "drafted_token_count", b"drafted_token_count", "drafter_forward_count", b"drafter_forward_count", "drafter_models", b"drafter_models", "fallbacks", b"fallbacks", "forward_ns", b"forward_ns", "max_gram_accepted_token_count", b"max_gram_accepted_token_count", "max_gram_drafted_token_count", b"max_gram_drafted_token_count", "network_ns", b"network_ns", "queue_ns", b"queue_ns", "rejected_token_count", b"rejected_token_count", "target_forward_count", b"target_forward_count", "time_to_first_token_ns", b"time_to_first_token_ns", "total_ns", b"total_ns", "walltime_improvement", b"walltime_improvement"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_token_count", b"accepted_token_count", "branch_accepted_count", b"branch_accepted_count", "branch_token_count", b"branch_token_count", "cancelled_rpc_count", b"cancelled_rpc_count", "corrections_ahead_count", b"corrections_ahead_count", "discarded_token_count", b"discarded_token_count", "drafted_token_count", b"drafted_token_count", "drafter_forward_count", b"drafter_forward_count", "drafter_models", b"drafter_models", "fallbacks", b"fallbacks", "forward_ns", b"forward_ns", "max_gram_accepted_token_count", b"max_gram_accepted_token_count", "max_gram_drafted_token_count", b"max_gram_drafted_token_count", "network_ns", b"network_ns", "predicted_accepted_token_count", b"predicted_accepted_token_count", "predicted_token_count", b"predicted_token_count", "queue_ns", b"queue_ns", "rejected_token_count", b"rejected_token_count", "target_forward_count", b"target_forward_count", "time_to_first_token_ns", b"time_to_first_token_ns", "total_ns", b"total_ns", "walltime_improvement", b"walltime_improvement"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

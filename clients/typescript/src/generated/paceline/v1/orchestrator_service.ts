@@ -378,6 +378,14 @@ export interface GenerateRequest {
   includeTokenBytes: boolean;
   /** Return the prompt's tokens as prompt_chunk. With prompt_logprobs they come in any case. */
   includePrompt: boolean;
+  /**
+   * What the answer will probably be, such as a file that is to be changed a little. Limits as of
+   * `text`. Max-Gram drafts from it: it stands before the prompt in what Max-Gram searches, as if
+   * it were the answer of the same prompt. If `drafter` is not set, Max-Gram is then the only
+   * drafter. It changes no token of the answer, and counts for no length. UNSUPPORTED if the model
+   * has no tokenizer.
+   */
+  predictedText: string;
 }
 
 /** One message of the stream. */
@@ -575,6 +583,10 @@ export interface GenerationStatistics {
    * because calls were withdrawn and never reported their forwards.
    */
   walltimeImprovement: number;
+  /** Tokens of predicted_text. */
+  predictedTokenCount: number;
+  /** How many tokens of the answer were drafted from predicted_text. */
+  predictedAcceptedTokenCount: number;
 }
 
 /** The forwards of one model. */
@@ -1023,6 +1035,7 @@ function createBaseGenerateRequest(): GenerateRequest {
     promptLogprobs: undefined,
     includeTokenBytes: false,
     includePrompt: false,
+    predictedText: "",
   };
 }
 
@@ -1120,6 +1133,9 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     }
     if (message.includePrompt !== false) {
       writer.uint32(272).bool(message.includePrompt);
+    }
+    if (message.predictedText !== "") {
+      writer.uint32(282).string(message.predictedText);
     }
     return writer;
   },
@@ -1379,6 +1395,14 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
             message.includePrompt = reader.bool();
             continue;
           }
+          case 35: {
+            if (tag !== 282) {
+              break;
+            }
+
+            message.predictedText = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1449,6 +1473,7 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     message.promptLogprobs = object.promptLogprobs ?? undefined;
     message.includeTokenBytes = object.includeTokenBytes ?? false;
     message.includePrompt = object.includePrompt ?? false;
+    message.predictedText = object.predictedText ?? "";
     return message;
   },
 };
@@ -2306,6 +2331,8 @@ function createBaseGenerationStatistics(): GenerationStatistics {
     maxGramAcceptedTokenCount: 0,
     drafterModels: [],
     walltimeImprovement: 0,
+    predictedTokenCount: 0,
+    predictedAcceptedTokenCount: 0,
   };
 }
 
@@ -2373,6 +2400,12 @@ export const GenerationStatistics: MessageFns<GenerationStatistics> = {
     }
     if (message.walltimeImprovement !== 0) {
       writer.uint32(169).double(message.walltimeImprovement);
+    }
+    if (message.predictedTokenCount !== 0) {
+      writer.uint32(176).uint32(message.predictedTokenCount);
+    }
+    if (message.predictedAcceptedTokenCount !== 0) {
+      writer.uint32(184).uint32(message.predictedAcceptedTokenCount);
     }
     return writer;
   },
@@ -2558,6 +2591,22 @@ export const GenerationStatistics: MessageFns<GenerationStatistics> = {
             message.walltimeImprovement = reader.double();
             continue;
           }
+          case 22: {
+            if (tag !== 176) {
+              break;
+            }
+
+            message.predictedTokenCount = reader.uint32();
+            continue;
+          }
+          case 23: {
+            if (tag !== 184) {
+              break;
+            }
+
+            message.predictedAcceptedTokenCount = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2596,6 +2645,8 @@ export const GenerationStatistics: MessageFns<GenerationStatistics> = {
     message.maxGramAcceptedTokenCount = object.maxGramAcceptedTokenCount ?? 0;
     message.drafterModels = object.drafterModels?.map((e) => ModelForwards.fromPartial(e)) || [];
     message.walltimeImprovement = object.walltimeImprovement ?? 0;
+    message.predictedTokenCount = object.predictedTokenCount ?? 0;
+    message.predictedAcceptedTokenCount = object.predictedAcceptedTokenCount ?? 0;
     return message;
   },
 };
