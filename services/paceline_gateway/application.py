@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from paceline_gateway.access import Access
 from paceline_gateway.completions import chat, complete
+from paceline_gateway.cors import allow_origins
 from paceline_gateway.endpoint import Endpoint
 from paceline_gateway.errors import RequestError
 from paceline_gateway.generations import Generations
@@ -154,6 +155,7 @@ def application(
         exception_handlers={HTTPException: _no_such_route},
     )
     routed.router.redirect_slashes = False
+    allow_origins(routed, settings.cors_origin)
     return routed
 
 

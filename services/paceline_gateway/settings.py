@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from paceline.channel import is_loopback
 from paceline.credentials import Tls
 from paceline_contract.limits import DEFAULT_MESSAGE_BYTES, MOST_MESSAGE_BYTES
+from paceline_gateway.cors import check_origins
 from paceline_serving.security import refuse_plaintext
 from paceline_serving.server_settings import RunSettings
 from paceline_serving.settings import Settings, StringList, TcpAddress
@@ -98,6 +99,11 @@ class HttpSettings(Settings):
         False,
         description="refuse requests with unknown fields. Without it such fields are left out, and"
         " named in the answer's header x-paceline-ignored",
+    )
+    cors_origin: StringList = Field(
+        (),
+        description="origin of a page that may read answers, such as https://app.example, or * for"
+        " all of them, which needs --api-keys (can be given again). None: no other site's page",
     )
     generation_config: Literal["model", "none"] = Field(
         "model",
@@ -196,6 +202,7 @@ class GatewaySettings(OrchestratorAddressSettings, HttpSettings, RequestLimitSet
     def _is_not_exposed(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key go together")
+        check_origins(self.cors_origin, needs_keys=self.api_keys is not None)
         if self.insecure:
             return self
         if self.tls_certificate is None:
