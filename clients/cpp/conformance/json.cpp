@@ -240,22 +240,33 @@ paceline::Seconds seconds(const Json& value) {
 
 }  // namespace
 
-Json told(const paceline::Chunk& chunk) {
+Json told(const std::vector<std::vector<paceline::TokenLogprob>>& top_logprobs) {
   Json places = Json::array();
-  for (const auto& likeliest : chunk.top_logprobs) {
+  for (const auto& likeliest : top_logprobs) {
     Json place = Json::array();
     for (const auto& it : likeliest) {
       place.push_back({{"token_id", it.token_id}, {"logprob", it.logprob}});
     }
     places.push_back(place);
   }
+  return places;
+}
+
+Json told(const paceline::PromptChunk& chunk) {
+  return {{"position", chunk.position},
+          {"token_ids", chunk.token_ids},
+          {"logprobs", chunk.logprobs},
+          {"top_logprobs", told(chunk.top_logprobs)}};
+}
+
+Json told(const paceline::Chunk& chunk) {
   Json origins = Json::array();
   for (const auto origin : chunk.origins) origins.push_back(name(origin));
   return {{"position", chunk.position},
           {"token_ids", chunk.token_ids},
           {"text", chunk.text},
           {"logprobs", chunk.logprobs},
-          {"top_logprobs", places},
+          {"top_logprobs", told(chunk.top_logprobs)},
           {"origins", origins}};
 }
 

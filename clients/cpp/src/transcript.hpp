@@ -38,6 +38,7 @@ class Transcript {
 
   const std::optional<Started>& started() const { return started_; }
   const std::optional<Finished>& finished() const { return finished_; }
+  const std::vector<PromptChunk>& prompt_chunks() const { return prompt_chunks_; }
   const std::vector<Chunk>& chunks() const { return chunks_; }
 
  private:

@@ -118,6 +118,7 @@ class Reading {
     return {
       chunks: this.chunks.map((chunk) => onWire(chunk, ["type"])),
       text: this.chunks.map((chunk) => chunk.text).join(""),
+      prompt_chunks: (this.generation?.transcript.promptChunks ?? []).map((it) => onWire(it)),
       started: started ? onWire(started) : null,
       finished: finished
         ? { ...onWire(finished, ["timeline"]), timeline_length: finished.timeline.length }

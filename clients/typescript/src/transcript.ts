@@ -49,6 +49,11 @@ export class Transcript {
     return this.#finished;
   }
 
+  /** The prompt's tokens, if they were asked for: all of them, once there is a chunk. */
+  get promptChunks(): readonly PromptChunk[] {
+    return this.#promptChunks;
+  }
+
   get chunks(): readonly Chunk[] {
     return this.#chunks;
   }

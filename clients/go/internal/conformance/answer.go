@@ -23,11 +23,19 @@ type answer struct {
 
 // A report has the received data of one stream.
 type report struct {
-	Chunks   []chunkReport   `json:"chunks"`
-	Text     string          `json:"text"`
-	Started  *startedReport  `json:"started"`
-	Finished *finishedReport `json:"finished"`
-	Error    *errorReport    `json:"error"`
+	Chunks       []chunkReport       `json:"chunks"`
+	Text         string              `json:"text"`
+	PromptChunks []promptChunkReport `json:"prompt_chunks"`
+	Started      *startedReport      `json:"started"`
+	Finished     *finishedReport     `json:"finished"`
+	Error        *errorReport        `json:"error"`
+}
+
+type promptChunkReport struct {
+	Position    int               `json:"position"`
+	TokenIDs    []uint32          `json:"token_ids"`
+	Logprobs    []float64         `json:"logprobs"`
+	TopLogprobs [][]logprobReport `json:"top_logprobs"`
 }
 
 type chunkReport struct {
@@ -160,7 +168,9 @@ type serverReport struct {
 	StandingDetail   string `json:"standing_detail"`
 }
 
-func newReport() report { return report{Chunks: []chunkReport{}} }
+func newReport() report {
+	return report{Chunks: []chunkReport{}, PromptChunks: []promptChunkReport{}}
+}
 
 // add takes in what the stream moved to.
 func (a *answer) add(event paceline.Event, after time.Duration) {
@@ -179,6 +189,14 @@ func (a *answer) add(event paceline.Event, after time.Duration) {
 
 // end notes how the stream ended. A requested cancellation is not an error.
 func (a *answer) end(stream *paceline.Stream, cancelling bool) {
+	for _, chunk := range stream.PromptChunks() {
+		a.PromptChunks = append(a.PromptChunks, promptChunkReport{
+			Position:    chunk.Position,
+			TokenIDs:    append([]uint32{}, chunk.TokenIDs...),
+			Logprobs:    append([]float64{}, chunk.Logprobs...),
+			TopLogprobs: reportLikeliest(chunk.TopLogprobs),
+		})
+	}
 	a.Started, a.Finished = reportStarted(stream.Started()), reportFinished(stream.Finished())
 	if cancelling && errors.Is(stream.Err(), paceline.ErrClientCancelled) {
 		a.Cancelled = true
@@ -195,22 +213,26 @@ func reportChunk(chunk paceline.Chunk) chunkReport {
 	for _, origin := range chunk.Origins {
 		origins = append(origins, enum(origin))
 	}
+	return chunkReport{
+		Position:    chunk.Position,
+		TokenIDs:    append([]uint32{}, chunk.TokenIDs...),
+		Text:        chunk.Text,
+		Logprobs:    append([]float64{}, chunk.Logprobs...),
+		TopLogprobs: reportLikeliest(chunk.TopLogprobs),
+		Origins:     origins,
+	}
+}
+
+func reportLikeliest(told [][]paceline.TokenLogprob) [][]logprobReport {
 	places := [][]logprobReport{}
-	for _, likeliest := range chunk.TopLogprobs {
+	for _, likeliest := range told {
 		place := []logprobReport{}
 		for _, each := range likeliest {
 			place = append(place, logprobReport{each.TokenID, each.Logprob})
 		}
 		places = append(places, place)
 	}
-	return chunkReport{
-		Position:    chunk.Position,
-		TokenIDs:    append([]uint32{}, chunk.TokenIDs...),
-		Text:        chunk.Text,
-		Logprobs:    append([]float64{}, chunk.Logprobs...),
-		TopLogprobs: places,
-		Origins:     origins,
-	}
+	return places
 }
 
 func reportEvent(event paceline.TimelineEvent) eventReport {
