@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
 from dataclasses import asdict
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline import FinishReason
 from paceline_gateway import told_tokens
 from paceline_gateway.told_tokens import likely, name_of, names_of, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from paceline import Chunk, Usage
     from paceline_gateway.connection import Connection
     from paceline_gateway.generations import Choice
     from paceline_gateway.schemas import Body
     from paceline_gateway.told_tokens import EchoedPrompt
+
+_T = TypeVar("_T")
 
 
 class Form(ABC):
@@ -187,18 +190,21 @@ class WholeAnswer(_Answer):
             kept.append(self._named(chunk))
 
     async def end(self, choices: Sequence[Choice]) -> None:
-        """Send the answer."""
-        await self._connection.answer(
-            {
-                **self._frame,
-                "object": self._form.whole_object,
-                "system_fingerprint": choices[0].started.model_fingerprint,
-                "choices": [self._whole(choice) for choice in choices],
-                "usage": usage(choices),
-                **self._of_prompt(choices[0], in_choice=False),
-                **self._details(choices),
-            }
-        )
+        """Send the answer; what is told of a long prompt is written on a thread."""
+        is_large = any(map(told_tokens.is_large, choices))
+        content = await _done(lambda: self._content(choices), is_large=is_large)
+        await self._connection.answer(content, is_large=is_large)
+
+    def _content(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        return {
+            **self._frame,
+            "object": self._form.whole_object,
+            "system_fingerprint": choices[0].started.model_fingerprint,
+            "choices": [self._whole(choice) for choice in choices],
+            "usage": usage(choices),
+            **self._of_prompt(choices[0], in_choice=False),
+            **self._details(choices),
+        }
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         chunks = self._chunks[choice.index]
@@ -244,10 +250,14 @@ class StreamedAnswer(_Answer):
         if (opening := self._form.opening()) is not None:
             await self._send(choice, {**opening, **of_prompt}, finish=None, is_first=True)
             return
-        if (echoed := self._echo(choice)) is not None:
+        is_large = told_tokens.is_large(choice)
+        echoed = await _done(lambda: self._echo(choice), is_large=is_large)
+        if echoed is not None:
             self._offsets[choice.index] = len(echoed.text)
-            entry = {"text": echoed.text, "logprobs": echoed.logprobs}
-            await self._send(choice, {**entry, **of_prompt}, finish=None)
+            for piece in echoed.pieces():
+                entry = {"text": piece.text, "logprobs": piece.logprobs}
+                await self._send(choice, {**entry, **of_prompt}, finish=None)
+                of_prompt = {}
         elif of_prompt:
             await self._send(choice, {**self._form.ending(), **of_prompt}, finish=None)
 
@@ -285,6 +295,11 @@ class StreamedAnswer(_Answer):
                 **extra,
             }
         )
+
+
+async def _done(work: Callable[[], _T], *, is_large: bool) -> _T:
+    """Do work at once, or on a thread if the event loop would notice."""
+    return await asyncio.to_thread(work) if is_large else work()
 
 
 def finish_reason(choice: Choice) -> str:

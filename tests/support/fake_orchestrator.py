@@ -46,6 +46,7 @@ class Leg:
     shift: int = 0  # added to positions: a broken server
     omits_finish: bool = False
     own_tokens: set[int] = field(default_factory=set)  # the target's; the others were drafted
+    prompt_length: int = PROMPT_LENGTH
     predicted: tuple[int, int] = (0, 0)  # tokens that were predicted, and accepted among them
     bytes_of: Callable[[int], bytes] | None = None  # what a token is; None: it has no tokenizer
 
@@ -99,7 +100,8 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
             if count == leg.chunks and leg.error is not None:
                 return
             last = min(index + leg.chunk_tokens, total)
-            chunk = _chunk(range(PROMPT_LENGTH + index, PROMPT_LENGTH + last), leg)
+            first = leg.prompt_length
+            chunk = _chunk(range(first + index, first + last), leg)
             _tell_logprobs(chunk, request)
             _tell_bytes(chunk, request, leg)
             yield pb.GenerateResponse(chunk=chunk)
@@ -191,7 +193,7 @@ def _started(request: pb.GenerateRequest, leg: Leg) -> pb.GenerationStarted:
         model_fingerprint=leg.fingerprint,
         strategy=pb.STRATEGY_DISTRIBUTED,
         promise=1,
-        prompt_token_count=PROMPT_LENGTH,
+        prompt_token_count=leg.prompt_length,
         width=request.width,
         branches=request.branches,
     )
@@ -228,7 +230,9 @@ def _prompt_chunks(request: pb.GenerateRequest, leg: Leg) -> Iterator[pb.PromptC
     is_scored = request.HasField("prompt_logprobs")
     if not (is_scored or request.include_prompt):
         return
-    for positions in ([0], range(1, PROMPT_LENGTH)):
+    length = leg.prompt_length
+    later = (range(first, min(first + 256, length)) for first in range(1, length, 256))
+    for positions in ([0], *later):
         chunk = pb.PromptChunk(position=positions[0], token_ids=positions)
         if is_scored and positions[0]:
             alike = pb.GenerateRequest(logprobs=True, top_logprobs=request.prompt_logprobs)
@@ -249,7 +253,7 @@ def _finished(total: int, leg: Leg) -> pb.GenerationFinished:
     return pb.GenerationFinished(
         finish_reason=pb.FINISH_REASON_LENGTH,
         promise=1,
-        prompt_token_count=PROMPT_LENGTH,
+        prompt_token_count=leg.prompt_length,
         completion_token_count=total,
         cached_prompt_token_count=1,
         statistics=pb.GenerationStatistics(

@@ -157,3 +157,27 @@ async def test_it_is_counted_what_was_drafted_from_a_prediction_and_what_was_not
         assert [it.predicted_text for it in gateway.requests] == ["3 4 ", "3 4 "]
         answer = (await gateway.post("/v1/completions", prompt=PROMPT)).json()
         assert "completion_tokens_details" not in answer["usage"]
+
+
+async def test_a_long_prompt_is_told_whole_and_in_pieces():
+    content = [b"a", b" \xc3", b"\xa9"] * 700
+    orchestrator = FakeOrchestrator(
+        script=[Leg(bytes_of=lambda it: content[it % 2100], prompt_length=2000) for _ in range(2)]
+    )
+    async with gateway_over(orchestrator) as gateway:
+        create = gateway.client.completions.create
+        asked = {"model": "fake", "prompt": [1], "max_tokens": 1, "echo": True, "logprobs": 2}
+        whole = (await create(**asked)).choices[0]
+        assert whole.text == b"".join(content[:2000]).decode(errors="replace") + "2000 "
+        assert len(whole.logprobs.tokens) == 2001
+        assert whole.logprobs.token_logprobs == [None, *(-it for it in range(1, 2001))]
+        text, told, counts = "", {}, []
+        async for event in await create(**asked, stream=True):
+            for choice in event.choices:
+                text += choice.text
+                if choice.logprobs:
+                    counts.append(len(choice.logprobs.tokens))
+                    for name, values in choice.logprobs.to_dict().items():
+                        told.setdefault(name, []).extend(values)
+        assert (text, told) == (whole.text, whole.logprobs.to_dict())
+        assert counts == [256] * 7 + [208, 1]
