@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline_gateway.chat_template import WRITTEN, write_prompt
+from paceline_gateway.errors import RequestError
 from paceline_gateway.generations import deliver
 from paceline_gateway.json_body import parse
 from paceline_gateway.rendering import ChatForm, CompletionForm, StreamedAnswer, WholeAnswer
@@ -51,7 +52,9 @@ async def chat(
     """Continue a conversation, rendered by the model's template."""
     body = parse(ChatBody, content, ignored=connection.ignored)
     model = await orchestrators.check_model(body.model)
-    prompt = await write_prompt(body.messages, orchestrators=orchestrators, templates=templates)
+    if body.conversation.offered_tools:
+        raise RequestError("tools: is not supported", param="tools", code="unsupported_parameter")
+    prompt = await write_prompt(body.conversation, orchestrators=orchestrators, templates=templates)
     choices = generations.choices(
         [prompt], {**body.options(), **WRITTEN}, count=body.n, connection=connection
     )
