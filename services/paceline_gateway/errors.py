@@ -167,6 +167,16 @@ def of_paceline(error: errors.PacelineError, *, prompt: str) -> RequestError:
     )
 
 
+def of_grammar(error: errors.PacelineError, *, param: str) -> RequestError | None:
+    """Turn an error about a grammar, which follows from a parameter, into OpenAI's form."""
+    violation = _violation(error)
+    if violation is None or not violation.field.startswith("sampling.grammar"):
+        return None
+    words = f"{param}: cannot be enforced: {violation.description}"
+    code = "unsupported" if isinstance(error, errors.UnsupportedError) else None
+    return RequestError(words, param=param, code=code)
+
+
 def _not_let_in() -> RequestError:
     """Say that orchestrators refuse the gateway, not the gateway's client."""
     return RequestError(

@@ -10,6 +10,10 @@ from pydantic import Field, model_validator
 from paceline.channel import is_loopback
 from paceline.credentials import Tls
 from paceline_contract.limits import DEFAULT_MESSAGE_BYTES, MOST_MESSAGE_BYTES
+from paceline_gateway.dialects.names import (  # noqa: TC001 - as above
+    ReasoningParser,
+    ToolParser,
+)
 from paceline_serving.security import refuse_plaintext
 from paceline_serving.server_settings import RunSettings
 from paceline_serving.settings import Settings, StringList, TcpAddress
@@ -98,6 +102,16 @@ class HttpSettings(Settings):
         False,
         description="refuse requests with unknown fields. Without it such fields are left out, and"
         " named in the answer's header x-paceline-ignored",
+    )
+    tool_parser: ToolParser = Field(
+        "auto",
+        description="how the model writes calls of tools; auto: the chat template tells; none:"
+        " tools are refused",
+    )
+    reasoning_parser: ReasoningParser = Field(
+        "auto",
+        description="how the model marks its reasoning; auto: the chat template tells; none:"
+        " reasoning is a part of the answer",
     )
     insecure: bool = Field(
         False,

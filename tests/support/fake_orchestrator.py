@@ -18,7 +18,7 @@ from paceline.v1.model_service_pb2 import MODEL_ROLE_TARGET, ChatTemplate
 from support.ports import free_address
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
 PROMPT_LENGTH = 3
 SEED = 7
@@ -43,6 +43,7 @@ class Leg:
     word: str = "{} "  # how a token reads
     shift: int = 0  # added to positions: a broken server
     omits_finish: bool = False
+    said: tuple[tuple[int, str], ...] = ()  # tokens and their texts, instead of numbers
     own_tokens: set[int] = field(default_factory=set)  # the target's; the others were drafted
 
 
@@ -84,6 +85,10 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
         if leg.refuses:
             return
         yield pb.GenerateResponse(started=_started(request, leg))
+        if leg.said:
+            for response in _said(leg, request):
+                yield response
+            return
         received, total = len(request.resume_token_ids), request.max_tokens or 5
         for count, index in enumerate(range(received, total, leg.chunk_tokens)):
             if count == leg.chunks and leg.hangs:
@@ -178,6 +183,25 @@ def _chunk(positions: Sequence[int], leg: Leg) -> pb.GenerationChunk:
             for it in positions
         ],
     )
+
+
+def _said(leg: Leg, request: pb.GenerateRequest) -> Iterator[pb.GenerateResponse]:
+    """Say what the leg says, up to the request's limit."""
+    most = request.max_tokens or len(leg.said)
+    for index, (token_id, text) in enumerate(leg.said[:most]):
+        chunk = pb.GenerationChunk(
+            position=PROMPT_LENGTH + index,
+            token_ids=[token_id],
+            text=text,
+            text_lengths=[len(text)],
+            origins=[pb.TOKEN_ORIGIN_TARGET],
+        )
+        _tell_logprobs(chunk, request)
+        yield pb.GenerateResponse(chunk=chunk)
+    finished = _finished(min(most, len(leg.said)))
+    if most >= len(leg.said):
+        finished.finish_reason = pb.FINISH_REASON_EOS
+    yield pb.GenerateResponse(finished=finished)
 
 
 def _tell_logprobs(chunk: pb.GenerationChunk, request: pb.GenerateRequest) -> None:

@@ -225,10 +225,12 @@ def check_chat_template(template: pb.ChatTemplate) -> None:
     )
     at_most("named_tokens", template.named_tokens, _MOST_NAMED_TOKENS)
     at_most("special_tokens", template.special_tokens, _MOST_SPECIAL_TOKENS)
+    at_most("added_token_ids", template.added_token_ids, _MOST_SPECIAL_TOKENS)
     for field, texts in (
         ("named_tokens", template.named_tokens),
         ("named_tokens", template.named_tokens.values()),
         ("special_tokens", template.special_tokens),
+        ("added_token_ids", template.added_token_ids),
     ):
         longest = max(map(len, texts), default=0)
         _in_range(f"the length of {field}", longest, least=0, most=_MOST_TOKEN_CHARACTERS)

@@ -70,12 +70,13 @@ def _check(template: FoundTemplate, *, where: str) -> None:
 
 def template_of(source: str, tokens: ModelTokens) -> ChatTemplate:
     """Return a template with the tokens that it names, and those that could forge its output."""
-    content = [source, sorted(tokens.named.items()), tokens.special]
+    content = [source, sorted(tokens.named.items()), tokens.special, sorted(tokens.added.items())]
     return ChatTemplate(
         fingerprint=hashlib.sha256(json.dumps(content).encode()).hexdigest(),
         source=source,
         named_tokens=tokens.named,
         special_tokens=tokens.special,
+        added_token_ids={text: each for text, each in tokens.added.items() if 0 <= each < 1 << 32},
     )
 
 

@@ -46,6 +46,9 @@ def test_it_comes_with_the_tokens_that_it_names_and_those_that_could_forge_it(fo
     assert found.source == "{{ 1 }}"
     assert found.named_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
     assert found.special_tokens == (EOS,)
+    added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    assert found.added_token_ids == {it["content"]: it["id"] for it in added}
+    assert found.added_token_ids.keys() > {EOS}
 
 
 @pytest.mark.parametrize(
