@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from paceline_gateway.dialects.reader import TextParser
     from paceline_gateway.dialects.reasoning import Reasoning
 
+_log = logging.getLogger(__name__)
+
 _AUTO, _NONE = "auto", "none"
 
 
@@ -61,6 +64,20 @@ class Dialect:
     takes_calls: bool
     tokens: Tokens
     marks: Mapping[int, str]
+
+    @property
+    def calls_name(self) -> str:
+        """What the form of calls is called in settings."""
+        if not self.takes_calls:
+            return _NONE
+        return harmony.NAME if self.family is None else self.family.name
+
+    @property
+    def thought_name(self) -> str:
+        """What the form of reasoning is called in settings."""
+        if self.is_harmony:
+            return harmony.NAME
+        return _NONE if self.reasoning is None else self.reasoning.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +155,11 @@ class Dialects:
                 template, tool_parser=self._tool_parser, reasoning_parser=self._reasoning_parser
             )
             self._last = template.fingerprint, found
+            _log.info(
+                "calls of tools are read as %s, reasoning as %s",
+                found.calls_name,
+                found.thought_name,
+            )
         return self._last[1]
 
 

@@ -36,6 +36,19 @@ if TYPE_CHECKING:
 # As the engine's for a whole schema: one blank after a colon and a comma.
 _SPACES = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
+# Keywords by which a schema allows, or may allow, properties that it does not list.
+_ABOUT_OTHERS = frozenset(
+    {
+        "$ref",
+        "additionalProperties",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "patternProperties",
+        "propertyNames",
+        "unevaluatedProperties",
+    }
+)
 _ANY_TEXT = "/(?s:.*)/"
 
 
@@ -278,7 +291,10 @@ class AnswerGrammar:
             return _ANY_OBJECT
         if tool.strict is None:
             wanted = enforceable(wanted) if self._follows_schemas else None
-        return _ANY_OBJECT | dict(wanted or {})
+        schema = _ANY_OBJECT | dict(wanted or {})
+        if schema.keys() & {"properties"} and not schema.keys() & _ABOUT_OTHERS:
+            schema["additionalProperties"] = False  # a function has no other arguments
+        return schema
 
     def _pieces(self, pieces: Iterable[Piece]) -> str:
         return " ".join(self._piece(it) for it in pieces if not isinstance(it, Hole))

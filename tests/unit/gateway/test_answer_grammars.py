@@ -296,6 +296,16 @@ def test_a_told_schema_that_is_not_sure_to_be_enforced_is_any_object(about):
     assert model.takes(plan, written_calls(model.family, [("weather", {"b": [1]})]))
 
 
+def test_arguments_that_are_not_listed_are_not_written_unless_the_schema_allows_them():
+    model = Model("hermes")
+    text = written_calls(model.family, [("weather", {"a": 1, "b": 2})])
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    for more, is_taken in (({}, False), ({"additionalProperties": True}, True)):
+        for strict in (None, True):
+            plan = model.plan(Tool(name="weather", parameters=schema | more, strict=strict))
+            assert model.takes(plan, text) is is_taken
+
+
 def test_a_told_schema_that_is_sure_to_be_enforced_is():
     defs = {"P": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}}
     schema = {

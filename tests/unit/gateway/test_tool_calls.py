@@ -199,14 +199,15 @@ async def test_a_demanded_call_is_a_grammar_with_the_marks_as_tokens(choice):
 
 
 async def test_what_servers_refuse_of_a_grammar_is_a_fault_of_the_tools():
-    error = InvalidFieldError.of("sampling.grammar", "at 1(2): no")
+    words = "at 1(2): no such thing 1 | start: calls 2 | calls: call"
+    error = InvalidFieldError.of("sampling.grammar", words)
     fake = FakeOrchestrator(
         script=[Leg(error=error, refuses=True)] * 4, chat_template=template_of()
     )
     async with gateway_over(fake) as gateway:
         told = await refusal_of(gateway, tools=TOOLS, tool_choice="required")
         assert told["param"] == "tools"
-        assert told["message"] == "tools: cannot be enforced: at 1(2): no"
+        assert told["message"] == "tools: cannot be enforced: no such thing"
         schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
         assert (await refusal_of(gateway, response_format=schema))["param"] == "response_format"
 

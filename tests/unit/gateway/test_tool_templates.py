@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from paceline import ChatTemplate, PromptPart
 from paceline_gateway.chat_template import ChatTemplates
+from paceline_gateway.dialects.answering import find_dialect
 from paceline_gateway.errors import RequestError
 from support.conversations import conversation_of
 from support.library_templates import NAMED_TOKENS, by_the_library
@@ -40,6 +42,12 @@ FORMS = {
     "llama3_json": (True, False),
     "mistral": (True, False),
     "parts": (True, False),
+    "qwen3_coder": (True, False),
+    "glm45": (True, False),
+    "kimi_k2": (True, False),
+    "gpt_oss": (True, False),
+    "mistral_list": (True, False),
+    "pythonic": (True, False),
 }
 
 
@@ -91,6 +99,21 @@ async def test_tools_calls_and_results_are_written_as_by_the_library(name):
     assert await rendered(name, [USER, CALLING, RESULT], tools=TOOLS) == expected
     assert "weather" in expected
     assert "sunny" in expected
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.jinja")), ids=lambda it: it.stem)
+def test_the_dialect_follows_from_the_template(path):
+    ids = {text: number for number, text in enumerate(SPECIAL)}
+    template = replace(template_of(path.stem), added_token_ids=ids)
+    dialect = find_dialect(template)
+    unknown = {"parts", "without_tools", "deepseek_text"}
+    assert dialect.calls_name == ("none" if path.stem in unknown else path.stem)
+    thinks = {"hermes": "think", "glm45": "think", "deepseek_text": "think", "gpt_oss": "gpt_oss"}
+    assert dialect.thought_name == thinks.get(path.stem, "none")
+    chosen = find_dialect(template, tool_parser="pythonic", reasoning_parser="mistral")
+    assert (chosen.calls_name, chosen.thought_name) == ("pythonic", "mistral")
+    off = find_dialect(template, tool_parser="none", reasoning_parser="none")
+    assert (off.calls_name, off.thought_name) == ("none", "none")
 
 
 async def test_a_template_that_wants_null_and_text_gets_null_and_text():
