@@ -10,6 +10,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from paceline_contract.limits import MOST_GRAMMAR_DEPTH
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -36,14 +38,14 @@ class ToolCall:
 
     @property
     def argument_object(self) -> dict[str, Any] | None:
-        """The arguments as an object; None if they are none."""
+        """The arguments as an object; None if they are none, or nested beyond all use."""
         if not self.arguments.strip():
             return {}
         try:
             found = json.loads(self.arguments)
         except (ValueError, RecursionError):
             return None
-        return found if isinstance(found, dict) else None
+        return found if isinstance(found, dict) and depth_of(found) <= MOST_GRAMMAR_DEPTH else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,3 +127,12 @@ class Conversation:
         """The tools that the answer may call."""
         names = self.tool_choice.names
         return tuple(it for it in self.offered_tools if names is None or it.name in names)
+
+
+def depth_of(value: object) -> int:
+    """Count the levels of objects and lists in JSON, one level after another."""
+    depth, level = 0, [value]
+    while level := [it for it in level if isinstance(it, dict | list)]:
+        depth += 1
+        level = [it for each in level for it in (each.values() if isinstance(each, dict) else each)]
+    return depth

@@ -16,7 +16,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from paceline_contract.limits import MOST_GRAMMAR_BYTES, MOST_GRAMMAR_DEPTH
-from paceline_gateway.conversation import Message, Role, Tool, ToolCall, ToolChoice
+from paceline_gateway.conversation import Message, Role, Tool, ToolCall, ToolChoice, depth_of
 from paceline_gateway.parameter_types import Content, NoList, NoText, one_of
 from paceline_gateway.request_fields import Fields
 
@@ -55,17 +55,8 @@ def _problem(words: str, **more: Any) -> PydanticCustomError:
     return PydanticCustomError("tools", cast("Any", words), more or None)
 
 
-def _depth(value: object) -> int:
-    """Count the levels of objects and lists in JSON, one level after another."""
-    depth, level = 0, [value]
-    while level := [it for it in level if isinstance(it, dict | list)]:
-        depth += 1
-        level = [it for each in level for it in (each.values() if isinstance(each, dict) else each)]
-    return depth
-
-
 def _check_size(value: object) -> None:
-    if _depth(value) > MOST_GRAMMAR_DEPTH:
+    if depth_of(value) > MOST_GRAMMAR_DEPTH:
         raise _problem("is nested deeper than {most}", most=MOST_GRAMMAR_DEPTH)
     if len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")) > MOST_GRAMMAR_BYTES:
         raise _problem("has more than {most} bytes as JSON", most=MOST_GRAMMAR_BYTES)

@@ -66,8 +66,10 @@ def test_messages_of_all_roles_are_read():
 
 
 def test_a_calls_arguments_are_an_object_if_they_are_one():
-    found = [ToolCall("", "a", it).argument_object for it in ('{"x": 1}', "", " ", "[1]", "{", "1")]
-    assert found == [{"x": 1}, {}, {}, None, None, None]
+    deep = '{"x": ' * 900 + "1" + "}" * 900
+    texts = ('{"x": 1}', "", " ", "[1]", "{", "1", deep)
+    found = [ToolCall("", "a", it).argument_object for it in texts]
+    assert found == [{"x": 1}, {}, {}, None, None, None, None]
 
 
 def test_tools_are_read_and_those_that_may_be_called_follow_from_the_choice():

@@ -923,9 +923,10 @@ type ChatTemplate struct {
 	// contains such a text could forge the conversation, unless the message is sent as a part of its
 	// own (PromptPart).
 	SpecialTokens []string `protobuf:"bytes,4,rep,name=special_tokens,json=specialTokens,proto3" json:"special_tokens,omitempty"`
-	// The ids of the tokens that are found in a text as a whole, by their texts: the special ones, which
-	// an answer's text leaves out, and others. With them a client tells what a model marks with tokens,
-	// such as the calls of tools. Empty from an older server.
+	// The ids of the tokens that are found in a text as a whole, by their texts: the special ones,
+	// which an answer's text leaves out, and others. With them a client tells what a model marks with
+	// tokens, such as the calls of tools. At most 65,536, each text of at most 1,024 characters; empty
+	// where there are more, or from an older server.
 	AddedTokenIds map[string]uint32 `protobuf:"bytes,5,rep,name=added_token_ids,json=addedTokenIds,proto3" json:"added_token_ids,omitempty" protobuf_key:"bytes,1,opt,name=key,proto3" protobuf_val:"varint,2,opt,name=value,proto3"`
 }
 

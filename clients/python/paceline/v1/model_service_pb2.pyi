@@ -532,9 +532,10 @@ class ChatTemplate(_message.Message):
 
     @_builtins.property
     def added_token_ids(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """The ids of the tokens that are found in a text as a whole, by their texts: the special ones, which
-        an answer's text leaves out, and others. With them a client tells what a model marks with tokens,
-        such as the calls of tools. Empty from an older server.
+        """The ids of the tokens that are found in a text as a whole, by their texts: the special ones,
+        which an answer's text leaves out, and others. With them a client tells what a model marks with
+        tokens, such as the calls of tools. At most 65,536, each text of at most 1,024 characters; empty
+        where there are more, or from an older server.
         """
 
     def __init__(
