@@ -13,7 +13,7 @@ from paceline.errors import UnsupportedError
 from paceline_cli.comparison import STRATEGIES, Asked, Comparison
 from paceline_cli.streamed_text import TextStream
 from paceline_gateway.chat_template import WRITTEN, ChatTemplates
-from paceline_gateway.schemas import Message
+from paceline_gateway.conversation import Conversation, Message
 from paceline_local.screen import progress
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ async def shown_prompts(client: AsyncClient, *, has_drafter: bool) -> list[Shown
         prompts = [
             await templates.render(
                 template,
-                [Message(role="user", content=question)],
+                Conversation(messages=(Message(role="user", content=question),)),
                 most_bytes=_MOST_PROMPT_BYTES,
             )
             for question in _QUESTIONS

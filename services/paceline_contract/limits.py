@@ -75,6 +75,12 @@ MOST_MODEL_NAME_CHARACTERS = 256
 MOST_CHAT_TEMPLATE_BYTES = 256 << 10
 """ChatTemplate.source, as UTF-8: the longest in use, with tools and reasoning, have 30 KB."""
 
+MOST_ADDED_TOKENS = 1 << 16
+"""ChatTemplate.added_token_ids; models that speak or see have thousands of added tokens."""
+
+MOST_ADDED_TOKEN_CHARACTERS = 1024
+"""A text in ChatTemplate.added_token_ids."""
+
 MOST_TOKENIZER_BYTES = 256 << 20
 """GetTokenizerResponse.total_bytes: of a vocabulary of 262,144 tokens the file has 33 MB."""
 

@@ -14,6 +14,7 @@ from starlette.routing import Route
 from paceline_gateway.access import Access
 from paceline_gateway.completions import chat, complete
 from paceline_gateway.cors import allow_origins
+from paceline_gateway.dialects.answering import Dialects
 from paceline_gateway.endpoint import Endpoint
 from paceline_gateway.errors import RequestError
 from paceline_gateway.generations import Generations
@@ -77,6 +78,9 @@ def application(
         call_limit_seconds=settings.call_limit_seconds,
         resumed=metrics.resumed,
     )
+    dialects = Dialects(
+        tool_parser=settings.tool_parser, reasoning_parser=settings.reasoning_parser
+    )
     endpoint = partial(
         Endpoint,
         access=Access(settings, orchestrators=orchestrators, requests=requests),
@@ -128,7 +132,11 @@ def application(
             post(
                 "/v1/chat/completions",
                 partial(
-                    chat, orchestrators=orchestrators, templates=templates, generations=generations
+                    chat,
+                    orchestrators=orchestrators,
+                    templates=templates,
+                    dialects=dialects,
+                    generations=generations,
                 ),
                 prompt="messages",
             ),

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.errors import PacelineError, UnsupportedError
 from paceline_gateway.content_forms import ContentForms, find_forms
 from paceline_gateway.errors import RequestError
-from paceline_gateway.special_texts import SpecialTexts
+from paceline_gateway.special_texts import SpecialTexts, texts_in
 from paceline_gateway.template_processes import (
     BeyondLimitsError,
     NoProcessError,
     TemplateProcesses,
 )
+from paceline_gateway.tool_forms import written_tool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from paceline import ChatTemplate, GenerateOptions, PromptPart
+    from paceline_gateway.conversation import Conversation, Message
     from paceline_gateway.orchestrators import Orchestrators
-    from paceline_gateway.schemas import Message
+    from paceline_gateway.tool_forms import ToolForms
 
 WRITTEN: GenerateOptions = {"add_special_tokens": False, "parse_special_tokens": True}
 """How a template's prompt is tokenized: it has its special tokens. Parts have their own flag."""
@@ -69,7 +72,7 @@ class ChatTemplates:
     async def render(
         self,
         template: ChatTemplate,
-        messages: Sequence[Message],
+        conversation: Conversation,
         *,
         most_bytes: int,
         param: str = "messages",
@@ -97,10 +100,20 @@ class ChatTemplates:
                     param=param,
                     code="chat_template_leaves_out",
                 )
-            written = [forms.written(it) for it in messages]
-            size = sum(len("".join(it.content)) for it in messages)
-            special = await _done(partial(SpecialTexts, template.special_tokens, written), size)
-            answer = await self._answer(template, special.messages, most_bytes=most_bytes)
+            _check_tools(conversation, forms.tools, template=name, param=param)
+            _check_options(conversation, template)
+            written = [forms.written(it) for it in _with_names(conversation.messages)]
+            others = {
+                "tools": [written_tool(it) for it in conversation.offered_tools],
+                "options": dict(conversation.template_options),
+            }
+            size = sum(map(len, texts_in([written, others])))
+            special = await _done(
+                partial(SpecialTexts, template.special_tokens, written, others), size
+            )
+            answer = await self._answer(
+                template, special.messages, most_bytes=most_bytes, **special.others
+            )
         except BeyondLimitsError as error:
             raise RequestError(
                 f"{param}: the model's chat template ({name}) needs more than {error} for this"
@@ -136,8 +149,12 @@ class ChatTemplates:
         messages: Sequence[Mapping[str, Any]],
         *,
         most_bytes: int = _MOST_PROBE_BYTES,
+        **others: Any,
     ) -> Mapping[str, Any]:
         """Have a process render messages; `template_worker` describes its answers.
+
+        Args:
+            others: `tools` and `options`.
 
         Raises:
             BeyondLimitsError: The template needs more than allowed.
@@ -149,6 +166,7 @@ class ChatTemplates:
             "messages": messages,
             "add_generation_prompt": True,
             "most_bytes": most_bytes,
+            **others,
         }
         return await self._processes.render(asked, fingerprint=template.fingerprint)
 
@@ -172,7 +190,7 @@ class ChatTemplates:
 
 
 async def write_prompt(
-    messages: Sequence[Message],
+    conversation: Conversation,
     *,
     orchestrators: Orchestrators,
     templates: ChatTemplates,
@@ -186,7 +204,7 @@ async def write_prompt(
     """
     template = await orchestrators.chat_template()
     most_bytes = await orchestrators.most_request_bytes()
-    return await templates.render(template, messages, most_bytes=most_bytes, param=param)
+    return await templates.render(template, conversation, most_bytes=most_bytes, param=param)
 
 
 async def look_at_template(*, orchestrators: Orchestrators, templates: ChatTemplates) -> None:
@@ -197,6 +215,56 @@ async def look_at_template(*, orchestrators: Orchestrators, templates: ChatTempl
         pass  # the model has no template
     except (PacelineError, NoProcessError) as error:
         _log.info("the model's chat template was not looked at yet: %s", error)
+
+
+def _check_tools(
+    conversation: Conversation, forms: ToolForms, *, template: str, param: str
+) -> None:
+    """Refuse what the template leaves out: the model would answer without it.
+
+    Raises:
+        RequestError: The template leaves out tools, calls or results that are in the conversation.
+    """
+    if conversation.offered_tools and not forms.takes_tools:
+        raise _leaves_out("tools", "tools", template)
+    for index, message in enumerate(conversation.messages):
+        if message.tool_calls and not forms.takes_calls:
+            raise _leaves_out(f"{param}[{index}].tool_calls", "calls of tools", template)
+        if message.role == "tool" and not forms.takes_results:
+            raise _leaves_out(f"{param}[{index}].role", "results of tools", template)
+
+
+def _leaves_out(param: str, what: str, template: str) -> RequestError:
+    return RequestError(
+        f"{param}: the model's chat template ({template}) leaves out {what}",
+        param=param,
+        code="unsupported_parameter",
+    )
+
+
+def _check_options(conversation: Conversation, template: ChatTemplate) -> None:
+    """Keep the template's own names from being replaced.
+
+    Raises:
+        RequestError: A name is that of a token.
+    """
+    for name in conversation.template_options:
+        if name in template.named_tokens:
+            raise RequestError(
+                f"chat_template_kwargs: cannot have the name {name!r}: it is a token of the model",
+                param="chat_template_kwargs",
+            )
+
+
+def _with_names(messages: Sequence[Message]) -> list[Message]:
+    """Give results the names of their tools, which some templates write."""
+    names = {call.id: call.name for each in messages for call in each.tool_calls if call.id}
+    return [
+        replace(it, name=names[it.tool_call_id])
+        if it.role == "tool" and not it.name and it.tool_call_id in names
+        else it
+        for it in messages
+    ]
 
 
 async def _done(work: Callable[[], _T], size: int) -> _T:

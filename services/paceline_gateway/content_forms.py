@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from paceline_gateway.tool_forms import ToolForms, find_tool_forms
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from paceline_gateway.schemas import Message
+    from paceline_gateway.conversation import Message
 
 # No template contains this text, and it is recognisable after a change of case.
 _MARK = "zqxvkjwp"
@@ -26,8 +28,8 @@ _WORDS = "hello"
 _AS_IT_STANDS = re.compile(r"""['"]type['"]\s*:\s*['"]text['"]""", re.IGNORECASE)
 
 
-Render: TypeAlias = "Callable[[Sequence[Mapping[str, Any]]], Awaitable[Mapping[str, Any]]]"
-"""Renders messages by a template; `template_worker` describes the answers."""
+Render: TypeAlias = "Callable[..., Awaitable[Mapping[str, Any]]]"
+"""Renders messages by a template, with `tools` or without; `template_worker` tells the answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,13 @@ class ContentForms:
 
     Attributes:
         forms: By role.
+        tools: The forms of tools and calls.
         developer_role: The role for a developer's messages: older templates know only `system`.
         fault: The fault of a template that renders no conversation at all; otherwise empty.
     """
 
     forms: Mapping[str, Form] = field(default_factory=dict)
+    tools: ToolForms = field(default_factory=ToolForms)
     developer_role: str = "developer"
     fault: str = ""
 
@@ -71,14 +75,26 @@ class ContentForms:
     def written(self, message: Message) -> dict[str, Any]:
         """Return a message in the template's form."""
         role = self.developer_role if message.role == "developer" else message.role
-        form = self.forms.get(role, Form())
-        written: dict[str, Any] = {"role": role, "content": form.written(message.content)}
-        if isinstance(message.name, str):
+        content = "" if message.content is None else message.content
+        written: dict[str, Any] = {"role": role, "content": self._form(role).written(content)}
+        if message.name:
             written["name"] = message.name
-        return written
+        if message.tool_call_id:
+            written["tool_call_id"] = message.tool_call_id
+        if message.reasoning:
+            written |= dict.fromkeys(_REASONING, message.reasoning)
+        return written | self.tools.written_calls(message)
+
+    def _form(self, role: str) -> Form:
+        if role == "tool":
+            in_parts = self.tools.results_in_parts
+            return Form(takes_text=not in_parts, takes_parts=in_parts)
+        return self.forms.get(role, Form())
 
 
 _LEFT_OUT = Form(takes_text=False, takes_parts=False)
+# What templates call an assistant's reasoning: the older name, the newer, and that of gpt-oss.
+_REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 async def find_forms(render: Render) -> ContentForms:
@@ -106,10 +122,11 @@ async def find_forms(render: Render) -> ContentForms:
             forms[role] = form
     # If the role `developer` is refused or left out, `system` replaces it, if that one is taken.
     is_heard = {role: forms.get(role, _LEFT_OUT) != _LEFT_OUT for role in ("system", "developer")}
+    tools = await find_tool_forms(render, hello)
     if is_heard["developer"] or not is_heard["system"]:
-        return ContentForms(forms)
+        return ContentForms(forms, tools)
     forms.pop("developer", None)
-    return ContentForms(forms, developer_role="system")
+    return ContentForms(forms, tools, developer_role="system")
 
 
 async def _say(

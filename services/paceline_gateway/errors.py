@@ -60,6 +60,10 @@ _ADDRESS = re.compile(
     re.IGNORECASE,
 )
 
+# Where in a grammar a fault is, and lines of that grammar, as servers tell them.
+_PLACE = re.compile(r"^at \d+\(\d+\): ")
+_EXCERPT = re.compile(r"\s+\d+ \| ")
+
 _PROMPT_FIELDS = frozenset({"prompt", "text", "token_ids", "token_ids.ids", "ids", "parts"})
 
 # Status, type and code of an error, by the first class that fits.
@@ -166,6 +170,18 @@ def of_paceline(error: errors.PacelineError, *, prompt: str) -> RequestError:
         kind="server_error",
         code="internal",
     )
+
+
+def of_grammar(error: errors.PacelineError, *, param: str) -> RequestError | None:
+    """Turn an error about a grammar, which follows from a parameter, into OpenAI's form."""
+    violation = _violation(error)
+    if violation is None or not violation.field.startswith("sampling.grammar"):
+        return None
+    # The grammar itself, which may follow the reason, is the gateway's.
+    reason = _EXCERPT.split(violation.description, maxsplit=1)[0]
+    words = f"{param}: cannot be enforced: {_PLACE.sub('', reason)}"
+    code = "unsupported" if isinstance(error, errors.UnsupportedError) else None
+    return RequestError(words, param=param, code=code)
 
 
 def _not_let_in() -> RequestError:

@@ -30,7 +30,8 @@ _STEPS_A_TURN = 4096
 # The rest of a string with its end. The pattern never backtracks.
 _STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
-_UNSUPPORTED = frozenset({"unsupported", "extra_forbidden"})
+_UNKNOWN_KIND = "unknown_kind"
+_UNSUPPORTED = frozenset({"unsupported", "extra_forbidden", _UNKNOWN_KIND})
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
 
 
@@ -96,7 +97,7 @@ def parse(body_class: type[_BodyT], content: bytes, *, ignored: list[str] | None
         unknown = [problem["loc"] for problem in problems if _may_be_left_out(problem)]
         if ignored is None or not unknown:
             raise _refusal(problems[0])
-        for location in unknown:
+        for location in reversed(unknown):  # later ones first: the others keep their numbers
             _leave_out(value, location)
         ignored += [_path(location) for location in unknown]
 
@@ -111,7 +112,12 @@ def _refusal(problem: ErrorDetails) -> RequestError:
 
 
 def _may_be_left_out(problem: ErrorDetails) -> bool:
-    """Whether a fault is an unknown field without which the answer is the same."""
+    """Whether a fault is an unknown field without which the answer is the same, or a tool.
+
+    A tool of an unknown kind is one that the model does not have, and need not.
+    """
+    if problem["type"] == _UNKNOWN_KIND:
+        return True
     return problem["type"] == "extra_forbidden" and problem["loc"][-1] not in TEXT_CHANGING
 
 

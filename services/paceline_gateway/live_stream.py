@@ -76,7 +76,9 @@ async def watch(
     options: GenerateOptions = body.options()
     prompt: Prompt
     if body.prompt is None:
-        prompt = await write_prompt(body.messages, orchestrators=orchestrators, templates=templates)
+        prompt = await write_prompt(
+            body.conversation, orchestrators=orchestrators, templates=templates
+        )
         options = {**options, **WRITTEN}
     else:
         prompt = body.prompt

@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline import FinishReason
 from paceline_gateway import told_tokens
+from paceline_gateway.answer_parts import (
+    Answer,
+    ArgumentsDelta,
+    PlainReader,
+    ToolCallBegin,
+)
 from paceline_gateway.told_tokens import likely, name_of, names_of, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from paceline import Chunk, Usage
+    from paceline_gateway.answer_parts import AnswerPart, AnswerReader
     from paceline_gateway.connection import Connection
     from paceline_gateway.generations import Choice
     from paceline_gateway.schemas import Body
@@ -45,16 +52,37 @@ class Form(ABC):
         """The first event of a streamed choice, before its text, if there is one."""
 
     @abstractmethod
-    def part(self, chunk: Chunk, *, offset: int, logprobs: bool) -> dict[str, Any]:
-        """A piece of a streamed choice; `offset` characters came before it."""
+    def part(
+        self, chunk: Chunk, *, index: int = 0, offset: int, logprobs: bool
+    ) -> dict[str, Any] | None:
+        """A piece of a streamed choice, if there is one.
+
+        Args:
+            chunk: What came.
+            index: The number of the choice.
+            offset: How many characters came before it.
+            logprobs: Whether log probabilities are told.
+        """
+
+    def rest(self, _index: int) -> dict[str, Any] | None:
+        """What was held back of a streamed choice until its end, if anything was."""
+        return None
 
     @abstractmethod
     def ending(self) -> dict[str, Any]:
         """The last event of a streamed choice, besides the reason."""
 
     @abstractmethod
-    def whole(self, chunks: Sequence[Chunk], *, logprobs: bool) -> dict[str, Any]:
+    def whole(self, chunks: Sequence[Chunk], *, index: int = 0, logprobs: bool) -> dict[str, Any]:
         """A whole choice."""
+
+    def finish_reason(self, choice: Choice) -> str:
+        """Say why a choice ended."""
+        return finish_reason(choice)
+
+    def usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Count tokens."""
+        return usage(choices)
 
 
 class CompletionForm(Form):
@@ -67,8 +95,13 @@ class CompletionForm(Form):
         """Nothing."""
         return
 
-    def part(self, chunk: Chunk, *, offset: int, logprobs: bool) -> dict[str, Any]:
+    def part(
+        self, chunk: Chunk, *, index: int = 0, offset: int, logprobs: bool
+    ) -> dict[str, Any] | None:
         """The piece's text."""
+        del index
+        if not chunk.text and not logprobs:
+            return None
         told = _completion_logprobs([(offset, chunk)]) if logprobs else None
         return {"text": chunk.text, "logprobs": told}
 
@@ -76,8 +109,9 @@ class CompletionForm(Form):
         """No more text."""
         return {"text": "", "logprobs": None}
 
-    def whole(self, chunks: Sequence[Chunk], *, logprobs: bool) -> dict[str, Any]:
+    def whole(self, chunks: Sequence[Chunk], *, index: int = 0, logprobs: bool) -> dict[str, Any]:
         """The whole text."""
+        del index
         placed, offset = [], 0
         for chunk in chunks:
             placed.append((offset, chunk))
@@ -87,32 +121,117 @@ class CompletionForm(Form):
 
 
 class ChatForm(Form):
-    """/v1/chat/completions."""
+    """/v1/chat/completions.
+
+    Args:
+        new_reader: Makes what reads an answer; each choice has its own.
+    """
 
     prefix = "chatcmpl"
     whole_object, streamed_object = "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, new_reader: Callable[[], AnswerReader] = PlainReader) -> None:
+        self._new_reader = new_reader
+        self._readers: dict[int, AnswerReader] = {}
 
     def opening(self) -> dict[str, Any]:
         """The role."""
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
-    def part(self, chunk: Chunk, *, offset: int, logprobs: bool) -> dict[str, Any]:
-        """The piece's text."""
+    def part(
+        self, chunk: Chunk, *, index: int = 0, offset: int, logprobs: bool
+    ) -> dict[str, Any] | None:
+        """The piece's parts."""
         del offset
+        parts = self._reader(index).read(chunk)
+        if not parts and not logprobs:
+            return None
         told = _chat_logprobs([chunk]) if logprobs else None
-        return {"delta": {"content": chunk.text}, "logprobs": told}
+        return {"delta": _delta(parts), "logprobs": told}
+
+    def rest(self, index: int) -> dict[str, Any] | None:
+        """What the reader held back: it could have been the beginning of something else."""
+        parts = self._reader(index).finish()
+        return {"delta": _delta(parts), "logprobs": None} if parts else None
 
     def ending(self) -> dict[str, Any]:
         """No more text."""
         return {"delta": {}, "logprobs": None}
 
-    def whole(self, chunks: Sequence[Chunk], *, logprobs: bool) -> dict[str, Any]:
+    def whole(self, chunks: Sequence[Chunk], *, index: int = 0, logprobs: bool) -> dict[str, Any]:
         """The whole message."""
-        text = "".join(chunk.text for chunk in chunks)
+        reader = self._reader(index)
+        parts = [part for chunk in chunks for part in reader.read(chunk)]
         return {
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": _message(Answer.of([*parts, *reader.finish()])),
             "logprobs": _chat_logprobs(chunks) if logprobs else None,
         }
+
+    def finish_reason(self, choice: Choice) -> str:
+        """Say why a choice ended: also for calls, which their client has to run."""
+        reason = finish_reason(choice)
+        return (
+            "tool_calls" if reason == "stop" and self._reader(choice.index).call_count else reason
+        )
+
+    def usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Count tokens; those of the reasoning, if all of them can be counted."""
+        counts = usage(choices)
+        thought = [self._reader(it.index).reasoning_token_count for it in choices]
+        counted = [it for it in thought if it is not None]
+        if len(counted) == len(thought):
+            counts["completion_tokens_details"] = {"reasoning_tokens": sum(counted)}
+        return counts
+
+    def _reader(self, index: int) -> AnswerReader:
+        if index not in self._readers:
+            self._readers[index] = self._new_reader()
+        return self._readers[index]
+
+
+def _message(answer: Answer) -> dict[str, Any]:
+    """Write a whole message as OpenAI does, and its reasoning under both usual names."""
+    others = bool(answer.tool_calls or answer.reasoning)
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": None if others and not answer.content else answer.content,
+        "refusal": None,
+    }
+    if answer.reasoning:
+        message |= _reasoning(answer.reasoning)
+    if answer.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": it.id,
+                "type": "function",
+                "function": {"name": it.name, "arguments": it.arguments},
+            }
+            for it in answer.tool_calls
+        ]
+    return message
+
+
+def _delta(parts: Sequence[AnswerPart]) -> dict[str, Any]:
+    """Write parts as one delta: what is of one kind, or of one call, together."""
+    answer = Answer.of(parts)
+    delta: dict[str, Any] = {"content": answer.content} if answer.content or not parts else {}
+    if answer.reasoning:
+        delta |= _reasoning(answer.reasoning)
+    calls: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        match part:
+            case ToolCallBegin(index, id, name):
+                function = {"name": name, "arguments": ""}
+                calls[index] = {"index": index, "id": id, "type": "function", "function": function}
+            case ArgumentsDelta(index, text):
+                call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                call["function"]["arguments"] += text
+    return delta | ({"tool_calls": [*calls.values()]} if calls else {})
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """Return reasoning under its older and its newer name."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 class _Answer:
@@ -201,20 +320,20 @@ class WholeAnswer(_Answer):
             "object": self._form.whole_object,
             "system_fingerprint": choices[0].started.model_fingerprint,
             "choices": [self._whole(choice) for choice in choices],
-            "usage": usage(choices),
+            "usage": self._form.usage(choices),
             **self._of_prompt(choices[0], in_choice=False),
             **self._details(choices),
         }
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         chunks = self._chunks[choice.index]
-        entry = self._form.whole(chunks, logprobs=self._logprobs)
+        entry = self._form.whole(chunks, index=choice.index, logprobs=self._logprobs)
         if (echoed := self._echo(choice)) is not None:
             entry = told_tokens.with_echo(entry, echoed)
         return {
             "index": choice.index,
             **entry,
-            "finish_reason": finish_reason(choice),
+            "finish_reason": self._form.finish_reason(choice),
             **self._ids(chunks),
             **self._of_prompt(choice, in_choice=True),
         }
@@ -235,14 +354,22 @@ class StreamedAnswer(_Answer):
             self._offsets[choice.index] = 0
             await self._open(choice)
         if chunk is None:
+            if (rest := self._form.rest(choice.index)) is not None:
+                await self._send(choice, rest, finish=None)
             ending = self._form.ending()
-            await self._send(choice, ending, finish=finish_reason(choice), is_last=True)
+            reason = self._form.finish_reason(choice)
+            await self._send(choice, ending, finish=reason, is_last=True)
             return
         offset = self._offsets[choice.index]
         self._offsets[choice.index] += len(chunk.text)
-        part = self._form.part(self._named(chunk), offset=offset, logprobs=self._logprobs)
-        if chunk.text or self._logprobs or self._body.return_token_ids:
-            await self._send(choice, {**part, **self._ids([chunk])}, finish=None)
+        part = self._form.part(
+            self._named(chunk), index=choice.index, offset=offset, logprobs=self._logprobs
+        )
+        ids = self._ids([chunk])
+        if part is None and ids:
+            part = self._form.ending()
+        if part is not None:
+            await self._send(choice, {**part, **ids}, finish=None)
 
     async def _open(self, choice: Choice) -> None:
         """Send what comes before a choice's text."""
@@ -264,7 +391,7 @@ class StreamedAnswer(_Answer):
     async def end(self, choices: Sequence[Choice]) -> None:
         """Send the usage, if requested, and the stream's end."""
         if self._body.includes_usage:
-            await self._event(choices[0], [], usage=usage(choices))
+            await self._event(choices[0], [], usage=self._form.usage(choices))
         await self._connection.event("[DONE]")
         await self._connection.end_events()
 

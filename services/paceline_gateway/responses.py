@@ -33,7 +33,7 @@ async def respond(
     body = parse(ResponseBody, content, ignored=connection.ignored)
     model = await orchestrators.check_model(body.model)
     prompt = await write_prompt(
-        body.messages, orchestrators=orchestrators, templates=templates, param="input"
+        body.conversation, orchestrators=orchestrators, templates=templates, param="input"
     )
     options = generations.completed({**body.options(), **WRITTEN})
     (choice,) = generations.choices([prompt], options, count=1, connection=connection)

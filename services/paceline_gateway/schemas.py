@@ -6,17 +6,9 @@ changes nothing. What only serves the caller's books (user, metadata) is ignored
 
 from __future__ import annotations
 
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from paceline import (
@@ -35,6 +27,15 @@ from paceline_contract.limits import (
     MOST_TOP_LOGPROBS,
     MOST_WIDTH,
     REPETITION_PENALTIES,
+)
+from paceline_gateway.conversation import Conversation, Message, Role, ToolChoice
+from paceline_gateway.conversation_schemas import (
+    ChatMessage,
+    Choice,
+    TemplateOptions,
+    Tools,
+    check_choice,
+    with_effort,
 )
 from paceline_gateway.parameter_types import (
     MOST_UINT32,
@@ -56,9 +57,11 @@ from paceline_gateway.parameter_types import (
     one_of,
     only,
 )
+from paceline_gateway.request_fields import Fields
 
 _STRATEGIES = tuple(it.value for it in Strategy if it is not Strategy.UNKNOWN)
 _DRAFTERS = tuple(it.value for it in DrafterKind if it is not DrafterKind.UNKNOWN)
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _RULES = tuple(it.value for it in VerificationRule if it is not VerificationRule.UNKNOWN)
 
 
@@ -67,20 +70,7 @@ def _items(value: object) -> object:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-class _Fields(BaseModel):
-    """The base: strict types, no unknown names; null counts as absent."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: each for name, each in value.items() if each is not None}
-        return value
-
-
-class Extension(_Fields):
+class Extension(Fields):
     """Paceline's own parameters: the decoding, and limits that OpenAI does not have."""
 
     strategy: Annotated[str, one_of(*_STRATEGIES)] = "auto"
@@ -101,7 +91,7 @@ class CompletionExtension(Extension):
     parse_special_tokens: bool | None = None
 
 
-class _Request(_Fields):
+class _Request(Fields):
     """The parameters of all three kinds of request."""
 
     model: str
@@ -133,7 +123,7 @@ class _Request(_Fields):
         return options
 
 
-class StreamOptions(_Fields):
+class StreamOptions(Fields):
     """The options of a stream."""
 
     include_usage: bool = False
@@ -146,10 +136,10 @@ class Body(_Request):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
     n: int = Field(1, ge=1, le=128)
-    stop: Stops = []
+    stop: Stops = Field(default_factory=list)
     frequency_penalty: float = Field(0.0, ge=-MOST_PENALTY, le=MOST_PENALTY)
     presence_penalty: float = Field(0.0, ge=-MOST_PENALTY, le=MOST_PENALTY)
-    logit_bias: Biases = {}
+    logit_bias: Biases = Field(default_factory=dict)
     # Not OpenAI's, but usual.
     min_p: float | None = Field(None, ge=0, le=1)
     min_tokens: int | None = Field(None, ge=0, le=MOST_UINT32)
@@ -324,7 +314,7 @@ class CompletionBody(Body):
         return options
 
 
-class Message(_Fields):
+class TextMessage(Fields):
     """A message of a conversation: a text, or the texts of parts."""
 
     role: Annotated[str, one_of("system", "developer", "user", "assistant")]
@@ -336,19 +326,30 @@ class Message(_Fields):
     refusal: NoText = None
     tool_calls: NoList = None
 
+    @property
+    def message(self) -> Message:
+        """The message."""
+        return Message(
+            role=cast("Role", self.role),
+            content=self.content,
+            name=self.name if isinstance(self.name, str) else "",
+        )
+
 
 class ChatBody(Body):
     """POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     functions: NoList = None
     response_format: ResponseFormat = None
-    tools: NoList = None
-    tool_choice: NoToolChoice = None
-    parallel_tool_calls: AnyBoolean = None
+    tools: Tools = Field(default_factory=list)
+    tool_choice: Choice = ToolChoice()
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
+    reasoning_effort: Annotated[str, one_of(*_EFFORTS)] | None = None
     modalities: Annotated[object, only(["text"])] = None
 
     @field_validator("top_logprobs")
@@ -357,6 +358,24 @@ class ChatBody(Body):
         if value and not info.data.get("logprobs"):
             raise PydanticCustomError("choice", "needs `logprobs: true`")
         return value
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _is_among_the_tools(cls, value: ToolChoice, info: ValidationInfo) -> ToolChoice:
+        if "tools" not in info.data:  # they have a fault of their own
+            return value
+        return check_choice(value, (it.tool.name for it in info.data["tools"]))
+
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation."""
+        return Conversation(
+            messages=tuple(it.message for it in self.messages),
+            tools=tuple(it.tool for it in self.tools),
+            tool_choice=self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            template_options=with_effort(self.chat_template_kwargs, self.reasoning_effort),
+        )
 
     @property
     def grammar(self) -> Grammar | None:
@@ -375,7 +394,7 @@ class ChatBody(Body):
         return options
 
 
-class InputItem(Message):
+class InputItem(TextMessage):
     """A message in the form of the responses interface."""
 
     type: Annotated[str, one_of("message")] = "message"
@@ -400,10 +419,10 @@ class ResponseBody(_Request):
     stream_options: Annotated[object, only({}, {"include_obfuscation": False})] = None
 
     @property
-    def messages(self) -> list[Message]:
+    def conversation(self) -> Conversation:
         """The conversation, with the instructions in front."""
         first = [Message(role="system", content=self.instructions)] if self.instructions else []
-        return [*first, *self.input]
+        return Conversation(messages=(*first, *(it.message for it in self.input)))
 
     def options(self) -> GenerateOptions:
         """Return the options for the client library."""
@@ -419,18 +438,23 @@ class LiveBody(_Request):
     """POST /paceline/generate: one text or conversation, as a stream with its timeline's events."""
 
     prompt: str | None = None
-    messages: list[Message] = Field(default_factory=list, validate_default=True)
+    messages: list[TextMessage] = Field(default_factory=list, validate_default=True)
     max_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
     stream: Annotated[bool, only(True)] = True
 
     @field_validator("messages")
     @classmethod
     def _are_there_without_a_prompt(
-        cls, value: list[Message], info: ValidationInfo
-    ) -> list[Message]:
+        cls, value: list[TextMessage], info: ValidationInfo
+    ) -> list[TextMessage]:
         if bool(value) == (info.data.get("prompt") is not None):
             raise PydanticCustomError("choice", "needed without `prompt`, and only without it")
         return value
+
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation, where there is no prompt."""
+        return Conversation(messages=tuple(it.message for it in self.messages))
 
     def options(self) -> GenerateOptions:
         """Return the options for the client library."""
@@ -441,12 +465,14 @@ class LiveBody(_Request):
         return options
 
 
-class TokenizeBody(_Fields):
+class TokenizeBody(Fields):
     """POST /tokenize: a text or a conversation, in vLLM's form."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] = Field(default_factory=list, validate_default=True)
+    messages: list[ChatMessage] = Field(default_factory=list, validate_default=True)
+    tools: Tools = Field(default_factory=list)
+    chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
     add_generation_prompt: Annotated[object, only(True)] = None
@@ -455,14 +481,23 @@ class TokenizeBody(_Fields):
     @field_validator("messages")
     @classmethod
     def _are_there_without_a_prompt(
-        cls, value: list[Message], info: ValidationInfo
-    ) -> list[Message]:
+        cls, value: list[ChatMessage], info: ValidationInfo
+    ) -> list[ChatMessage]:
         if bool(value) == (info.data.get("prompt") is not None):
             raise PydanticCustomError("choice", "needed without `prompt`, and only without it")
         return value
 
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation, where there is no prompt."""
+        return Conversation(
+            messages=tuple(it.message for it in self.messages),
+            tools=tuple(it.tool for it in self.tools),
+            template_options=self.chat_template_kwargs,
+        )
 
-class DetokenizeBody(_Fields):
+
+class DetokenizeBody(Fields):
     """POST /detokenize, in vLLM's form."""
 
     model: str | None = None

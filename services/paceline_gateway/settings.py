@@ -11,6 +11,10 @@ from paceline.channel import is_loopback
 from paceline.credentials import Tls
 from paceline_contract.limits import DEFAULT_MESSAGE_BYTES, MOST_MESSAGE_BYTES
 from paceline_gateway.cors import check_origins
+from paceline_gateway.dialects.names import (  # noqa: TC001 - as above
+    ReasoningParser,
+    ToolParser,
+)
 from paceline_serving.security import refuse_plaintext
 from paceline_serving.server_settings import RunSettings
 from paceline_serving.settings import Settings, StringList, TcpAddress
@@ -109,6 +113,16 @@ class HttpSettings(Settings):
         "model",
         description="model: where a request does not say how tokens are chosen, what the model's"
         " generation_config.json says counts. none: OpenAI's defaults",
+    )
+    tool_parser: ToolParser = Field(
+        "auto",
+        description="how the model writes calls of tools; auto: the chat template tells; none:"
+        " tools are refused",
+    )
+    reasoning_parser: ReasoningParser = Field(
+        "auto",
+        description="how the model marks its reasoning; auto: the chat template tells; none:"
+        " reasoning is a part of the answer",
     )
     insecure: bool = Field(
         False,

@@ -22,22 +22,25 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from paceline import PromptPart
 from paceline_serving.name_pattern import name_pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 # Planes 15 and 16, without the last two code points of each, which are not characters.
 _PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _ANY_PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
 # A mark as JSON in ASCII and Python write it, for templates that write values so.
 _ESCAPED = re.compile(r"\\udb[89a-f][0-9a-f]\\ud[c-f][0-9a-f]{2}|\\U(00(?:0f|10)[0-9a-f]{4})")
+_KINDS = ("text", "function", "object", "string", "number", "integer", "boolean", "array", "null")
 _LONGEST_NAME = 200  # letters of a name that are searched at a text's end
 
 
@@ -49,18 +52,27 @@ class SpecialTexts:
     Args:
         special_tokens: The texts of all special tokens.
         messages: The messages in the template's form.
+        others: What else a template gets that people wrote, such as tools.
 
     Attributes:
         messages: The same with marks around the special tokens in them.
+        others: The same.
     """
 
-    def __init__(self, special_tokens: Sequence[str], messages: Sequence[dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        special_tokens: Sequence[str],
+        messages: Sequence[dict[str, Any]],
+        others: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self._names, self._tree = _pattern_of(tuple(special_tokens))
-        self._said = {it for text in _texts(messages) for it in _ANY_PRIVATE.findall(text)}
+        said = texts_in([messages, others])
+        self._said = {it for text in said for it in _ANY_PRIVATE.findall(text)}
         self._marks: dict[str, str] = {}
         self._used_as_marks: set[str] = set()
         self._own_border = ""
         self.messages = [self._marked(it) for it in messages]
+        self.others = {name: self._with_marks(it) for name, it in others.items()}
 
     def parts(self, rendered: str) -> str | list[PromptPart]:
         """Return a rendered prompt without marks: in parts, if there were marks."""
@@ -94,9 +106,25 @@ class SpecialTexts:
         }
 
     def _with_marks(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._with_border(self._names.sub(self._with_mark, value))
-        return [{**part, "text": self._with_marks(part["text"])} for part in value]
+        """Mark the texts in JSON. Kinds stay as they are, since templates compare them."""
+        match value:
+            case str():
+                return self._with_border(self._names.sub(self._with_mark, value))
+            case list():
+                return [self._with_marks(it) for it in value]
+            case dict():
+                return {
+                    self._named(name): it
+                    if name == "type" and it in _KINDS
+                    else self._with_marks(it)
+                    for name, it in value.items()
+                }
+            case _:
+                return value
+
+    def _named(self, name: str) -> str:
+        """Mark a field's name, unless it is a word, as templates look for."""
+        return name if name.isidentifier() else str(self._with_marks(name))
 
     def _with_border(self, text: str) -> str:
         """Add a border to a text that ends with the beginning of a name, ignoring spaces.
@@ -135,10 +163,18 @@ class SpecialTexts:
                 return letter
 
 
-def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for message in messages:
-        for value in message.values():
-            yield from (value,) if isinstance(value, str) else (part["text"] for part in value)
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield all texts in JSON, also those that name fields."""
+    left = [value]
+    while left:
+        match each := left.pop():
+            case str():
+                yield each
+            case list() | tuple():
+                left += each
+            case Mapping():
+                yield from each
+                left += each.values()
 
 
 def _parts(pieces: Iterable[tuple[str, bool]]) -> Iterator[PromptPart]:

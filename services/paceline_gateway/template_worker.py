@@ -10,7 +10,7 @@ and refuses more memory; then the gateway starts another process.
 Standard input and output carry frames: a length (four bytes, the highest first), then JSON.
 
     in     {"source", "named_tokens", "messages", "add_generation_prompt", "most_bytes"}, without
-           the source if it is the last one's
+           the source if it is the last one's; "tools" and "options", further names, may be there
     out    an empty frame first, which says that this process is ready; then for each question
            {"text"}, {"refusal"} in the template's words, {"fault"} of the template, or {"beyond"}
 
@@ -118,9 +118,10 @@ def _render(template: Template, asked: Mapping[str, Any]) -> str:
     parts, total_bytes = [], 0
     names = {
         **asked["named_tokens"],  # also a stranger's: they cannot replace the names below
+        **asked.get("options", {}),
         "messages": asked["messages"],
         "add_generation_prompt": asked["add_generation_prompt"],
-        "tools": None,
+        "tools": asked.get("tools") or None,
         "documents": None,
     }
     for part in template.generate(names):

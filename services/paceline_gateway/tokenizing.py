@@ -32,7 +32,9 @@ async def tokenize(
     written: dict[str, Any] = {"add_special_tokens": True, "parse_special_tokens": True}
     text: Prompt
     if body.prompt is None:
-        text = await write_prompt(body.messages, orchestrators=orchestrators, templates=templates)
+        text = await write_prompt(
+            body.conversation, orchestrators=orchestrators, templates=templates
+        )
         written |= WRITTEN
     else:
         text = body.prompt

@@ -268,6 +268,7 @@ def chat_template(template: ChatTemplate) -> model_service_pb2.ChatTemplate:
         source=template.source,
         named_tokens=template.named_tokens,
         special_tokens=template.special_tokens,
+        added_token_ids=template.added_token_ids,
     )
 
 

@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from paceline import errors
+from paceline.v1.model_service_pb2 import ChatTemplate
 from support.conformance.drivers import ROOT
 from support.conformance.toolchains import missing
 from support.fake_orchestrator import PROMPT_LENGTH, FakeOrchestrator, Leg
@@ -164,6 +165,34 @@ async def test_a_response_comes_whole_or_in_its_named_events(ask):
     assert [it["sequence_number"] for it in events] == [*range(len(events))]
     assert (events[0]["type"], events[-1]["type"]) == ("response.created", "response.incomplete")
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == TEXT
+
+
+SAID = '<think>Hm.</think>I look.<tool_call>{"name": "weather", "arguments": {"city": "Bonn"}}'
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_and_reasoning_arrive_whole_or_as_deltas_that_add_up(ask, stream):
+    said = tuple((5 + at, SAID[at : at + 3]) for at in range(0, len(SAID), 3))
+    source = f"{TEMPLATE.source}{{{{ tools | tojson if tools }}}}{{# <tool_call> </think> #}}"
+    template = ChatTemplate(fingerprint="t-2", source=source, named_tokens=TEMPLATE.named_tokens)
+    async with gateway_over(FakeOrchestrator([Leg(said=said)], chat_template=template)) as gateway:
+        more = {"tools": TOOLS, "max_completion_tokens": 99, "stream": stream}
+        told = await ask(gateway, "chat.completions", **more)
+    if stream:
+        choices = [event["choices"][0] for event in told["events"]]
+        messages = [it["delta"] for it in choices]
+        calls = [call for it in messages for call in it.get("tool_calls", [])]
+    else:
+        choices = told["whole"]["choices"]
+        messages = [it["message"] for it in choices]
+        calls = messages[0]["tool_calls"]
+    for name, expected in (("content", "I look."), ("reasoning_content", "Hm.")):
+        assert "".join(it.get(name) or "" for it in messages) == expected
+    assert choices[-1]["finish_reason"] == "tool_calls"
+    assert [it["function"]["name"] for it in calls if "id" in it] == ["weather"]
+    arguments = "".join(it["function"]["arguments"] for it in calls)
+    assert json.loads(arguments) == {"city": "Bonn"}
 
 
 async def test_several_choices_log_probabilities_and_the_extension_arrive(ask):

@@ -45,6 +45,7 @@ class Leg:
     word: str = "{} "  # how a token reads
     shift: int = 0  # added to positions: a broken server
     omits_finish: bool = False
+    said: tuple[tuple[int, str], ...] = ()  # tokens and their texts, instead of numbers
     own_tokens: set[int] = field(default_factory=set)  # the target's; the others were drafted
     prompt_length: int = PROMPT_LENGTH
     predicted: tuple[int, int] = (0, 0)  # tokens that were predicted, and accepted among them
@@ -94,6 +95,10 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
             yield pb.GenerateResponse(prompt_chunk=chunk)
         received = len(request.resume_token_ids)
         total = request.max_tokens if request.HasField("max_tokens") else 5
+        if leg.said:
+            for response in _said(leg, request):
+                yield response
+            return
         for count, index in enumerate(range(received, total, leg.chunk_tokens)):
             if count == leg.chunks and leg.hangs:
                 await asyncio.Event().wait()
@@ -210,6 +215,25 @@ def _chunk(positions: Sequence[int], leg: Leg) -> pb.GenerationChunk:
             for it in positions
         ],
     )
+
+
+def _said(leg: Leg, request: pb.GenerateRequest) -> Iterator[pb.GenerateResponse]:
+    """Say what the leg says, up to the request's limit."""
+    most = request.max_tokens or len(leg.said)
+    for index, (token_id, text) in enumerate(leg.said[:most]):
+        chunk = pb.GenerationChunk(
+            position=PROMPT_LENGTH + index,
+            token_ids=[token_id],
+            text=text,
+            text_lengths=[len(text)],
+            origins=[pb.TOKEN_ORIGIN_TARGET],
+        )
+        _tell_logprobs(chunk, request)
+        yield pb.GenerateResponse(chunk=chunk)
+    finished = _finished(min(most, len(leg.said)), leg)
+    if most >= len(leg.said):
+        finished.finish_reason = pb.FINISH_REASON_EOS
+    yield pb.GenerateResponse(finished=finished)
 
 
 def _tell_logprobs(chunk: pb.GenerationChunk | pb.PromptChunk, request: pb.GenerateRequest) -> None:

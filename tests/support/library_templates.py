@@ -15,7 +15,7 @@ NAMED_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 def by_the_library(
-    source: str, messages: Sequence[Any], *, add_generation_prompt: bool = True
+    source: str, messages: Sequence[Any], *, add_generation_prompt: bool = True, **more: Any
 ) -> str:
     """Write a conversation.
 
@@ -28,4 +28,5 @@ def by_the_library(
         chat_template=source,
         tokenize=False,
         add_generation_prompt=add_generation_prompt,
+        **more,
     )

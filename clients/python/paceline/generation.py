@@ -364,6 +364,8 @@ class ChatTemplate:
         source: A Jinja template. It is a program of the model's author: run it in a sandbox.
         named_tokens: Texts of tokens by their names in the source, such as "bos_token".
         special_tokens: The texts of all special tokens. A message with one could forge the rest.
+        added_token_ids: The ids of the tokens that are found in a text as a whole, by their texts;
+            empty from an older server.
     """
 
     model_fingerprint: str
@@ -371,3 +373,4 @@ class ChatTemplate:
     source: str
     named_tokens: dict[str, str]
     special_tokens: tuple[str, ...]
+    added_token_ids: dict[str, int] = field(default_factory=dict)

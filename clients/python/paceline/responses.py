@@ -152,6 +152,7 @@ def read_chat_template(message: orchestrator_pb.GetSystemChatTemplateResponse) -
         model_fingerprint=message.model_fingerprint,
         named_tokens=dict(template.named_tokens),
         special_tokens=tuple(template.special_tokens),
+        added_token_ids=dict(template.added_token_ids),
     )
 
 

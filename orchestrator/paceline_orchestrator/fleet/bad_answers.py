@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import TryAgainError
 from paceline_contract.limits import (
     LEASE_SECONDS,
+    MOST_ADDED_TOKEN_CHARACTERS,
+    MOST_ADDED_TOKENS,
     MOST_CHAT_TEMPLATE_BYTES,
     MOST_DISTRIBUTION_ENTRIES,
     MOST_END_TOKENS,
@@ -56,7 +58,6 @@ _LONGEST_FORWARD_NS = 3600 * 10**9
 _LONGEST_CALL_NS = 24 * 3600 * 10**9
 _MOST_FORWARDS = 1 << 20
 _MOST_HANDLE_CHARACTERS = 256
-_MOST_TOKEN_CHARACTERS = 1024
 _MOST_NAMED_TOKENS = 256
 _MOST_SPECIAL_TOKENS = 1 << 16
 
@@ -243,13 +244,15 @@ def check_chat_template(template: pb.ChatTemplate) -> None:
     )
     at_most("named_tokens", template.named_tokens, _MOST_NAMED_TOKENS)
     at_most("special_tokens", template.special_tokens, _MOST_SPECIAL_TOKENS)
+    at_most("added_token_ids", template.added_token_ids, MOST_ADDED_TOKENS)
     for field, texts in (
         ("named_tokens", template.named_tokens),
         ("named_tokens", template.named_tokens.values()),
         ("special_tokens", template.special_tokens),
+        ("added_token_ids", template.added_token_ids),
     ):
         longest = max(map(len, texts), default=0)
-        _in_range(f"the length of {field}", longest, least=0, most=_MOST_TOKEN_CHARACTERS)
+        _in_range(f"the length of {field}", longest, least=0, most=MOST_ADDED_TOKEN_CHARACTERS)
 
 
 def _check_latencies(latencies: Sequence[pb.ForwardLatency]) -> None:

@@ -101,7 +101,9 @@ class GrammarCompiler:
             with self._lock:
                 if (kept := self._kept.get(grammar)) is not None:
                     self._kept.move_to_end(grammar)
-                    return GrammarPath(kept.deep_copy(), vocabulary_size=self._vocabulary_size)
+                    return GrammarPath(
+                        kept.deep_copy(), self._tokenizer, vocabulary_size=self._vocabulary_size
+                    )
 
 
 def _compiled(grammar: Grammar, tokenizer: Any) -> Any:
@@ -144,14 +146,16 @@ class GrammarPath:
 
     Args:
         matcher: A matcher that has no token yet.
+        tokenizer: The tokenizer, as the library has it.
         vocabulary_size: V, the tokens that can be chosen.
 
     Attributes:
         failure: Why it cannot follow the present tokens, if it cannot: they are too complex for it.
     """
 
-    def __init__(self, matcher: Any, *, vocabulary_size: int) -> None:
+    def __init__(self, matcher: Any, tokenizer: Any, *, vocabulary_size: int) -> None:
         self._unused = matcher
+        self._tokenizer = tokenizer
         self._matcher = matcher.deep_copy()
         self._vocabulary_size = vocabulary_size
         self._taken: list[int] = []
@@ -191,7 +195,25 @@ class GrammarPath:
             self._begin_anew()
             return None
         bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
-        return bits[: self._vocabulary_size].astype(bool)
+        allowed: np.ndarray = bits[: self._vocabulary_size].astype(bool)
+        if np.count_nonzero(allowed) == 1 and not self.is_complete:
+            return self._spelled(allowed)
+        return allowed
+
+    def _spelled(self, allowed: np.ndarray) -> np.ndarray:
+        """Replace an only token that stands for a text, and that the matcher would refuse.
+
+        Where one text alone may follow, the library names the token that its tokenizer makes of it.
+        If the text is that of a special token, such as `</s>` in a schema's value, this is the
+        special token, which is not the text. Then the text's first ordinary token may follow.
+        """
+        if self._matcher.validate_tokens([int(np.argmax(allowed))]):
+            return allowed
+        text = self._matcher.compute_ff_bytes().decode("utf-8", "ignore")
+        ordinary = self._tokenizer.greedy_tokenize(text)
+        spelled = np.zeros_like(allowed)
+        spelled[ordinary[:1]] = True
+        return spelled
 
     def _begin_anew(self) -> None:
         """Replace a matcher that has failed: it would never do anything else again."""

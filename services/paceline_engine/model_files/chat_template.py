@@ -7,7 +7,11 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline_contract.limits import MOST_CHAT_TEMPLATE_BYTES
+from paceline_contract.limits import (
+    MOST_ADDED_TOKEN_CHARACTERS,
+    MOST_ADDED_TOKENS,
+    MOST_CHAT_TEMPLATE_BYTES,
+)
 from paceline_engine.model_files.small_files import (
     CHAT_TEMPLATE,
     LEGACY_CHAT_TEMPLATE,
@@ -17,6 +21,8 @@ from paceline_engine.model_files.small_files import (
 from paceline_engine.terms.backend import ChatTemplate, ModelLoadError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from paceline_engine.model_files.small_files import SmallFiles
     from paceline_engine.model_files.tokens import ModelTokens
 
@@ -70,13 +76,24 @@ def _check(template: FoundTemplate, *, where: str) -> None:
 
 def template_of(source: str, tokens: ModelTokens) -> ChatTemplate:
     """Return a template with the tokens that it names, and those that could forge its output."""
-    content = [source, sorted(tokens.named.items()), tokens.special]
+    content = [source, sorted(tokens.named.items()), tokens.special, sorted(tokens.added.items())]
     return ChatTemplate(
         fingerprint=hashlib.sha256(json.dumps(content).encode()).hexdigest(),
         source=source,
         named_tokens=tokens.named,
         special_tokens=tokens.special,
+        added_token_ids=_told_ids(tokens.added),
     )
+
+
+def _told_ids(added: Mapping[str, int]) -> dict[str, int]:
+    """Return the ids that an answer may have: none if they are too many, as no client needs all."""
+    told = {
+        text: each
+        for text, each in added.items()
+        if 0 <= each < 1 << 32 and len(text) <= MOST_ADDED_TOKEN_CHARACTERS
+    }
+    return told if len(told) <= MOST_ADDED_TOKENS else {}
 
 
 def _by_name(value: object) -> dict[str, str]:

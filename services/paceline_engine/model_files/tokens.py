@@ -90,6 +90,7 @@ class ModelTokens:
     Attributes:
         named: Texts by the names that templates have for them, such as "bos_token".
         special: The texts of all special tokens.
+        added: The ids of the tokens that are found in a text as a whole, by their texts.
         end_ids: Which ids end a text, as the files say it: some may be beyond the vocabulary.
         unknown_ends: Texts that the files say end a text, and that are no tokens.
         fim: For filling in the middle; None where no known ones are there.
@@ -97,6 +98,7 @@ class ModelTokens:
 
     named: Mapping[str, str]
     special: tuple[str, ...]
+    added: Mapping[str, int]
     end_ids: tuple[int, ...]
     unknown_ends: tuple[str, ...]
     fim: FimTokens | None
@@ -126,6 +128,7 @@ def find_tokens(files: SmallFiles, tokenizer: TokenizerFile, *, template: str) -
     return ModelTokens(
         named=named,
         special=tokenizer.special_tokens,
+        added=tokenizer.added_ids,
         end_ids=tuple(dict.fromkeys((*end_ids, *(special[text] for text in of_turns)))),
         unknown_ends=tuple(text for text, each in found.items() if each is None),
         fim=_fim(tokenizer, config, older),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from traceback import clear_frames
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -104,6 +104,7 @@ class ChatTemplate:
     source: str
     named_tokens: Mapping[str, str]
     special_tokens: tuple[str, ...]
+    added_token_ids: Mapping[str, int] = field(default_factory=dict)
 
 
 class Backend(ABC):

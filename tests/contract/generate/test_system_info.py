@@ -81,11 +81,15 @@ async def test_the_chat_template_is_the_targets_as_it_is_now():
                 await client.chat_template()
             for source in ("{{ messages }}", "{{ other }}"):
                 target.chat_template = model_pb.ChatTemplate(
-                    fingerprint=source, source=source, named_tokens={"bos_token": "<s>"}
+                    fingerprint=source,
+                    source=source,
+                    named_tokens={"bos_token": "<s>"},
+                    added_token_ids={"<tool_call>": 7},
                 )
                 told = await client.chat_template()
                 assert (told.fingerprint, told.source) == (source, source)
                 assert told.named_tokens == {"bos_token": "<s>"}
+                assert told.added_token_ids == {"<tool_call>": 7}
                 assert told.model_fingerprint == "target-model"
         with Client(system.address) as client:
             assert await asyncio.to_thread(client.chat_template) == told

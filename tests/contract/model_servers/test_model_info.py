@@ -76,7 +76,8 @@ async def test_a_large_tokenizer_is_cut_at_256_kibibytes():
 
 
 async def test_a_chat_template_is_told_as_it_lies_beside_the_model():
-    template = ChatTemplate("name", "{{ bos_token }}", {"bos_token": "<s>"}, ("<s>", "</s>"))
+    ids = {"<s>": 1, "</s>": 2, "<tool_call>": 7}
+    template = ChatTemplate("name", "{{ bos_token }}", {"bos_token": "<s>"}, ("<s>", "</s>"), ids)
     host = a_host(parts={"chat_template": template})
     async with connected(TARGET, host) as target:
         response = await target.model.GetChatTemplate(
@@ -88,6 +89,7 @@ async def test_a_chat_template_is_told_as_it_lies_beside_the_model():
         {"bos_token": "<s>"},
         ["<s>", "</s>"],
     )
+    assert dict(told.added_token_ids) == ids
 
 
 async def test_a_model_without_a_chat_template_says_so():

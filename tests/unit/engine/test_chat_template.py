@@ -46,6 +46,24 @@ def test_it_comes_with_the_tokens_that_it_names_and_those_that_could_forge_it(fo
     assert found.source == "{{ 1 }}"
     assert found.named_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
     assert found.special_tokens == (EOS,)
+    added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    assert found.added_token_ids == {it["content"]: it["id"] for it in added}
+    assert found.added_token_ids.keys() > {EOS}
+
+
+def test_added_tokens_beyond_what_an_answer_may_have_are_not_told(folder):
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (first, *_) = tokenizer["added_tokens"]
+    long = {**first, "content": "<" + "x" * 1024 + ">", "id": 90_000}
+    tokenizer["added_tokens"].append(long)
+    write(folder, tokenizer__json=tokenizer)
+    found = found_in(folder, chat_template="{{ 1 }}")
+    assert long["content"] not in found.added_token_ids
+    assert EOS in found.added_token_ids
+    many = [{**first, "content": f"<{it}>", "id": 100_000 + it} for it in range(1 << 16)]
+    tokenizer["added_tokens"] += many
+    write(folder, tokenizer__json=tokenizer)
+    assert found_in(folder, chat_template="{{ 1 }}").added_token_ids == {}
 
 
 @pytest.mark.parametrize(

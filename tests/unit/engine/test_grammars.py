@@ -55,6 +55,26 @@ def allowed(path) -> set[int]:
     return {*np.flatnonzero(path.allowed()).tolist()}
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        schema({"const": "a <|end|> b"}),
+        schema({"enum": [{"<|end|>": 1}]}),
+        Grammar(GrammarKind.REGEX, r"<\|end\|>x"),
+        Grammar(GrammarKind.CHOICES, '["<|end|>"]'),
+    ],
+)
+def test_the_text_of_a_special_token_is_spelled_where_nothing_else_may_follow(grammar):
+    path, tokens = COMPILER.path(grammar), []
+    while not path.is_complete and len(tokens) < 100:
+        tokens.append(min(allowed(path)))
+        path.add(tokens[-1:])
+        assert path.length == len(tokens)
+    assert path.is_complete
+    assert END not in tokens
+    assert "<|end|>" in TOKENIZER.decode(tokens, skip_special_tokens=True)
+
+
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_what_may_follow_depends_on_the_tokens_alone(name):
     """However a path came to its tokens, it allows what a new path of these tokens allows."""

@@ -39,24 +39,23 @@ def refused(body_class, value):
 @pytest.mark.parametrize(
     ("body_class", "base", "name", "value", "param"),
     [
-        (ChatBody, CHAT, "tools", [{"type": "function"}], "tools"),
         (ChatBody, CHAT, "top_logprobs", 3, "top_logprobs"),  # without logprobs
         (ChatBody, CHAT | {"logprobs": True}, "top_logprobs", 21, "top_logprobs"),
-        (ChatBody, CHAT, "reasoning_effort", "low", "reasoning_effort"),
+        (ChatBody, CHAT, "reasoning_effort", "hardly", "reasoning_effort"),
         (ChatBody, CHAT, "chat_template", "{{ 1 }}", "chat_template"),
         (ChatBody, CHAT, "n", 0, "n"),
         (ChatBody, CHAT, "temperature", 2.5, "temperature"),
         (ChatBody, CHAT, "temperature", "1", "temperature"),
         (ChatBody, CHAT, "seed", -2, "seed"),
         (ChatBody, CHAT, "messages", [], "messages"),
-        (ChatBody, CHAT, "messages", [{"role": "tool", "content": "x"}], "messages[0].role"),
+        (ChatBody, CHAT, "messages", [{"role": "robot", "content": "x"}], "messages[0].role"),
         (ChatBody, CHAT, "messages", [{"role": "user"}], "messages[0].content"),
         (
             ChatBody,
             CHAT,
             "messages",
             [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}],
-            "messages[0].tool_calls",
+            "messages[0].tool_calls[0].function",
         ),
         (
             ChatBody,

@@ -8,8 +8,8 @@ import pytest
 
 from paceline import ChatTemplate, PromptPart
 from paceline_gateway.chat_template import ChatTemplates
-from paceline_gateway.schemas import Message
 from paceline_gateway.special_texts import SpecialTexts
+from support.conversations import conversation_of
 from support.fake_orchestrator import FakeOrchestrator
 from support.gateway import TEMPLATE, gateway_over
 from support.library_templates import NAMED_TOKENS, by_the_library
@@ -39,7 +39,7 @@ async def rendered(source, messages, special_tokens=SPECIAL):
     try:
         prompt = await templates.render(
             template_of(source, special_tokens),
-            [Message.model_validate(it) for it in messages],
+            conversation_of(messages),
             most_bytes=1 << 22,
         )
     finally:

@@ -13,7 +13,7 @@ import pytest
 from paceline import ChatTemplate
 from paceline_gateway.chat_template import ChatTemplates
 from paceline_gateway.errors import RequestError
-from paceline_gateway.schemas import Message
+from support.conversations import conversation_of
 from support.library_templates import NAMED_TOKENS, by_the_library
 
 SAID = [
@@ -137,8 +137,7 @@ async def rendering(source):
     )
 
     async def render(said):
-        messages = [Message.model_validate(it) for it in said]
-        return await templates.render(template, messages, most_bytes=1 << 20)
+        return await templates.render(template, conversation_of(said), most_bytes=1 << 20)
 
     try:
         yield render

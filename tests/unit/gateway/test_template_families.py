@@ -13,8 +13,8 @@ from jinja2 import TemplateError
 from paceline import ChatTemplate
 from paceline_gateway.chat_template import ChatTemplates
 from paceline_gateway.errors import RequestError
-from paceline_gateway.schemas import Message
 from paceline_gateway.template_processes import TemplateProcesses
+from support.conversations import conversation_of
 from support.library_templates import NAMED_TOKENS, by_the_library
 
 FAMILIES = sorted((Path(__file__).parent / "families").glob("*.jinja"))
@@ -83,7 +83,7 @@ async def test_a_conversation_is_written_as_by_the_library_or_refused_where_it_r
     try:
         developer_role = (await templates.look_at(template)).developer_role
         for name, messages in CONVERSATIONS.items():
-            checked = [Message.model_validate(it) for it in messages]
+            checked = conversation_of(messages)
             try:
                 written[name] = await templates.render(template, checked, most_bytes=1 << 20)
             except RequestError as error:

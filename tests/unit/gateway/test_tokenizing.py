@@ -39,7 +39,7 @@ async def test_a_text_and_a_conversation_become_tokens_and_tokens_a_text():
         ("/tokenize", {"prompt": "x", "messages": CHAT}, "messages"),
         ("/tokenize", {"prompt": ["x"]}, "prompt"),
         ("/tokenize", {"messages": CHAT, "add_generation_prompt": False}, "add_generation_prompt"),
-        ("/tokenize", {"messages": CHAT, "tools": [{}]}, "tools"),
+        ("/tokenize", {"messages": CHAT, "tools": [{}]}, "tools[0].type"),
         ("/tokenize", {"prompt": "x", "model": "other"}, "model"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),

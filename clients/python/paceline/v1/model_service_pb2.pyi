@@ -500,10 +500,31 @@ class ChatTemplate(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class AddedTokenIdsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     NAMED_TOKENS_FIELD_NUMBER: _builtins.int
     SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    ADDED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
     """SHA-256, in hexadecimal, of the other fields; cache compiled templates under this digest."""
     source: _builtins.str
@@ -521,6 +542,14 @@ class ChatTemplate(_message.Message):
         own (PromptPart).
         """
 
+    @_builtins.property
+    def added_token_ids(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """The ids of the tokens that are found in a text as a whole, by their texts: the special ones,
+        which an answer's text leaves out, and others. With them a client tells what a model marks with
+        tokens, such as the calls of tools. At most 65,536, each text of at most 1,024 characters; empty
+        where there are more, or from an older server.
+        """
+
     def __init__(
         self,
         *,
@@ -528,10 +557,11 @@ class ChatTemplate(_message.Message):
         source: _builtins.str = ...,
         named_tokens: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         special_tokens: _abc.Iterable[_builtins.str] | None = ...,
+        added_token_ids: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "named_tokens", b"named_tokens", "source", b"source", "special_tokens", b"special_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added_token_ids", b"added_token_ids", "fingerprint", b"fingerprint", "named_tokens", b"named_tokens", "source", b"source", "special_tokens", b"special_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -250,11 +250,23 @@ export interface ChatTemplate {
    * own (PromptPart).
    */
   specialTokens: string[];
+  /**
+   * The ids of the tokens that are found in a text as a whole, by their texts: the special ones,
+   * which an answer's text leaves out, and others. With them a client tells what a model marks with
+   * tokens, such as the calls of tools. At most 65,536, each text of at most 1,024 characters; empty
+   * where there are more, or from an older server.
+   */
+  addedTokenIds: { [key: string]: number };
 }
 
 export interface ChatTemplate_NamedTokensEntry {
   key: string;
   value: string;
+}
+
+export interface ChatTemplate_AddedTokenIdsEntry {
+  key: string;
+  value: number;
 }
 
 function createBaseGetModelInfoRequest(): GetModelInfoRequest {
@@ -1348,7 +1360,7 @@ export const GetChatTemplateResponse: MessageFns<GetChatTemplateResponse> = {
 };
 
 function createBaseChatTemplate(): ChatTemplate {
-  return { fingerprint: "", source: "", namedTokens: {}, specialTokens: [] };
+  return { fingerprint: "", source: "", namedTokens: {}, specialTokens: [], addedTokenIds: {} };
 }
 
 export const ChatTemplate: MessageFns<ChatTemplate> = {
@@ -1365,6 +1377,9 @@ export const ChatTemplate: MessageFns<ChatTemplate> = {
     for (const v of message.specialTokens) {
       writer.uint32(34).string(v!);
     }
+    globalThis.Object.entries(message.addedTokenIds).forEach(([key, value]: [string, number]) => {
+      ChatTemplate_AddedTokenIdsEntry.encode({ key: key as any, value }, writer.uint32(42).fork()).join();
+    });
     return writer;
   },
 
@@ -1416,6 +1431,17 @@ export const ChatTemplate: MessageFns<ChatTemplate> = {
             message.specialTokens.push(reader.string());
             continue;
           }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            const entry5 = ChatTemplate_AddedTokenIdsEntry.decode(reader, reader.uint32());
+            if (entry5.value !== undefined) {
+              message.addedTokenIds[entry5.key] = entry5.value;
+            }
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1445,6 +1471,15 @@ export const ChatTemplate: MessageFns<ChatTemplate> = {
       {},
     );
     message.specialTokens = object.specialTokens?.map((e) => e) || [];
+    message.addedTokenIds = (globalThis.Object.entries(object.addedTokenIds ?? {}) as [string, number][]).reduce(
+      (acc: { [key: string]: number }, [key, value]: [string, number]) => {
+        if (value !== undefined) {
+          acc[key] = globalThis.Number(value);
+        }
+        return acc;
+      },
+      {},
+    );
     return message;
   },
 };
@@ -1512,6 +1547,73 @@ export const ChatTemplate_NamedTokensEntry: MessageFns<ChatTemplate_NamedTokensE
     const message = createBaseChatTemplate_NamedTokensEntry();
     message.key = object.key ?? "";
     message.value = object.value ?? "";
+    return message;
+  },
+};
+
+function createBaseChatTemplate_AddedTokenIdsEntry(): ChatTemplate_AddedTokenIdsEntry {
+  return { key: "", value: 0 };
+}
+
+export const ChatTemplate_AddedTokenIdsEntry: MessageFns<ChatTemplate_AddedTokenIdsEntry> = {
+  encode(message: ChatTemplate_AddedTokenIdsEntry, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.value !== 0) {
+      writer.uint32(16).uint32(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ChatTemplate_AddedTokenIdsEntry {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseChatTemplate_AddedTokenIdsEntry();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.value = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ChatTemplate_AddedTokenIdsEntry>): ChatTemplate_AddedTokenIdsEntry {
+    return ChatTemplate_AddedTokenIdsEntry.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ChatTemplate_AddedTokenIdsEntry>): ChatTemplate_AddedTokenIdsEntry {
+    const message = createBaseChatTemplate_AddedTokenIdsEntry();
+    message.key = object.key ?? "";
+    message.value = object.value ?? 0;
     return message;
   },
 };

@@ -1,0 +1,1 @@
+"""Dialects: how models write calls of tools and their reasoning, as grammars and as parsers."""

@@ -1,0 +1,328 @@
+"""Plans an answer: the grammar that it follows, and what reads it, from the model's dialect."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline_gateway.answer_parts import PlainReader
+from paceline_gateway.dialects import harmony
+from paceline_gateway.dialects.call_parser import CallParser
+from paceline_gateway.dialects.family import FAMILIES, find_family
+from paceline_gateway.dialects.grammar import (
+    AnswerGrammar,
+    Tokens,
+    TooLargeError,
+    UnenforceableError,
+    format_rule,
+)
+from paceline_gateway.dialects.harmony import HarmonyParser
+from paceline_gateway.dialects.reader import DialectReader, PartsParser
+from paceline_gateway.dialects.reasoning import (
+    REASONINGS,
+    ReasoningParser,
+    Stage,
+    find_reasoning,
+    stage_after,
+)
+from paceline_gateway.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from paceline import ChatTemplate, Grammar, PromptPart
+    from paceline_gateway.answer_parts import AnswerReader
+    from paceline_gateway.conversation import Conversation
+    from paceline_gateway.dialects.family import Family
+    from paceline_gateway.dialects.names import ReasoningParser as ReasoningName
+    from paceline_gateway.dialects.names import ToolParser as ToolName
+    from paceline_gateway.dialects.reader import TextParser
+    from paceline_gateway.dialects.reasoning import Reasoning
+
+_log = logging.getLogger(__name__)
+
+_AUTO, _NONE = "auto", "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a model writes calls and reasoning.
+
+    Attributes:
+        family: How it writes calls; None: not known, or in the dialect of gpt-oss.
+        reasoning: How it marks reasoning; None: it does not, or in that dialect.
+        is_harmony: Whether it speaks the dialect of gpt-oss.
+        takes_calls: Whether calls are read.
+        tokens: The tokens that a grammar has to write as tokens.
+        marks: Texts of special tokens that the parsers look for, by their ids.
+    """
+
+    family: Family | None
+    reasoning: Reasoning | None
+    is_harmony: bool
+    takes_calls: bool
+    tokens: Tokens
+    marks: Mapping[int, str]
+
+    @property
+    def calls_name(self) -> str:
+        """What the form of calls is called in settings."""
+        if not self.takes_calls:
+            return _NONE
+        return harmony.NAME if self.family is None else self.family.name
+
+    @property
+    def thought_name(self) -> str:
+        """What the form of reasoning is called in settings."""
+        if self.is_harmony:
+            return harmony.NAME
+        return _NONE if self.reasoning is None else self.reasoning.name
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How an answer is made and read.
+
+    Attributes:
+        grammar: What it follows, if anything.
+        is_of_tools: Whether tools are why it follows a grammar.
+        new_reader: Makes what reads one choice.
+    """
+
+    grammar: Grammar | None
+    is_of_tools: bool
+    new_reader: Callable[[], AnswerReader]
+
+
+def find_dialect(
+    template: ChatTemplate,
+    *,
+    tool_parser: ToolName = "auto",
+    reasoning_parser: ReasoningName = "auto",
+) -> Dialect:
+    """Find out how a model speaks: from its template, unless settings say it."""
+    source = template.source
+    speaks_harmony = all(it in source for it in harmony.SIGNS)
+    family = find_family(source) if tool_parser == _AUTO and not speaks_harmony else None
+    family = family or next((it for it in FAMILIES if it.name == tool_parser), None)
+    reasoning = find_reasoning(source) if reasoning_parser == _AUTO else None
+    reasoning = reasoning or next((it for it in REASONINGS if it.name == reasoning_parser), None)
+    named = {tool_parser, reasoning_parser}
+    is_harmony = harmony.NAME in named or (
+        speaks_harmony and _AUTO in named and named <= {_AUTO, _NONE}
+    )
+    searched: set[str] = set(harmony.MARKS) if is_harmony else set()
+    if family is not None:
+        searched |= {it.strip() for it in family.texts()}
+    if reasoning is not None:
+        searched |= {reasoning.open, reasoning.close}
+    ids = template.added_token_ids
+    special = frozenset(template.special_tokens)
+    unknown = {it for it in special - ids.keys() if it in searched}
+    if reasoning is not None and unknown & {reasoning.open, reasoning.close}:
+        reasoning = None  # an older server does not tell ids: the marks cannot be seen
+    is_known = not unknown & (set(family.texts()) if family is not None else harmony.MARKS)
+    return Dialect(
+        family=None if is_harmony else family,
+        reasoning=None if is_harmony else reasoning,
+        is_harmony=is_harmony and is_known,
+        takes_calls=is_known and tool_parser != _NONE and (is_harmony or family is not None),
+        tokens=Tokens.of(ids, special),
+        marks={ids[it]: it for it in special & ids.keys() if it in searched},
+    )
+
+
+class Dialects:
+    """Finds models' dialects, by the settings.
+
+    Args:
+        tool_parser: How calls are written.
+        reasoning_parser: How reasoning is marked.
+    """
+
+    def __init__(
+        self, *, tool_parser: ToolName = "auto", reasoning_parser: ReasoningName = "auto"
+    ) -> None:
+        self._tool_parser = tool_parser
+        self._reasoning_parser = reasoning_parser
+        self._last: tuple[str, Dialect] | None = None
+
+    def of(self, template: ChatTemplate) -> Dialect:
+        """Return the dialect of the model of a template."""
+        if self._last is None or self._last[0] != template.fingerprint:
+            found = find_dialect(
+                template, tool_parser=self._tool_parser, reasoning_parser=self._reasoning_parser
+            )
+            self._last = template.fingerprint, found
+            _log.info(
+                "calls of tools are read as %s, reasoning as %s",
+                found.calls_name,
+                found.thought_name,
+            )
+        return self._last[1]
+
+
+def check_tools(conversation: Conversation, dialect: Dialect) -> None:
+    """Refuse tools whose calls could not be read.
+
+    Raises:
+        RequestError: They could not.
+    """
+    if conversation.offered_tools and not dialect.takes_calls:
+        raise RequestError(
+            "tools: is not supported: how this model writes calls is not known here;"
+            " --tool-parser of the gateway says it",
+            param="tools",
+            code="unsupported_parameter",
+        )
+
+
+def plan_answer(
+    conversation: Conversation,
+    dialect: Dialect,
+    *,
+    prompt: str | list[PromptPart],
+    wanted: Grammar | None,
+) -> Plan:
+    """Plan an answer.
+
+    Args:
+        prompt: The rendered conversation.
+        wanted: What the request says that the answer follows.
+
+    Raises:
+        RequestError: The request's tools and format do not go together, or are too large.
+    """
+    check_tools(conversation, dialect)
+    reads_calls = bool(conversation.offered_tools)
+    if reads_calls and wanted is not None:
+        _check_format(conversation, dialect, wanted)
+    stage = Stage.ANSWER
+    if dialect.reasoning is not None:
+        stage = stage_after(_end_of(prompt), dialect.reasoning)
+    is_of_tools = reads_calls and (wanted is None or conversation.tool_choice.mode == "required")
+    grammar = _grammar(conversation, dialect, wanted=wanted, stage=stage)
+
+    def new_reader() -> AnswerReader:
+        return _reader(conversation, dialect, stage)
+
+    return Plan(grammar, is_of_tools and grammar is not None, new_reader)
+
+
+def _check_format(conversation: Conversation, dialect: Dialect, wanted: Grammar) -> None:
+    """Refuse formats that cannot be told from calls, or not be combined with them.
+
+    Raises:
+        RequestError: The format is one of them.
+    """
+    if wanted.json_schema is None:
+        name, words = "structured_outputs", "unless it is a JSON schema"
+    elif (
+        dialect.family is not None
+        and dialect.family.starts_answer
+        and conversation.tool_choice.mode == "auto"
+    ):
+        name, words = "response_format", "for this model, whose calls nothing marks"
+    else:
+        return
+    raise RequestError(
+        f"{name}: is not supported beside tools, {words}", param=name, code="unsupported_parameter"
+    )
+
+
+def _end_of(prompt: str | list[PromptPart]) -> str:
+    """Return the end of a prompt as far as the template wrote it."""
+    if isinstance(prompt, str):
+        return prompt
+    return prompt[-1].text if prompt and prompt[-1].parse_special_tokens else ""
+
+
+def _reader(conversation: Conversation, dialect: Dialect, stage: Stage) -> AnswerReader:
+    most_calls = None if conversation.parallel_tool_calls else 1
+    tools = conversation.callable_tools
+    parser: TextParser
+    if dialect.is_harmony:
+        parser = HarmonyParser(most_calls=most_calls)
+        return DialectReader(parser, marks=dialect.marks, counts_reasoning=True)
+    calls = reasoning = None
+    if conversation.offered_tools and dialect.family is not None:
+        calls = CallParser(dialect.family, tools, most_calls=most_calls)
+    if dialect.reasoning is not None:
+        reasoning = ReasoningParser(dialect.reasoning, stage)
+    if calls is None and reasoning is None:
+        return PlainReader()
+    marks = dialect.marks
+    if calls is None and dialect.reasoning is not None:  # what marks calls is not looked for
+        own = (dialect.reasoning.open, dialect.reasoning.close)
+        marks = {each: text for each, text in marks.items() if text in own}
+    parser = PartsParser(reasoning, calls)
+    return DialectReader(parser, marks=marks, counts_reasoning=reasoning is not None)
+
+
+def _grammar(
+    conversation: Conversation, dialect: Dialect, *, wanted: Grammar | None, stage: Stage
+) -> Grammar | None:
+    for follows_schemas in (True, False):
+        grammar = AnswerGrammar(dialect.tokens, follows_schemas=follows_schemas)
+        try:
+            return _written(grammar, conversation, dialect, wanted=wanted, stage=stage)
+        except TooLargeError:
+            continue  # schemas that are only told are left out
+        except UnenforceableError:
+            raise RequestError(
+                "tools: strict is not supported: there is no grammar for how this model writes"
+                " arguments",
+                param="tools",
+                code="unsupported_parameter",
+            ) from None
+    raise RequestError("tools: are too large together to be enforced", param="tools")
+
+
+def _written(
+    grammar: AnswerGrammar,
+    conversation: Conversation,
+    dialect: Dialect,
+    *,
+    wanted: Grammar | None,
+    stage: Stage,
+) -> Grammar | None:
+    rule = format_rule(grammar, wanted) if wanted is not None else None
+    start = _calls_or(rule, grammar, conversation, dialect)
+    if start is not None:
+        if not dialect.is_harmony:
+            start = grammar.after_reasoning(start, dialect.reasoning, stage)
+        return grammar.written(start)
+    if rule is None:
+        return wanted
+    if dialect.is_harmony:
+        return grammar.written(grammar.harmony_answer(rule))
+    if dialect.reasoning is None or stage is Stage.ANSWER:
+        return wanted  # nothing stands before the format
+    return grammar.written(grammar.after_reasoning(rule, dialect.reasoning, stage))
+
+
+def _calls_or(
+    rule: str | None, grammar: AnswerGrammar, conversation: Conversation, dialect: Dialect
+) -> str | None:
+    """Write the rule of an answer whose calls have to be right; None if none have to be."""
+    tools, choice = conversation.callable_tools, conversation.tool_choice
+    is_needed = choice.mode == "required"
+    if not tools or not (
+        is_needed or rule or choice.names is not None or any(it.strict for it in tools)
+    ):
+        return None
+    several = conversation.parallel_tool_calls
+    if dialect.is_harmony:
+        return grammar.harmony_calls(tools, other=None if is_needed else rule or "TEXT")
+    assert dialect.family is not None
+    if is_needed:
+        return grammar.calls(dialect.family, tools, several=several)
+    if rule is not None:
+        return f"({rule}) | {grammar.calls(dialect.family, tools, several=several)}"
+    return grammar.calls(dialect.family, tools, several=several, after_text=True)
+
+
+def unheard(options: Iterable[str], source: str) -> list[str]:
+    """Return the names for a template of which it makes nothing, as it does not have them."""
+    return [it for it in options if it not in source]

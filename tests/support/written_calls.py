@@ -1,0 +1,49 @@
+"""Calls as models of each family write them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from paceline_gateway.dialects.family import Hole, Maybe, Shape, Tags
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_gateway.dialects.family import Family
+
+
+def written_calls(family: Family, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    """Write calls."""
+    begin, end = (
+        "".join(it if isinstance(it, str) else "" for it in pieces)
+        for pieces in (family.begin, family.end)
+    )
+    written = (_call(family, index, *call) for index, call in enumerate(calls))
+    return begin + family.separator.join(written) + end
+
+
+def _call(family: Family, index: int, name: str, arguments: dict[str, Any]) -> str:
+    text = ""
+    for piece in family.call:
+        if piece is Hole.NAME:
+            text += f"functions.{name}:{index}" if family.is_numbered else name
+        elif piece is Hole.ARGUMENTS:
+            text += _arguments(family.arguments, arguments)
+        else:
+            is_left_out = isinstance(piece, Maybe) and not piece.is_usual
+            text += "" if is_left_out else piece.text if isinstance(piece, Maybe) else str(piece)
+    return text
+
+
+def _arguments(form: Shape | Tags, arguments: dict[str, Any]) -> str:
+    if form is Shape.JSON:
+        return json.dumps(arguments)
+    if form is Shape.PYTHON:
+        return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+    assert isinstance(form, Tags)
+    return "".join(
+        f"{form.key_open}{key}{form.key_close}{form.value_open}"
+        f"{value if isinstance(value, str) else json.dumps(value)}{form.value_close}"
+        for key, value in arguments.items()
+    )

@@ -1,0 +1,280 @@
+"""Calls and reasoning over HTTP: the answers and streams of chat, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import InvalidFieldError
+from paceline.v1.model_service_pb2 import ChatTemplate
+from paceline_gateway.connection import IGNORED_HEADER
+from support.fake_orchestrator import FakeOrchestrator, Leg
+from support.gateway import TEMPLATE, gateway_over
+
+PAGE = Path(__file__).parents[3] / "docs/http.md"
+FOLDER = Path(__file__).parent / "tool_families"
+IDS = {"<tool_call>": 900, "</tool_call>": 901, "<think>": 902, "</think>": 903, "<|im_end|>": 904}
+USER = [{"role": "user", "content": "What is the weather in Bonn?"}]
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
+HELLO = ((5, "Hel"), (6, "lo"), (904, ""))
+CALL = (
+    (5, "I"),
+    (6, " look.\n"),
+    (900, ""),
+    (7, '\n{"name": "wea'),
+    (8, 'ther", "arguments": {"ci'),
+    (9, 'ty": "Bo'),
+    (10, 'nn"}'),
+    (11, "}\n"),
+    (901, ""),
+    (904, ""),
+)
+THOUGHT = ((902, ""), (12, "\nit"), (13, " is"), (14, " far\n"), (903, ""), (15, "\n\n"))
+
+
+def template_of(name="hermes", *, special=tuple(IDS), ids=IDS):
+    return ChatTemplate(
+        fingerprint=f"{name}-{len(special)}-{len(ids)}",
+        source=(FOLDER / f"{name}.jinja").read_text(),
+        named_tokens={"bos_token": "<s>", "eos_token": "<|im_end|>"},
+        special_tokens=special,
+        added_token_ids=ids,
+    )
+
+
+def model(*said, template=None):
+    legs = [Leg(said=tuple(it)) for it in said]
+    return FakeOrchestrator(script=legs, chat_template=template or template_of())
+
+
+async def ask(gateway, **body):
+    answer = await gateway.post("/v1/chat/completions", **{"messages": USER, **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def refusal_of(gateway, **body):
+    answer = await gateway.post("/v1/chat/completions", **{"messages": USER, **body})
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]
+
+
+async def events_of(gateway, **body):
+    """Return a stream's deltas and its reason."""
+    stream = await gateway.client.chat.completions.create(
+        model="fake", messages=USER, stream=True, **body
+    )
+    deltas, reason = [], None
+    async for event in stream:
+        for choice in event.choices:
+            deltas.append(choice.delta.model_dump(exclude_unset=True))
+            reason = choice.finish_reason or reason
+    return deltas, reason
+
+
+async def test_an_answer_has_its_content_and_its_calls():
+    async with gateway_over(model(CALL)) as gateway:
+        answer = await ask(gateway, tools=TOOLS)
+        (request,) = gateway.requests
+    (choice,) = answer["choices"]
+    message = choice["message"]
+    (call,) = message["tool_calls"]
+    assert (message["content"], choice["finish_reason"]) == ("I look.", "tool_calls")
+    assert call["id"].startswith("call_")
+    assert (call["type"], call["function"]["name"]) == ("function", "weather")
+    assert json.loads(call["function"]["arguments"]) == {"city": "Bonn"}
+    assert "<tools>" in request.text
+    assert not request.sampling.HasField("grammar")
+
+
+async def test_a_stream_tells_the_name_first_and_then_the_arguments_as_they_come():
+    async with gateway_over(model(CALL)) as gateway:
+        deltas, reason = await events_of(gateway, tools=TOOLS)
+    assert reason == "tool_calls"
+    assert "".join(it.get("content") or "" for it in deltas) == "I look."
+    calls = [call for it in deltas for call in it.get("tool_calls") or ()]
+    assert all(it["index"] == 0 for it in calls)
+    assert [it["id"] for it in calls if "id" in it] == [calls[0]["id"]]
+    assert calls[0]["function"]["name"] == "weather"
+    pieces = [it["function"]["arguments"] for it in calls]
+    assert json.loads("".join(pieces)) == {"city": "Bonn"}
+    assert len(list(filter(None, pieces))) == 3
+
+
+async def test_two_steps_call_a_tool_and_answer_with_its_result():
+    async with gateway_over(model(CALL, HELLO)) as gateway:
+        called = (await ask(gateway, tools=TOOLS))["choices"][0]["message"]
+        result = {
+            "role": "tool",
+            "tool_call_id": called["tool_calls"][0]["id"],
+            "content": "sunny",
+        }
+        answer = await ask(gateway, tools=TOOLS, messages=[*USER, called, result])
+        prompt = gateway.requests[1].text
+    assert answer["choices"][0]["message"]["content"] == "Hello"
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>' in prompt
+    assert "<tool_response>\nsunny\n</tool_response>" in prompt
+
+
+async def test_the_pages_example_calls_a_tool_and_prints_the_answer():
+    _, example = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    async with gateway_over(model(CALL, HELLO)) as gateway:
+        program = example.replace("http://127.0.0.1:8000", gateway.url)
+        assert program != example
+        ran = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE
+        )
+        async with asyncio.timeout(120):
+            printed, _ = await ran.communicate()
+        assert (ran.returncode, printed) == (0, b"Hello\n")
+        assert '{"city": "Bonn", "sky": "clear"}' in gateway.requests[1].text
+
+
+async def test_a_call_that_max_tokens_cuts_is_told_as_far_as_it_came():
+    async with gateway_over(model(CALL)) as gateway:
+        (choice,) = (await ask(gateway, tools=TOOLS, max_tokens=6))["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert (call["function"]["name"], call["function"]["arguments"]) == ("weather", '{"city": "Bo')
+    assert choice["finish_reason"] == "length"
+
+
+async def test_each_choice_is_read_for_itself():
+    async with gateway_over(model(CALL, HELLO)) as gateway:
+        answer = await ask(gateway, tools=TOOLS, n=2)
+    reasons = {it["finish_reason"] for it in answer["choices"]}
+    assert reasons == {"tool_calls", "stop"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_is_apart_under_both_names_and_is_counted(stream):
+    fake = model([*THOUGHT, *CALL])
+    async with gateway_over(fake) as gateway:
+        if stream:
+            deltas, reason = await events_of(gateway, tools=TOOLS)
+            thought = "".join(it.get("reasoning_content") or "" for it in deltas)
+            assert thought == "".join(it.get("reasoning") or "" for it in deltas)
+            assert (thought, reason) == ("it is far", "tool_calls")
+            return
+        answer = await ask(gateway, tools=TOOLS)
+    message = answer["choices"][0]["message"]
+    assert message["reasoning_content"] == message["reasoning"] == "it is far"
+    assert message["content"] == "I look."
+    usage = answer["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 5}
+    assert usage["completion_tokens"] == len(THOUGHT) + len(CALL)
+
+
+async def test_an_answer_that_is_cut_while_it_thinks_has_no_content():
+    async with gateway_over(model(THOUGHT)) as gateway:
+        (choice,) = (await ask(gateway, max_tokens=3))["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")
+    assert choice["message"]["reasoning_content"] == "it is"
+
+
+async def test_without_tools_marks_stay_out_of_the_text():
+    for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        async with gateway_over(model(CALL)) as gateway:
+            (choice,) = (await ask(gateway, **more))["choices"]
+        assert "tool_calls" not in choice["message"]
+        assert choice["message"]["content"].startswith('I look.\n\n{"name"')
+
+
+@pytest.mark.parametrize("choice", ["required", TOOLS[0]])
+async def test_a_demanded_call_is_a_grammar_with_the_marks_as_tokens(choice):
+    async with gateway_over(model(CALL)) as gateway:
+        await ask(gateway, tools=TOOLS, tool_choice=choice)
+        (request,) = gateway.requests
+    lark = request.sampling.grammar.lark
+    assert "<[900]>" in lark
+    assert "<[901]>" in lark
+    assert '"required": ["city"]' in lark
+    assert "thought: THOUGHT <[903]>" in lark
+
+
+async def test_what_servers_refuse_of_a_grammar_is_a_fault_of_the_tools():
+    words = "at 1(2): no such thing 1 | start: calls 2 | calls: call"
+    error = InvalidFieldError.of("sampling.grammar", words)
+    fake = FakeOrchestrator(
+        script=[Leg(error=error, refuses=True)] * 4, chat_template=template_of()
+    )
+    async with gateway_over(fake) as gateway:
+        told = await refusal_of(gateway, tools=TOOLS, tool_choice="required")
+        assert told["param"] == "tools"
+        assert told["message"] == "tools: cannot be enforced: no such thing"
+        schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
+        assert (await refusal_of(gateway, response_format=schema))["param"] == "response_format"
+
+
+async def test_log_probabilities_come_with_calls():
+    async with gateway_over(model(CALL)) as gateway:
+        whole = await ask(gateway, tools=TOOLS, logprobs=True)
+    assert len(whole["choices"][0]["logprobs"]["content"]) == len(CALL)
+    async with gateway_over(model(CALL)) as gateway:
+        stream = await gateway.client.chat.completions.create(
+            model="fake", messages=USER, tools=TOOLS, logprobs=True, stream=True
+        )
+        told = [it async for it in stream if it.choices[0].logprobs]
+    assert len(told) == len(CALL)
+
+
+@pytest.mark.parametrize(
+    ("settings", "template"),
+    [
+        ({"tool_parser": "none"}, template_of()),
+        ({}, template_of("parts")),
+        ({}, template_of(ids={})),  # of a server that does not tell ids yet
+        ({}, TEMPLATE),
+        ({"tool_parser": "hermes"}, TEMPLATE),
+    ],
+)
+async def test_tools_whose_calls_could_not_be_read_or_written_are_refused(settings, template):
+    async with gateway_over(model(CALL, template=template), **settings) as gateway:
+        told = await refusal_of(gateway, tools=TOOLS)
+        assert (told["param"], told["code"]) == ("tools", "unsupported_parameter")
+        assert gateway.requests == []
+
+
+async def test_settings_choose_how_calls_and_reasoning_are_read():
+    said = ((5, '[TOOL_CALLS]weather{"city": "Bonn"}'),)
+    fake = model(said, template=template_of("parts"))
+    async with gateway_over(fake, tool_parser="mistral") as gateway:
+        (choice,) = (await ask(gateway, tools=TOOLS))["choices"]
+    assert len(choice["message"]["tool_calls"][0]["id"]) == 9
+    spoken = ((5, "<think>a</think>b"),)
+    plain = template_of(special=(), ids={})
+    async with gateway_over(model(spoken, template=plain), reasoning_parser="none") as gateway:
+        (choice,) = (await ask(gateway))["choices"]
+    assert choice["message"]["content"] == "<think>a</think>b"
+    assert "reasoning" not in choice["message"]
+
+
+async def test_names_that_the_template_does_not_know_are_named_or_refused():
+    asked = {
+        "messages": USER,
+        "reasoning_effort": "low",
+        "chat_template_kwargs": {"enable_thinking": True, "unheard": 1},
+    }
+    async with gateway_over(model(HELLO, HELLO)) as gateway:
+        answer = await gateway.post("/v1/chat/completions", **asked)
+        assert answer.headers[IGNORED_HEADER] == "chat_template_kwargs.unheard, reasoning_effort"
+        none = await gateway.post("/v1/chat/completions", messages=USER, reasoning_effort="none")
+        assert IGNORED_HEADER not in none.headers
+        assert gateway.requests[1].text.endswith("<think>\n\n</think>\n\n")
+    async with gateway_over(model(), strict=True) as gateway:
+        told = await refusal_of(gateway, **asked)
+        assert told["param"] == "chat_template_kwargs.unheard"
+
+
+async def test_tools_of_unknown_kinds_are_named_in_the_header():
+    tools = [{"type": "web_search_preview"}, *TOOLS]
+    async with gateway_over(model(CALL)) as gateway:
+        answer = await gateway.post("/v1/chat/completions", messages=USER, tools=tools)
+        assert answer.headers[IGNORED_HEADER] == "tools[0]"
+        assert answer.json()["choices"][0]["finish_reason"] == "tool_calls"
