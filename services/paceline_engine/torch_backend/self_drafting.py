@@ -29,6 +29,7 @@ from paceline_engine.terms.rank_paths import (
 )
 from paceline_engine.terms.validation import MOST_TREE_TOKENS
 from paceline_engine.torch_backend.adapters.card import model_fingerprint
+from paceline_engine.torch_backend.adapters.eagle import EagleHead
 from paceline_engine.torch_backend.adapters.files import load_adapter
 from paceline_engine.torch_backend.adapters.medusa import MedusaHeads
 from paceline_engine.torch_backend.adapters.streams import SeenTokens, Streams
@@ -65,6 +66,10 @@ def load_for(
             hit rates that are needed.
     """
     loaded = load_adapter(directory, model=model, fingerprint=model_fingerprint(files))
+    if isinstance(loaded.module, EagleHead):
+        raise ModelLoadError(
+            f"adapter {str(directory)!r} is an EAGLE head, which this program only trains"
+        )
     if guesses is None:
         return loaded
     try:
@@ -241,6 +246,7 @@ class SelfDrafter:
             return self._adapter.guess(read)
         positions = torch.tensor([row.length - 1 for row in rows]).to(read.device)
         seen = [self._seen(row) for row in rows]
+        assert isinstance(self._adapter, Streams), "the other kinds have returned"
         return self._adapter.guess(self._model, read, positions=positions, seen=seen)
 
     def _seen(self, row: DecidedRow) -> SeenTokens:

@@ -14,6 +14,7 @@ from paceline.plain_files import read_plain_file
 from paceline_engine.model_files.small_files import refuse_pointer
 from paceline_engine.terms.backend import ModelLoadError, few_names
 from paceline_engine.torch_backend.adapters.card import AdapterCard
+from paceline_engine.torch_backend.adapters.eagle import EagleHead
 from paceline_engine.torch_backend.adapters.low_rank import low_rank_linears
 from paceline_engine.torch_backend.adapters.medusa import MedusaHeads
 from paceline_engine.torch_backend.adapters.streams import Streams
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline_engine.torch_backend.adapters.card import AdapterKind
+    from paceline_engine.torch_backend.adapters.eagle import EagleShape
 
 WEIGHTS_FILE = "adapter.safetensors"
 
@@ -38,12 +40,19 @@ class LoadedAdapter:
     """An adapter with its model's dtype, on its model's device, and its card."""
 
     card: AdapterCard
-    module: MedusaHeads | Streams
+    module: MedusaHeads | Streams | EagleHead
 
 
 def build_adapter(
-    kind: AdapterKind, model: Any, *, reach: int, layers: int, rank: int, exit_rank: int
-) -> MedusaHeads | Streams:
+    kind: AdapterKind,
+    model: Any,
+    *,
+    reach: int,
+    layers: int,
+    rank: int,
+    exit_rank: int,
+    eagle: EagleShape | None = None,
+) -> MedusaHeads | Streams | EagleHead:
     """Build an adapter of a kind for a loaded model; see `AdapterCard` for the sizes.
 
     Raises:
@@ -59,6 +68,16 @@ def build_adapter(
         return MedusaHeads(
             reach=reach, width=config.hidden_size, vocabulary_size=model.lm_head.out_features
         )
+    if kind == "eagle":
+        if eagle is None:
+            raise ModelLoadError("an adapter of the kind eagle needs a card with its shape")
+        _refuse_shape(eagle, config)
+        return EagleHead(
+            eagle,
+            reach=reach,
+            width=config.hidden_size,
+            vocabulary_size=model.lm_head.out_features,
+        )
     if not 1 <= layers <= config.num_hidden_layers:
         raise ModelLoadError(f"{layers} upper layers of a model with {config.num_hidden_layers}")
     return Streams(
@@ -72,7 +91,10 @@ def build_adapter(
 
 def pack_weights(adapter: nn.Module, *, dtype: torch.dtype) -> tuple[bytes, str]:
     """Return an adapter's weights as a safetensors file in a dtype, and its SHA-256."""
-    state = {key: tensor.to("cpu", dtype) for key, tensor in adapter.state_dict().items()}
+    state = {
+        key: tensor.to("cpu", dtype if tensor.is_floating_point() else tensor.dtype)
+        for key, tensor in adapter.state_dict().items()
+    }
     packed = save({key: tensor.contiguous() for key, tensor in state.items()})
     return packed, hashlib.sha256(packed).hexdigest()
 
@@ -121,7 +143,7 @@ def load_adapter(directory: Path, *, model: Any, fingerprint: str) -> LoadedAdap
     return LoadedAdapter(card, module.to(like.device, like.dtype).requires_grad_(False).eval())
 
 
-def _build(card: AdapterCard, model: Any) -> MedusaHeads | Streams:
+def _build(card: AdapterCard, model: Any) -> MedusaHeads | Streams | EagleHead:
     return build_adapter(
         card.kind,
         model,
@@ -129,7 +151,22 @@ def _build(card: AdapterCard, model: Any) -> MedusaHeads | Streams:
         layers=card.layers,
         rank=card.rank,
         exit_rank=card.exit_rank,
+        eagle=card.eagle,
     )
+
+
+def _refuse_shape(shape: EagleShape, config: Any) -> None:
+    """Refuse a head of another model, by what its card says."""
+    if shape.feature_layers[-1] >= config.num_hidden_layers:
+        raise ModelLoadError(
+            f"the head reads what enters layer {shape.feature_layers[-1]}, and the model has"
+            f" {config.num_hidden_layers}"
+        )
+    if shape.draft_vocabulary > config.vocab_size:
+        raise ModelLoadError(
+            f"the head guesses {shape.draft_vocabulary} tokens, and the model has"
+            f" {config.vocab_size}"
+        )
 
 
 def _refuse_foreign(name: str, state: Mapping[str, Tensor], shapes: Mapping[str, Tensor]) -> None:
