@@ -22,6 +22,7 @@ from paceline_engine.deciding.sampling import noisy_scores
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.rank_paths import (
     check_tree,
+    likeliest_comb,
     likeliest_tree,
     propose,
     prune_by_threshold,
@@ -66,14 +67,12 @@ def load_for(
             hit rates that are needed.
     """
     loaded = load_adapter(directory, model=model, fingerprint=model_fingerprint(files))
-    if isinstance(loaded.module, EagleHead):
-        raise ModelLoadError(
-            f"adapter {str(directory)!r} is an EAGLE head, which this program only trains"
-        )
     if guesses is None:
         return loaded
     try:
-        tree = likeliest_tree(loaded.card.training["hit_rates"], node_count=guesses)
+        # What follows a runner-up is another token's of a head that reads its own guesses.
+        likeliest = likeliest_comb if isinstance(loaded.module, EagleHead) else likeliest_tree
+        tree = likeliest(loaded.card.training["hit_rates"], node_count=guesses)
         check_tree(tree, reach=loaded.card.reach, most_ranks=MOST_TREE_TOKENS)
     except (KeyError, TypeError, ValueError):
         tree = ()
@@ -92,13 +91,16 @@ class DecidedRow:
     Attributes:
         text: The row sees the first tokens of this sequence.
         length: How many tokens it sees, itself included.
-        read: (E,) the adapter's input of the row; or (J, E) the last layer's output of its streams.
+        next_token: The token that it decided.
+        read: (E,) the adapter's input of the row; or (J, E) the last layer's output of its streams;
+            None for a head that keeps features.
         spec: How the sequence's tokens are chosen.
     """
 
     text: KeyValues
     length: int
-    read: Tensor
+    next_token: int
+    read: Tensor | None
     spec: SessionSpec
 
 
@@ -154,6 +156,7 @@ class SelfDrafter:
             ModelLoadError: its tree has no guesses that can be judged, or too many.
         """
         self.kind = adapter.card.kind
+        assert not isinstance(adapter.module, EagleHead), "see ChainDrafter"
         self._adapter = adapter.module
         self._model = model
         tree = adapter.card.tree
@@ -238,7 +241,7 @@ class SelfDrafter:
 
     def _guess(self, rows: Sequence[DecidedRow]) -> Iterator[Tensor]:
         """Yield the logits of each guess: (R, V)."""
-        read = torch.stack([row.read for row in rows])
+        read = torch.stack([row.read for row in rows if row.read is not None])
         if read.ndim == 3:  # streams that went along: (R, J, E)
             logits: Tensor = self._model.lm_head(self._model.model.norm(read))
             return iter(logits.unbind(1))
@@ -246,7 +249,6 @@ class SelfDrafter:
             return self._adapter.guess(read)
         positions = torch.tensor([row.length - 1 for row in rows]).to(read.device)
         seen = [self._seen(row) for row in rows]
-        assert isinstance(self._adapter, Streams), "the other kinds have returned"
         return self._adapter.guess(self._model, read, positions=positions, seen=seen)
 
     def _seen(self, row: DecidedRow) -> SeenTokens:

@@ -396,6 +396,11 @@ class EagleHead(nn.Module):
     def _heads(self, states: Tensor) -> Tensor:
         return torch.unflatten(states, -1, (-1, self.shape.head_width))
 
+    def take_head(self, model: Any) -> None:
+        """Copy what it needs of the model's head."""
+        if self.lm_head is None:
+            self._head_rows(model)
+
     def _head_rows(self, model: Any) -> Tensor:
         """Return the rows of the target's head for the draft vocabulary: (N, E), copied once."""
         weight = model.lm_head.weight

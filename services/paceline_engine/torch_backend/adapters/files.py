@@ -140,7 +140,11 @@ def load_adapter(directory: Path, *, model: Any, fingerprint: str) -> LoadedAdap
     _refuse_broken(name, state)
     # The dtype of lm_head, because the model's own forward ends there.
     like = model.lm_head.weight
-    return LoadedAdapter(card, module.to(like.device, like.dtype).requires_grad_(False).eval())
+    module.to(like.device, like.dtype).requires_grad_(False).eval()
+    if isinstance(module, EagleHead):
+        _refuse_vocabulary(name, module)
+        module.take_head(model)  # the model may lose its own weights to packed ones
+    return LoadedAdapter(card, module)
 
 
 def _build(card: AdapterCard, model: Any) -> MedusaHeads | Streams | EagleHead:
@@ -166,6 +170,17 @@ def _refuse_shape(shape: EagleShape, config: Any) -> None:
         raise ModelLoadError(
             f"the head guesses {shape.draft_vocabulary} tokens, and the model has"
             f" {config.vocab_size}"
+        )
+
+
+def _refuse_vocabulary(name: str, head: EagleHead) -> None:
+    """Refuse a draft vocabulary that does not ascend, or has tokens that the model lacks."""
+    token_ids = head.draft_token_ids
+    ascends = bool((token_ids.diff() > 0).all())
+    if not ascends or int(token_ids[0]) < 0 or int(token_ids[-1]) >= head.vocabulary_size:
+        raise ModelLoadError(
+            f"{name}: its draft vocabulary (d2t) does not ascend within the model's"
+            f" {head.vocabulary_size} tokens"
         )
 
 
