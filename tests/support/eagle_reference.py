@@ -31,7 +31,7 @@ class SlowHead:
             tokens: x(0) .. x(p + 1).
             choose: From the step and its logits to the token that the next step reads.
         """
-        carried = features.double() @ self._weights["fc.weight"].T
+        carried = self._reduce(features.double())
         rows = [self._row(carried[at], tokens[at + 1], at) for at in range(len(features))]
         found = []
         for step in range(steps):
@@ -58,6 +58,19 @@ class SlowHead:
             output = normed if self._shape.norm_output else output
             rows.append(self._row(output, token, place + 1))
         return torch.stack(found)
+
+    def _reduce(self, features):
+        if self._shape.feature_norms == "together":
+            features = torch.stack([self._norm(row, "input_norm") for row in features])
+        if self._shape.feature_norms == "each":
+            parts = features.chunk(3, -1)
+            features = torch.stack(
+                [
+                    torch.cat([self._norm(row, f"fc_norm.{at}") for at, row in enumerate(rows)])
+                    for rows in zip(*parts, strict=True)
+                ]
+            )
+        return features @ self._weights["fc.weight"].T
 
     def _row(self, feature, token, position):
         self.rows_read += 1

@@ -29,7 +29,7 @@ from paceline_engine.terms.rank_paths import (
     rank_counts,
 )
 from paceline_engine.terms.validation import MOST_TREE_TOKENS
-from paceline_engine.torch_backend.adapters.card import model_fingerprint
+from paceline_engine.torch_backend.adapters.card import MOST_REACH, model_fingerprint
 from paceline_engine.torch_backend.adapters.eagle import EagleHead
 from paceline_engine.torch_backend.adapters.files import load_adapter
 from paceline_engine.torch_backend.adapters.medusa import MedusaHeads
@@ -69,6 +69,9 @@ def load_for(
     loaded = load_adapter(directory, model=model, fingerprint=model_fingerprint(files))
     if guesses is None:
         return loaded
+    if isinstance(loaded.module, EagleHead) and "hit_rates" not in loaded.card.training:
+        chain = tuple((0,) * depth for depth in range(1, min(guesses, MOST_REACH) + 1))
+        return replace(loaded, card=replace(loaded.card, tree=chain))
     try:
         # What follows a runner-up is another token's of a head that reads its own guesses.
         likeliest = likeliest_comb if isinstance(loaded.module, EagleHead) else likeliest_tree

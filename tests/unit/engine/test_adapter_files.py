@@ -183,7 +183,8 @@ def test_a_card_that_says_nonsense_is_refused(change, complaint, tmp_path, model
         ({"rope": {"rope_theta": 0}}, "rope_theta"),
         ({"rope": {"rope_type": "dynamic"}}, "dynamic"),
         ({"rope": {"mood": 1}}, "mood"),
-        ({"mood": 1}, "not an object with"),
+        ({"mood": 1}, "unknown key 'mood'"),
+        ({"feature_norms": "all"}, "feature_norms 'all'"),
     ],
 )
 def test_a_heads_card_that_says_nonsense_is_refused(change, complaint, tmp_path, model):

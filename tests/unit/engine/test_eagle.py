@@ -14,10 +14,12 @@ TEXT = torch.randint(40, (2, 9), generator=torch.Generator().manual_seed(3))
 VARIANTS = [
     {},
     {"own_head": True, "own_embedding": True, "norm_before_residual": True, "norm_output": True},
+    {"feature_norms": "together", "norm_output": True},
+    {"feature_norms": "each", "own_embedding": True},
 ]
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=["plain", "every switch"])
+@pytest.mark.parametrize("variant", VARIANTS, ids=["plain", "its own", "one norm", "three norms"])
 def test_all_rows_at_once_are_the_chains_that_begin_at_each_row(variant):
     model = tiny_model()
     head = random_adapter("eagle", model, **variant)

@@ -25,12 +25,12 @@ FORMAT_VERSION = 1
 
 _MOST_CARD_BYTES = 4 << 20  # with the figures of its training: those bundled have 20 KB
 # A larger number would be a mistake: each guess costs rows in every forward.
-_MOST_REACH = 16
+MOST_REACH = 16
 _MOST_LAYERS = 4096
 _MOST_RANK = 65536
 _MOST_NODES = 4096
 _LIMITS = {
-    "reach": (1, _MOST_REACH),
+    "reach": (1, MOST_REACH),
     "layers": (0, _MOST_LAYERS),
     "rank": (0, _MOST_RANK),
     "exit_rank": (0, _MOST_RANK),

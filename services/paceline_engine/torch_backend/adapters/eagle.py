@@ -31,8 +31,8 @@ value heads, D their width, V the vocabulary, N the tokens of the draft vocabula
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import MISSING, dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -46,19 +46,26 @@ if TYPE_CHECKING:
 
     from paceline_engine.torch_backend.adapters.trunk import Trunk
 
+FeatureNorms: TypeAlias = Literal["none", "together", "each"]
+
 FEATURE_COUNT = 3
 _STANDARD_DEVIATION = 0.02
 # A larger number would be a mistake.
 _MOST_SIZE = 1 << 20
 _MOST_ROPE = 1e12
-_ROPE_KINDS = ("default", "linear", "llama3")
-_ROPE_NUMBERS = {
-    "rope_theta",
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "original_max_position_embeddings",
+# Kinds of rotations that are the same in a longer sequence, and the parameters that each needs.
+_ROPE_KINDS = {
+    "default": {"rope_theta"},
+    "linear": {"rope_theta", "factor"},
+    "llama3": {
+        "rope_theta",
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    },
 }
+_ROPE_NUMBERS = _ROPE_KINDS["llama3"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +85,8 @@ class EagleShape:
         own_embedding: Whether it has an embedding of its own; else it reads the target's.
         norm_before_residual: Whether the residual stream begins after the norm of the features.
         norm_output: Whether the next step reads the output after the norm, not before it.
+        feature_norms: Which norms stand before features are reduced: none, one for the three
+            together, or one for each.
     """
 
     feature_layers: tuple[int, ...]
@@ -86,13 +95,14 @@ class EagleShape:
     kv_heads: int
     head_width: int
     inner_width: int
+    rope: dict[str, Any]
     activation: str = "silu"
     epsilon: float = 1e-6
-    rope: dict[str, Any] = field(default_factory=dict)
     own_head: bool = False
     own_embedding: bool = False
     norm_before_residual: bool = False
     norm_output: bool = False
+    feature_norms: FeatureNorms = "none"
 
     @classmethod
     def like(cls, config: Any, *, draft_vocabulary: int) -> EagleShape:
@@ -118,42 +128,60 @@ class EagleShape:
         Raises:
             ValueError: it is none.
         """
-        if not isinstance(found, dict) or found.keys() != cls.__dataclass_fields__.keys():
-            raise ValueError(f"eagle: not an object with {', '.join(cls.__dataclass_fields__)}")
-        layers = found["feature_layers"]
-        if not (
-            isinstance(layers, list)
-            and len(layers) == FEATURE_COUNT
-            and all(type(each) is int and 0 <= each <= _MOST_SIZE for each in layers)
-            and layers == sorted(layers)
-        ):
-            raise ValueError(f"eagle: feature_layers {layers!r} is no list of three layers")
-        for key in ("draft_vocabulary", "heads", "kv_heads", "head_width", "inner_width"):
-            if type(found[key]) is not int or not 1 <= found[key] <= _MOST_SIZE:
-                raise ValueError(f"eagle: {key} {found[key]!r} is not in [1, {_MOST_SIZE}]")
-        if found["heads"] % found["kv_heads"] or found["head_width"] % 2:
-            raise ValueError("eagle: heads are no multiple of kv_heads, or head_width is odd")
+        if not isinstance(found, dict):
+            raise ValueError("eagle: not an object")
+        fields = cls.__dataclass_fields__
+        if unknown := found.keys() - fields.keys():
+            raise ValueError(f"eagle: unknown key {min(unknown)!r}")
+        needed = {name for name, each in fields.items() if each.default is MISSING}
+        if missing := needed - found.keys():
+            raise ValueError(f"eagle: {min(missing)} is missing")
+        shape = cls(**{**found, "feature_layers": _checked_layers(found["feature_layers"])})
+        _check_numbers(shape)
         for key in ("own_head", "own_embedding", "norm_before_residual", "norm_output"):
-            if type(found[key]) is not bool:
-                raise ValueError(f"eagle: {key} {found[key]!r} is not true or false")
-        if found["activation"] not in ACT2FN:
-            raise ValueError(f"eagle: activation {found['activation']!r} is not known")
-        if type(found["epsilon"]) is not float or not 0 < found["epsilon"] < 1:
-            raise ValueError(f"eagle: epsilon {found['epsilon']!r} is not in (0, 1)")
-        return cls(**{**found, "feature_layers": (*layers,), "rope": _checked_rope(found["rope"])})
+            if type(getattr(shape, key)) is not bool:
+                raise ValueError(f"eagle: {key} {getattr(shape, key)!r} is not true or false")
+        for key, known in (("feature_norms", get_args(FeatureNorms)), ("activation", ACT2FN)):
+            value = getattr(shape, key)
+            if type(value) is not str or value not in known:
+                raise ValueError(f"eagle: {key} {value!r} is not known")
+        _check_rope(shape.rope)
+        return shape
 
 
-def _checked_rope(found: Any) -> dict[str, Any]:
-    """Check the parameters of rotations: of kinds that are the same in a longer sequence."""
+def _checked_layers(found: Any) -> tuple[int, ...]:
+    if not (
+        isinstance(found, list)
+        and len(found) == FEATURE_COUNT
+        and all(type(each) is int and 0 <= each <= _MOST_SIZE for each in found)
+        and found == sorted(found)
+    ):
+        raise ValueError(f"eagle: feature_layers {found!r} is no ascending list of three layers")
+    return tuple(found)
+
+
+def _check_numbers(shape: EagleShape) -> None:
+    for key in ("draft_vocabulary", "heads", "kv_heads", "head_width", "inner_width"):
+        value = getattr(shape, key)
+        if type(value) is not int or not 1 <= value <= _MOST_SIZE:
+            raise ValueError(f"eagle: {key} {value!r} is not in [1, {_MOST_SIZE}]")
+    if shape.heads % shape.kv_heads or shape.head_width % 2:
+        raise ValueError("eagle: heads are no multiple of kv_heads, or head_width is odd")
+    if type(shape.epsilon) is not float or not 0 < shape.epsilon < 1:
+        raise ValueError(f"eagle: epsilon {shape.epsilon!r} is not in (0, 1)")
+
+
+def _check_rope(found: Any) -> None:
     if not isinstance(found, dict) or not {*found} <= _ROPE_NUMBERS | {"rope_type"}:
-        raise ValueError(f"eagle: rope {found!r} has other keys than {sorted(_ROPE_NUMBERS)}")
+        raise ValueError(f"eagle: rope {found!r:.200} has other keys than {sorted(_ROPE_NUMBERS)}")
     kind = found.get("rope_type", "default")
-    if kind not in _ROPE_KINDS:
+    if type(kind) is not str or kind not in _ROPE_KINDS:
         raise ValueError(f"eagle: rope_type {kind!r} is none of {', '.join(_ROPE_KINDS)}")
+    if missing := _ROPE_KINDS[kind] - found.keys():
+        raise ValueError(f"eagle: rope lacks {min(missing)}")
     for key in found.keys() & _ROPE_NUMBERS:
         if type(found[key]) not in {int, float} or not 0 < found[key] < _MOST_ROPE:
             raise ValueError(f"eagle: {key} {found[key]!r} is not in (0, {_MOST_ROPE:g})")
-    return dict(found)
 
 
 def default_layers(layer_count: int) -> tuple[int, ...]:
@@ -244,6 +272,10 @@ class EagleHead(nn.Module):
         self.shape = shape
         self.vocabulary_size = vocabulary_size
         self.fc = nn.Linear(len(shape.feature_layers) * width, width, bias=False)
+        if shape.feature_norms == "together":
+            self.input_norm = _Norm(self.fc.in_features, shape.epsilon)
+        elif shape.feature_norms == "each":
+            self.fc_norm = nn.ModuleList(_Norm(width, shape.epsilon) for _ in shape.feature_layers)
         self.midlayer = _Layer(shape, width)
         self.norm = _Norm(width, shape.epsilon)
         self.register_buffer("d2t", torch.zeros(shape.draft_vocabulary, dtype=torch.int64))
@@ -348,7 +380,14 @@ class EagleHead(nn.Module):
 
     def reduce(self, features: Tensor) -> Tensor:
         """Reduce the features of the target's rows: (..., E) from (..., 3 E)."""
-        reduced: Tensor = self.fc(features.to(self.fc.weight.dtype))
+        features = features.to(self.fc.weight.dtype)
+        if self.shape.feature_norms == "together":
+            features = self.input_norm(features)
+        elif self.shape.feature_norms == "each":
+            parts = features.chunk(len(self.fc_norm), -1)
+            normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
+            features = torch.cat(normed, -1)
+        reduced: Tensor = self.fc(features)
         return reduced
 
     def read(self, model: Any, token_ids: Tensor, feature: Tensor) -> Chain:

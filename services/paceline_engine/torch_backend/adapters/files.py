@@ -17,6 +17,7 @@ from paceline_engine.torch_backend.adapters.card import AdapterCard
 from paceline_engine.torch_backend.adapters.eagle import EagleHead
 from paceline_engine.torch_backend.adapters.low_rank import low_rank_linears
 from paceline_engine.torch_backend.adapters.medusa import MedusaHeads
+from paceline_engine.torch_backend.adapters.published import is_published, read_published
 from paceline_engine.torch_backend.adapters.streams import Streams
 from paceline_engine.torch_backend.families import can_fuse
 
@@ -103,15 +104,39 @@ def load_adapter(directory: Path, *, model: Any, fingerprint: str) -> LoadedAdap
     """Load an adapter for a loaded model.
 
     Args:
-        directory: With card and weights.
+        directory: With card and weights; or with an EAGLE-3 head as others publish it.
         model: Of the transformers library.
         fingerprint: The model's; see `model_fingerprint`.
 
     Raises:
         ModelLoadError: it is damaged, for another model, or of another version.
     """
-    card = AdapterCard.read(directory)
     name = f"adapter {str(directory)!r}"
+    shapes: Mapping[str, Tensor]
+    if is_published(directory):
+        card, state = read_published(directory, model=model)
+        with torch.device("meta"):
+            shapes = _build(card, model).state_dict()
+    else:
+        card, shapes, state = _read_own(directory, name, model=model, fingerprint=fingerprint)
+    _refuse_foreign(name, state, shapes)
+    module = _build(card, model)
+    module.load_state_dict(state)
+    _refuse_broken(name, state)
+    # The dtype of lm_head, because the model's own forward ends there.
+    like = model.lm_head.weight
+    module.to(like.device, like.dtype).requires_grad_(False).eval()
+    if isinstance(module, EagleHead):
+        _refuse_vocabulary(name, module)
+        module.take_head(model)  # the model may lose its own weights to packed ones
+    return LoadedAdapter(card, module)
+
+
+def _read_own(
+    directory: Path, name: str, *, model: Any, fingerprint: str
+) -> tuple[AdapterCard, Mapping[str, Tensor], dict[str, Tensor]]:
+    """Read an adapter with a card: the card, the weights that it wants, and those there are."""
+    card = AdapterCard.read(directory)
     if card.fingerprint != fingerprint:
         raise ModelLoadError(
             f"{name} is for a model {card.model!r} with fingerprint {card.fingerprint[:12]}, and"
@@ -131,20 +156,9 @@ def load_adapter(directory: Path, *, model: Any, fingerprint: str) -> LoadedAdap
     if hashlib.sha256(packed).hexdigest() != card.weights_sha256:
         raise ModelLoadError(f"{name}: {WEIGHTS_FILE} is damaged: its card has another checksum")
     try:
-        state = load(packed)
+        return card, shapes, load(packed)
     except Exception as error:  # a file is a stranger's, and may break anything
         raise ModelLoadError(f"{name} cannot be loaded: {error}") from error
-    _refuse_foreign(name, state, shapes)
-    module = _build(card, model)
-    module.load_state_dict(state)
-    _refuse_broken(name, state)
-    # The dtype of lm_head, because the model's own forward ends there.
-    like = model.lm_head.weight
-    module.to(like.device, like.dtype).requires_grad_(False).eval()
-    if isinstance(module, EagleHead):
-        _refuse_vocabulary(name, module)
-        module.take_head(model)  # the model may lose its own weights to packed ones
-    return LoadedAdapter(card, module)
 
 
 def _build(card: AdapterCard, model: Any) -> MedusaHeads | Streams | EagleHead:
