@@ -35,6 +35,7 @@ model's layers.
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline_contract.proposal import Proposal
+    from paceline_engine.terms.draft_tree import Ranked
     from paceline_engine.terms.model_cache import ModelCache
     from paceline_engine.torch_backend.adapters.eagle import EagleHead
     from paceline_engine.torch_backend.adapters.files import LoadedAdapter
@@ -97,7 +99,13 @@ class ChainDrafter:
     changes_rows = False
 
     def __init__(
-        self, adapter: LoadedAdapter, head: EagleHead, model: Any, *, takes_trees: bool
+        self,
+        adapter: LoadedAdapter,
+        head: EagleHead,
+        model: Any,
+        *,
+        takes_trees: bool,
+        prune_below: float,
     ) -> None:
         """Build it.
 
@@ -106,6 +114,8 @@ class ChainDrafter:
             head: The adapter's module.
             model: The one that the adapter was loaded for.
             takes_trees: Whether the model judges trees. If not, only the best guesses are proposed.
+            prune_below: A chain ends where the probability of all its guesses together is below
+                this; 0: it does not.
 
         Raises:
             ModelLoadError: its tree has no guesses that it can make, or too many.
@@ -121,6 +131,7 @@ class ChainDrafter:
                 f"the adapter's card has a tree of {len(self._paths)} guesses that follow the best"
                 f" ones, which is not in [1, {MOST_TREE_TOKENS}]"
             )
+        self._prune_below = prune_below
         self._widths = rank_counts(self._paths)
         self.depth = len(self._widths)
         self._own_layer = model.config.num_hidden_layers
@@ -147,30 +158,33 @@ class ChainDrafter:
         # They ascend. The host knows the count of a CPU's; others are waited for anyway.
         token_ids = token_ids[: int((token_ids < vocabulary_size).sum())]
         feature = self._catch_up(rows)
-        following = [row.next_token for row in rows]
-        chains: list[list[tuple[Tensor, Tensor]]] = [[] for _ in rows]
-        found: list[list[list[int]]] = [[] for _ in rows]
+        chains = going = [_Chain(row, row.next_token) for row in rows]
         for step, width in enumerate(self._widths):
-            read = self._head.read(self._model, _on(following, feature), feature)
-            positions = _on([row.length - 1 + step for row in rows], feature)
+            read = self._head.read(self._model, _on([it.last for it in going], feature), feature)
+            positions = _on([it.row.length - 1 + step for it in going], feature)
             queries, keys, values = self._head.project(read, positions=positions)
             if step:  # the first row's are the sequence's
-                for chain, key, value in zip(chains, keys, values, strict=True):
-                    chain.append((key, value))
-            output = self._head.finish(read, self._attend(rows, queries, chains))
+                for chain, key, value in zip(going, keys, values, strict=True):
+                    chain.states.append((key, value))
+            output = self._head.finish(read, self._attend(going, queries))
             logits = self._head.score(self._model, output)[:, : len(token_ids)]
-            for index, row in enumerate(rows):
+            places = []
+            for place, chain in enumerate(going):
                 (ranked,) = rank_from(
-                    logits[index : index + 1],
-                    spec=row.spec,
-                    positions=[row.length + 1 + step],
+                    logits[place : place + 1],
+                    spec=chain.row.spec,
+                    positions=[chain.row.length + 1 + step],
                     count=width,
                     token_ids=token_ids,
                 )
-                found[index].append([token for token, _ in ranked])
-                following[index] = ranked[0][0]
+                if chain.take(ranked, least=self._prune_below):
+                    places.append(place)
+            if not places:
+                break
             feature = self._head.carry(output)
-        return [propose(self._paths, own) for own in found]
+            if len(places) < len(going):
+                feature, going = feature[places], [going[place] for place in places]
+        return [propose(self._paths, chain.guesses) for chain in chains]
 
     def _catch_up(self, rows: Sequence[DecidedRow]) -> Tensor:
         """Make the keys and values of all certain rows; return the last rows' features: (R, E)."""
@@ -213,25 +227,49 @@ class ChainDrafter:
         ]
         return torch.cat(parts, -1)[:, : self._head.fc.out_features]
 
-    def _attend(
-        self,
-        rows: Sequence[DecidedRow],
-        queries: Tensor,
-        chains: Sequence[Sequence[tuple[Tensor, Tensor]]],
-    ) -> Tensor:
-        """Attend with each sequence's last row to its certain rows and its chain: (R, H, D)."""
+    def _attend(self, chains: Sequence[_Chain], queries: Tensor) -> Tensor:
+        """Attend with each chain's last row to the certain rows and its own: (R, H, D)."""
         seen = []
-        for row, query, chain in zip(rows, queries, chains, strict=True):
-            keys, values = (each[self._own_layer] for each in row.text.until(row.length))
-            if chain:
+        for chain, query in zip(chains, queries, strict=True):
+            kept = chain.row.text.until(chain.row.length)
+            keys, values = (each[self._own_layer] for each in kept)
+            if chain.states:
                 own_keys, own_values = (
-                    torch.stack(each, 1)[None] for each in zip(*chain, strict=True)
+                    torch.stack(each, 1)[None] for each in zip(*chain.states, strict=True)
                 )
                 keys, values = torch.cat((keys, own_keys), 2), torch.cat((values, own_values), 2)
             # (1, G, H / G, D): the heads of a group lie one below the other, as rows.
             asked = query.view(1, keys.shape[1], -1, query.shape[-1])
             seen.append(functional.scaled_dot_product_attention(asked, keys, values).view_as(query))
         return torch.stack(seen)
+
+
+@dataclass(slots=True)
+class _Chain:
+    """Guesses after one row, while they are made.
+
+    Attributes:
+        row: The row that decided.
+        last: The token that the next row reads.
+        states: The keys and values of the chain's own rows: (G, D) each.
+        guesses: At each depth, best first.
+        probability: That all best guesses so far are right, by the head.
+    """
+
+    row: DecidedRow
+    last: int
+    states: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    guesses: list[list[int]] = field(default_factory=list)
+    probability: float = 1.0
+
+    def take(self, ranked: Ranked, *, least: float) -> bool:
+        """Take the guesses of a depth, unless the chain has become too unlikely: then it ends."""
+        self.last, probability = ranked[0]
+        self.probability *= probability
+        if self.probability < least:
+            return False
+        self.guesses.append([token for token, _ in ranked])
+        return True
 
 
 def _on(numbers: Sequence[int], like: Tensor) -> Tensor:

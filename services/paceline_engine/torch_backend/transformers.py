@@ -458,7 +458,7 @@ class TransformersBackend(LoadedModel):
                 With `invariant` they take two threads, too.
             adapter: Directory with an adapter for it; None: it does not draft for itself.
             guesses: How many it makes after a verdict; None: as the adapter's card says.
-            prune_below: See `SelfDrafter`.
+            prune_below: See `SelfDrafter` and `ChainDrafter`.
 
         Raises:
             ModelLoadError: it is not there, not plain data, its cache cannot be rolled back, it
@@ -548,7 +548,13 @@ class TransformersBackend(LoadedModel):
         takes_trees = self.description.takes_trees
         drafter: SelfDrafter | ChainDrafter
         if isinstance(adapter.module, EagleHead):
-            drafter = ChainDrafter(adapter, adapter.module, self.model, takes_trees=takes_trees)
+            drafter = ChainDrafter(
+                adapter,
+                adapter.module,
+                self.model,
+                takes_trees=takes_trees,
+                prune_below=prune_below,
+            )
         else:
             drafter = SelfDrafter(
                 adapter,

@@ -287,6 +287,32 @@ def test_guesses_are_chosen_by_hit_rates_and_only_the_best_have_guesses_after_th
     assert ModelText(model, SPEC).judge(PROMPT, propose=True).proposal.parents == (0, 0)
 
 
+def test_a_chain_ends_where_it_becomes_unlikely(tiny_pair, adapter):
+    whole_chains, pruning = (
+        TransformersBackend(str(tiny_pair.target), adapter=str(adapter), prune_below=least)
+        for least in (0, 0.9)
+    )
+    prompts = [[5 + n, 6, 7] for n in range(12)]
+
+    def proposals(model):
+        items = []
+        for prompt in prompts:
+            cache, prefix = model.new_cache(SPEC), array("I", prompt)
+            task = Judge(Proposal(), propose=True)
+            items.append(Item(cache, SPEC, prefix=prefix, task=task))
+        return [outcome.judgement.proposal for outcome in model.run(items, NEVER)]
+
+    depths = set()
+    for whole, short in zip(proposals(whole_chains), proposals(pruning), strict=True):
+        depth = max([*short.depths(), -1]) + 1
+        depths.add(depth)
+        fits = [index for index, own in enumerate(whole.depths()) if own < depth]
+        assert short == whole.only(fits)
+    assert len(depths) > 1
+    alone = [ModelText(pruning, SPEC).judge(prompt, propose=True).proposal for prompt in prompts]
+    assert alone == proposals(pruning)
+
+
 def test_a_head_of_other_keys_or_of_no_vocabulary_is_refused(tiny_pair, tmp_path):
     sizes = {"kind": "eagle", "tree": PATHS, "reach": REACH}
 
