@@ -33,6 +33,7 @@ paceline train streams --model ~/big --data more.txt --go-on-from ~/big-streams 
 paceline train streams --model ~/big --data texts.txt --fine-tune ~/tuned --out ~/tuned-streams
 paceline train eagle --model ~/big --data texts.txt --own-texts 2000 --out ~/big-eagle
 paceline train eagle --model ~/big --texts ~/big-texts --out ~/big-eagle --seconds 3600
+paceline train eagle --model ~/big --data texts.txt --adopt ~/published-head --out ~/big-eagle
 """
 _MOST_DATA_BYTES = 4 << 30  # of a text: its tokens take several times that in memory
 _CHECKPOINT_FILE = "checkpoint.pt"
@@ -150,6 +151,11 @@ class TrainSettings(_Sizes, _Schedule):
         description="for eagle: let the model write so many texts, from beginnings in the data, and"
         " learn from these instead of the data",
     )
+    adopt: Path | None = Field(
+        None,
+        description="for eagle: train nothing, but find out how this published head is computed, on"
+        " texts that the model writes from beginnings in the data, and write it with a card",
+    )
     out: Path | None = Field(None, description="directory for the adapter and its card")
     go_on_from: Path | None = Field(
         None, description="begin with the weights of this adapter, which is for the same model"
@@ -177,8 +183,8 @@ class TrainSettings(_Sizes, _Schedule):
                 raise ValueError("an EAGLE head learns the model's own distribution, and it alone")
             if self.texts is not None and (self.data or self.own_texts):
                 raise ValueError("--texts stands instead of --data and --own-texts")
-        elif self.texts is not None or self.own_texts is not None:
-            raise ValueError("--texts and --own-texts are for paceline train eagle")
+        elif self.texts is not None or self.own_texts is not None or self.adopt is not None:
+            raise ValueError("--texts, --own-texts and --adopt are for paceline train eagle")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -205,6 +211,7 @@ def _train(settings: TrainSettings) -> None:
     import torch
 
     from paceline_engine.model_files.files import find_model_files
+    from paceline_training.adopted import adopt_head
     from paceline_training.run import TextPlan, run_training
 
     assert settings.kind is not None
@@ -215,6 +222,18 @@ def _train(settings: TrainSettings) -> None:
     files = find_model_files(settings.model)
     device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
     stream, validation = _texts(settings, files, device=device, tell=console.print)
+    if settings.adopt is not None:
+        card = adopt_head(
+            files,
+            settings.adopt,
+            validation=validation,
+            reach=settings.reach,
+            out=settings.out,
+            device=device,
+            tell=console.print,
+        )
+        console.print(f"{settings.out}: {card.kind} for {card.model}, reach {card.reach}")
+        return
     window = settings.window if stream.dim() == 1 else stream.shape[1]
     card = run_training(
         files,

@@ -163,7 +163,7 @@ def run_training(
     if go_on_from is not None:
         earlier = _go_on(adapter, model, go_on_from, sizes=sizes, fingerprint=fingerprint)
     windows = _windows(text)
-    texts = _continuations(model, text.validation)
+    texts = continuations_of(model, text.validation)
     before = _text_loss(model, texts)
     tell(
         f"{sizes.kind}: {sum(each.numel() for each in adapter.parameters()):,} weights,"
@@ -172,8 +172,8 @@ def run_training(
 
     def measure() -> Measurement:
         # The model's continuations change while it learns.
-        own = texts if tuning is None else _continuations(model, text.validation)
-        return _measure(adapter, model, own, node_count=sizes.tree_nodes)
+        own = texts if tuning is None else continuations_of(model, text.validation)
+        return measure_guesses(adapter, model, own, node_count=sizes.tree_nodes)
 
     reported: list[Measurement] = []
 
@@ -346,7 +346,12 @@ def _write(
     return card
 
 
-def _continuations(model: Any, validation: Tensor) -> Continuations:
+def continuations_of(model: Any, validation: Tensor) -> Continuations:
+    """Let a model go on with parts of held-out text, or with the first halves of whole texts.
+
+    Raises:
+        TextTooShortError: there is too little of it.
+    """
     if validation.dim() == 2:
         chosen = torch.linspace(0, len(validation) - 1, _PROMPT_COUNT).long()
         prompts = validation[chosen, : max(1, validation.shape[1] // 2)]
@@ -360,7 +365,10 @@ def _continuations(model: Any, validation: Tensor) -> Continuations:
     return continue_greedily(model, prompts, length=_CONTINUATION_LENGTH)
 
 
-def _measure(adapter: Adapter, model: Any, texts: Continuations, *, node_count: int) -> Measurement:
+def measure_guesses(
+    adapter: Adapter, model: Any, texts: Continuations, *, node_count: int
+) -> Measurement:
+    """Measure guesses on a model's own continuations, and choose a tree of so many nodes."""
     ranks = guess_ranks(adapter, model, texts)
     rates = hit_rates(ranks, most=_RANKS)
     if isinstance(adapter, EagleHead):

@@ -87,6 +87,12 @@ def test_an_eagle_head_is_made_from_texts_that_the_model_writes_itself(
     capsys.readouterr()
     assert main(["train", "eagle", *model_at, "--texts", str(again / "odd")]) == 1
     assert "no .safetensors file with texts" in capsys.readouterr().err
+    # What is to be adopted is a head.
+    other = tmp_path / "medusa"
+    assert train("medusa", tiny_pair, text, other) == 0
+    adopting = ("--data", str(text), "--adopt", str(other))
+    assert main(["train", "eagle", *model_at, *adopting]) == 1
+    assert "is no EAGLE head" in capsys.readouterr().err
 
 
 def test_the_same_seed_gives_the_same_file_and_another_one_another(tiny_pair, text, tmp_path):
@@ -184,6 +190,10 @@ def test_a_model_that_is_there_is_not_written_over(tiny_pair, text, tmp_path, ca
     [
         ([], "say which: paceline train streams, medusa, or eagle"),
         (["medusa", "--model", "m", "--texts", "t", "--out", "o"], "are for paceline train eagle"),
+        (
+            ["streams", "--model", "m", "--data", "d", "--out", "o", "--adopt", "h"],
+            "are for paceline train eagle",
+        ),
         (
             ["eagle", "--model", "m", "--texts", "t", "--data", "d", "--out", "o"],
             "--texts stands instead of --data",
