@@ -96,7 +96,6 @@ class ChainDrafter:
     """
 
     prunes = False
-    changes_rows = False
 
     def __init__(
         self,
@@ -104,6 +103,7 @@ class ChainDrafter:
         head: EagleHead,
         model: Any,
         *,
+        vocabulary_size: int,
         takes_trees: bool,
         prune_below: float,
     ) -> None:
@@ -113,12 +113,14 @@ class ChainDrafter:
             adapter: With its card.
             head: The adapter's module.
             model: The one that the adapter was loaded for.
+            vocabulary_size: The tokens that can be chosen: the model's head may have more rows.
             takes_trees: Whether the model judges trees. If not, only the best guesses are proposed.
             prune_below: A chain ends where the probability of all its guesses together is below
                 this; 0: it does not.
 
         Raises:
-            ModelLoadError: its tree has no guesses that it can make, or too many.
+            ModelLoadError: its tree has no guesses that it can make, or too many; or it can guess
+                no token that can be chosen.
         """
         self.kind = adapter.card.kind
         self._head = head
@@ -131,6 +133,10 @@ class ChainDrafter:
                 f"the adapter's card has a tree of {len(self._paths)} guesses that follow the best"
                 f" ones, which is not in [1, {MOST_TREE_TOKENS}]"
             )
+        token_ids = head.draft_token_ids  # they ascend
+        self._token_ids = token_ids[: int((token_ids < vocabulary_size).sum())]
+        if not len(self._token_ids):
+            raise ModelLoadError("the head can guess no token that the model can choose")
         self._prune_below = prune_below
         self._widths = rank_counts(self._paths)
         self.depth = len(self._widths)
@@ -145,18 +151,12 @@ class ChainDrafter:
         store = partial(rows.store_beside, first_layer=self._own_layer + 1)
         return FeatureRows(self._head, store=store)
 
-    def propose(self, rows: Sequence[DecidedRow], *, vocabulary_size: int) -> list[Proposal]:
+    def propose(self, rows: Sequence[DecidedRow]) -> list[Proposal]:
         """Guess what follows each row's next token, a token at a time.
 
         Guesses are ordered as a drafter's alternatives are: with the noise that the target has at
         their positions (`rank_from`). The best one is what the next guess follows.
-
-        Args:
-            vocabulary_size: The tokens that can be chosen: the head may have more rows.
         """
-        token_ids = self._head.draft_token_ids
-        # They ascend. The host knows the count of a CPU's; others are waited for anyway.
-        token_ids = token_ids[: int((token_ids < vocabulary_size).sum())]
         feature = self._catch_up(rows)
         chains = going = [_Chain(row, row.next_token) for row in rows]
         for step, width in enumerate(self._widths):
@@ -167,7 +167,7 @@ class ChainDrafter:
                 for chain, key, value in zip(going, keys, values, strict=True):
                     chain.states.append((key, value))
             output = self._head.finish(read, self._attend(going, queries))
-            logits = self._head.score(self._model, output)[:, : len(token_ids)]
+            logits = self._head.score(self._model, output)[:, : len(self._token_ids)]
             places = []
             for place, chain in enumerate(going):
                 (ranked,) = rank_from(
@@ -175,7 +175,7 @@ class ChainDrafter:
                     spec=chain.row.spec,
                     positions=[chain.row.length + 1 + step],
                     count=width,
-                    token_ids=token_ids,
+                    token_ids=self._token_ids,
                 )
                 if chain.take(ranked, least=self._prune_below):
                     places.append(place)

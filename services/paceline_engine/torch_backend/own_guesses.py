@@ -134,6 +134,8 @@ class OwnGuesses:
                     spec=item.spec,
                 )
             )
+        if isinstance(self.drafter, ChainDrafter):
+            return self.drafter.propose(rows)
         return self.drafter.propose(rows, vocabulary_size=self._vocabulary_size)
 
 

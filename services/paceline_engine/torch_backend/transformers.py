@@ -552,6 +552,7 @@ class TransformersBackend(LoadedModel):
                 adapter,
                 adapter.module,
                 self.model,
+                vocabulary_size=self.description.vocabulary_size,
                 takes_trees=takes_trees,
                 prune_below=prune_below,
             )

@@ -328,3 +328,4 @@ def test_a_head_of_other_keys_or_of_no_vocabulary_is_refused(tiny_pair, tmp_path
     assert "must be the same" in refusal("keys", kv_heads=2)
     assert "does not ascend" in refusal("order", token_ids=[5, 4, 9])
     assert "does not ascend" in refusal("beyond", token_ids=[5, 9, 320])
+    assert "no token that the model can choose" in refusal("padding", token_ids=[310, 319])
