@@ -131,9 +131,15 @@ def test_log_probabilities_are_the_targets(chatting, client):
     expected = [value for chunk in chunks for value in chunk.logprobs]
     ids = [f"token_id:{token_id}" for chunk in chunks for token_id in chunk.token_ids]
     asked = {"model": "chatting", "max_tokens": 8, **SAMPLED}
-    told = client.completions.create(prompt=PROMPT, logprobs=0, **asked).choices[0].logprobs
+    create = client.completions.create
+    by_number = {"return_tokens_as_token_ids": True}
+    told = create(prompt=PROMPT, logprobs=0, extra_body=by_number, **asked).choices[0].logprobs
     assert told.tokens == ids
     assert told.token_logprobs == pytest.approx(expected, abs=1e-4)
+    echoed = create(prompt=PROMPT, logprobs=0, echo=True, **asked).choices[0]
+    assert "".join(echoed.logprobs.tokens) == echoed.text
+    assert echoed.text.startswith(PROMPT)
+    assert echoed.logprobs.token_logprobs[-8:] == pytest.approx(expected, abs=1e-4)
     chat = client.chat.completions.create(messages=CHAT, logprobs=True, **asked)
     assert len(chat.choices[0].logprobs.content) == 8
 
