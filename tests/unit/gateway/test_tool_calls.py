@@ -171,6 +171,17 @@ async def test_reasoning_is_apart_under_both_names_and_is_counted(stream):
     assert usage["completion_tokens"] == len(THOUGHT) + len(CALL)
 
 
+async def test_reasoning_is_counted_beside_what_was_drafted_from_a_prediction():
+    leg = Leg(said=(*THOUGHT, *HELLO), predicted=(9, 4))
+    async with gateway_over(FakeOrchestrator(script=[leg], chat_template=template_of())) as gateway:
+        answer = await ask(gateway, prediction={"type": "content", "content": "Hello"})
+    assert answer["usage"]["completion_tokens_details"] == {
+        "reasoning_tokens": 5,
+        "accepted_prediction_tokens": 4,
+        "rejected_prediction_tokens": 5,
+    }
+
+
 async def test_an_answer_that_is_cut_while_it_thinks_has_no_content():
     async with gateway_over(model(THOUGHT)) as gateway:
         (choice,) = (await ask(gateway, max_tokens=3))["choices"]
