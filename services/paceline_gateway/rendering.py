@@ -177,7 +177,8 @@ class ChatForm(Form):
         thought = [self._reader(it.index).reasoning_token_count for it in choices]
         counted = [it for it in thought if it is not None]
         if len(counted) == len(thought):
-            counts["completion_tokens_details"] = {"reasoning_tokens": sum(counted)}
+            told = counts.get("completion_tokens_details", {})
+            counts["completion_tokens_details"] = {**told, "reasoning_tokens": sum(counted)}
         return counts
 
     def _reader(self, index: int) -> AnswerReader:
