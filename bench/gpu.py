@@ -17,6 +17,7 @@ In this order, so that a run that is cut has said what matters most:
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import time
@@ -80,18 +81,18 @@ TINY = Plan(Shape(2, 128), Shape(1, 64), (16, 64), (1, 9), ((1, 30), (4, 30)), 1
 
 
 class Measurements:
-    """What was measured so far; each is printed as it comes."""
+    """What was measured so far: lists of rows by kind. Each row is printed as it comes."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self.found: dict[str, Any] = {}
+        self.found: dict[str, list[dict[str, Any]]] = {}
 
-    def add(self, name: str, value: Any) -> None:
-        """Add a measurement, and write the file anew."""
-        self.found[name] = value
-        print(f"{name}: {json.dumps(value)}", flush=True)
+    def add(self, kind: str, **row: Any) -> None:
+        """Add a row, and write the file anew."""
+        self.found.setdefault(kind, []).append(row)
+        print(f"{kind}: {json.dumps(row)}", flush=True)
         if self._path is not None:
-            self._path.write_text(json.dumps(self.found, indent=2) + "\n")
+            self._path.write_text(json.dumps(self.found, indent=1) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -109,16 +110,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     note = Measurements(options.json)
     is_gpu = options.device != "cpu"
     if is_gpu:
-        note.add("device", torch.cuda.get_device_name(options.device))
-        note.add("torch", torch.__version__)
+        name = torch.cuda.get_device_name(options.device)
+        note.add("machine", device=name, torch=torch.__version__)
     for shape in (plan.large, plan.small):
         for capture in (False, True) if is_gpu else (False,):
             model = RandomModel(shape, dtype=dtype, device=options.device, capture=capture)
-            name = f"{shape}{' captured' if capture else ''}"
-            measure_forwards(model, plan, name, note)
-            measure_sampling(model, name, plan.lengths[1], note)
-            measure_texts(model, name, plan.texts, note)
+            what = {"model": str(shape), "captured": capture}
+            measure_forwards(model, plan, what, note)
+            measure_sampling(model, plan.lengths[1], what, note)
+            measure_texts(model, plan.texts, what, note)
             del model
+            gc.collect()  # A model and its hooks refer to each other.
             if is_gpu:
                 torch.cuda.empty_cache()
     count_flips(options.device, dtype, plan.prompts, note)
@@ -127,18 +129,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name_kernels(plan, dtype, options.device, note)
 
 
-def measure_forwards(model: LoadedModel, plan: Plan, name: str, note: Measurements) -> None:
+def measure_forwards(
+    model: LoadedModel, plan: Plan, what: dict[str, Any], note: Measurements
+) -> None:
     """Note the ms of forwards by rows, after texts of each length."""
     for length in plan.lengths:
         text, prefix = read(model, length)
         took = {
             rows: milliseconds(partial(text.judge, prefix, prefix[1:rows])) for rows in plan.rows
         }
-        note.add(f"{name}, after {length}: ms by rows", took)
+        note.add("forwards", **what, length=length, ms=took)
         text.cache.clear()
 
 
-def measure_sampling(model: LoadedModel, name: str, length: int, note: Measurements) -> None:
+def measure_sampling(
+    model: LoadedModel, length: int, what: dict[str, Any], note: Measurements
+) -> None:
     """Note the ms that sampling takes instead of the likeliest token."""
     kernel = sampling.noise_kernel
     for how, parameters, with_kernel in (
@@ -148,13 +154,13 @@ def measure_sampling(model: LoadedModel, name: str, length: int, note: Measureme
     ):
         sampling.noise_kernel = kernel if with_kernel else lambda _: None  # type: ignore[assignment]
         text, prefix = read(model, length, SessionSpec(length + 64, parameters, seed=3))
-        took = [milliseconds(partial(text.judge, prefix, prefix[1:rows])) for rows in (1, 9)]
-        note.add(f"{name}, after {length}, {how}: ms of 1, 9", took)
+        took = {rows: milliseconds(partial(text.judge, prefix, prefix[1:rows])) for rows in (1, 9)}
+        note.add("sampling", **what, length=length, how=how, ms=took)
     sampling.noise_kernel = kernel
 
 
 def measure_texts(
-    model: LoadedModel, name: str, texts: Sequence[tuple[int, int]], note: Measurements
+    model: LoadedModel, texts: Sequence[tuple[int, int]], what: dict[str, Any], note: Measurements
 ) -> None:
     """Note the ms of a forward of one row of each of many texts."""
     for count, length in texts:
@@ -167,7 +173,7 @@ def measure_texts(
             model.run([item], Interrupt())
             items.append(item)
         took = milliseconds(partial(model.run, items, Interrupt()))
-        note.add(f"{name}, {count} texts of {length}: ms", took)
+        note.add("texts", **what, count=count, length=length, ms=took)
 
 
 def count_flips(device: str, dtype: str, prompts: int, note: Measurements) -> None:
@@ -191,7 +197,7 @@ def count_flips(device: str, dtype: str, prompts: int, note: Measurements) -> No
                 judged = together.judge([*prompt, *chosen[:start]], block)
                 total += len(judged.accepted_path) + 1
                 flips += len(judged.accepted_path) < len(block)
-        note.add(f"bundled target in {each}: other tokens in blocks, of", [flips, total])
+        note.add("flips", dtype=each, flips=flips, tokens=total)
 
 
 def fill_memory(shape: Shape, dtype: str, device: str, note: Measurements) -> None:
@@ -207,11 +213,9 @@ def fill_memory(shape: Shape, dtype: str, device: str, note: Measurements) -> No
         if isinstance(answer, Exception):
             break
         held.append(item)
-    note.add(f"texts of {length} tokens that fit", len(held))
-    note.add("then", type(answer).__name__)
     assert isinstance(answer, OverloadedError), answer
-    together = model.run(held[:2], Interrupt())
-    note.add("two of them then", [type(each).__name__ for each in together])
+    after = [type(each).__name__ for each in model.run(held[:2], Interrupt())]
+    note.add("memory", length=length, fit=len(held), then=type(answer).__name__, after=after)
 
 
 def name_kernels(plan: Plan, dtype: str, device: str, note: Measurements) -> None:
@@ -221,7 +225,7 @@ def name_kernels(plan: Plan, dtype: str, device: str, note: Measurements) -> Non
         text, prefix = read(model, length)
         for rows in (1, 9):
             kernels = attention_kernels(partial(text.judge, prefix, prefix[1:rows]))
-            note.add(f"{plan.large}, after {length}: kernels of {rows}", kernels)
+            note.add("kernels", model=str(plan.large), length=length, rows=rows, ms=kernels)
         text.cache.clear()
 
 

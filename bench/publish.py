@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline_bench.gpu_tables import gpu_forwards, gpu_texts
 from paceline_bench.load.peer_tables import load_models
 from paceline_bench.load.tables import load, load_scaling, load_streams
 from paceline_bench.pair.tables import (
@@ -73,7 +74,8 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "pair-sharing": pair_sharing,
     "pair-gpu-contest": partial(pair_contest, name="pair-gpu"),
     "random-gpu-forwards": partial(pair_forwards, name="random-gpu"),
-    "random-gpu-captured-forwards": partial(pair_forwards, name="random-gpu-captured"),
+    "gpu-forwards": gpu_forwards,
+    "gpu-texts": gpu_texts,
     "pair-wide-headline": partial(pair_headline, name="pair-wide"),
     "pair-wide-summary": partial(pair_summary, name="pair-wide"),
     "pair-wide-contest": partial(pair_contest, name="pair-wide"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from paceline import Chunk, DrafterKind, Finished, Grammar, Started, Strategy
+from paceline import Chunk, DrafterKind, Finished, Grammar, PromptChunk, Started, Strategy
 from paceline.errors import InvalidFieldError
 from paceline.plain_files import read_plain_text
 from paceline_cli.connection import open_client
@@ -152,6 +152,16 @@ class GenerateSettings(_Decoding):
     file: Path | None = Field(None, description="read the prompt from a file")
     max_tokens: int | None = Field(None, description="most tokens to generate (server: 256)")
     stop: OneOrMore = Field((), description="end before this string")
+    prompt_logprobs: int | None = Field(
+        None,
+        description="print each prompt token's log probability, and so many of the likeliest tokens"
+        " at its position; with it --max-tokens may be 0",
+    )
+    prediction: Path | None = Field(
+        None,
+        description="a file with what the answer will probably be: it is drafted from, and changes"
+        " no token",
+    )
     ignore_eos: bool = Field(False, description="go on after an end-of-text token")
     parse_special_tokens: bool = Field(
         False, description="parse special tokens in the prompt; without it they are plain text"
@@ -192,9 +202,15 @@ async def _generate(settings: GenerateSettings, prompt: str) -> int:
 
 
 async def _print_text(stream: AsyncGeneration, settings: GenerateSettings) -> None:
+    told = False
     with TextStream(sys.stdout, show_origins=settings.show_origins) as text:
         async for chunk in stream:
+            if not told:
+                _print_prompt(stream)
+                told = True
             text.write(chunk)
+    if not told:
+        _print_prompt(stream)
     if not text.ends_line:  # a pipe's text stays as it is
         print(file=sys.stderr)
     line = statistics_line(await stream.collect(), costs=settings.model_costs)
@@ -204,14 +220,34 @@ async def _print_text(stream: AsyncGeneration, settings: GenerateSettings) -> No
 async def _print_json(stream: AsyncGeneration) -> None:
     told = False
     async for chunk in stream:
-        if not told and stream.started is not None:
-            _print_object(stream.started)
+        if not told:
+            _print_beginning(stream)
             told = True
         _print_object(chunk)
+    if not told:
+        _print_beginning(stream)
     _print_object((await stream.collect()).finished)
 
 
-def _print_object(event: Started | Chunk | Finished) -> None:
+def _print_beginning(stream: AsyncGeneration) -> None:
+    if stream.started is not None:
+        _print_object(stream.started)
+    for chunk in stream.prompt_chunks:
+        _print_object(chunk)
+
+
+def _print_prompt(stream: AsyncGeneration) -> None:
+    """Print each token of the prompt on a line of its own, on standard error."""
+    for chunk in stream.prompt_chunks:
+        likeliest = chunk.top_logprobs or ((),) * len(chunk.token_ids)
+        logprobs = chunk.logprobs or (None,) * len(chunk.token_ids)
+        for token_id, logprob, others in zip(chunk.token_ids, logprobs, likeliest, strict=True):
+            own = "" if logprob is None else f"{logprob:.4f}"
+            told = "  ".join(f"{it.token_id} {it.logprob:.4f}" for it in others)
+            print(f"{token_id:>8} {own:>10}  {told}".rstrip(), file=sys.stderr)
+
+
+def _print_object(event: Started | PromptChunk | Chunk | Finished) -> None:
     print(json.dumps({"event": type(event).__name__.lower(), **asdict(event)}), flush=True)
 
 
@@ -230,6 +266,13 @@ def _prompt(settings: GenerateSettings) -> str:
         return text
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidFieldError.of("prompt", f"cannot read it: {error}") from error
+
+
+def _prediction(path: Path) -> str:
+    try:
+        return read_plain_text(path, most_bytes=MOST_MESSAGE_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidFieldError.of("prediction", f"cannot read it: {error}") from error
 
 
 def _grammar(settings: GenerateSettings) -> Grammar | None:
@@ -253,11 +296,13 @@ def _options(settings: GenerateSettings) -> GenerateOptions:
     }
     chosen = {
         name: getattr(settings, name)
-        for name in (*_Sampling.__annotations__, "max_tokens", "lookahead", "targets", "width",
-                     "branches", "dispatch")
+        for name in (*_Sampling.__annotations__, "max_tokens", "prompt_logprobs", "lookahead",
+                     "targets", "width", "branches", "dispatch")
     }  # fmt: skip
     if (grammar := _grammar(settings)) is not None:
         options["grammar"] = grammar
+    if settings.prediction is not None:
+        options["predicted_text"] = _prediction(settings.prediction)
     if settings.drafter is not None:
         options["drafter"] = _DRAFTERS[settings.drafter]
     options.update({name: value for name, value in chosen.items() if value is not None})  # type: ignore[typeddict-item]

@@ -118,12 +118,25 @@ type Chunk struct {
 	TopLogprobs [][]TokenLogprob
 	Origins     []TokenOrigin
 	TextLengths []uint32
+	TokenBytes  [][]byte // if requested
+}
+
+// A PromptChunk is tokens of the prompt, and if requested how likely the target thinks each of them.
+// Logprobs, TopLogprobs and TokenBytes have one entry for each token, if they were requested. The prompt's
+// first token comes in a chunk of its own, without the first two.
+type PromptChunk struct {
+	Position    int
+	TokenBytes  [][]byte
+	TokenIDs    []uint32
+	Logprobs    []float64
+	TopLogprobs [][]TokenLogprob
 }
 
 // A TokenLogprob is a token, and the natural logarithm of its probability.
 type TokenLogprob struct {
-	TokenID uint32
-	Logprob float64
+	TokenID    uint32
+	Logprob    float64
+	TokenBytes []byte // if requested
 }
 
 // A TimelineEvent is a draft, a verification or its result. Start and End count from the request's
@@ -180,6 +193,9 @@ type Statistics struct {
 	// SWI: the new tokens at the mean time of a target's forward, over the time in all forwards;
 	// 0 if calls were withdrawn, so that it is not known.
 	WalltimeImprovement float64
+	// Tokens of WithPredictedText, and those of the answer that were drafted from it.
+	PredictedTokenCount         int
+	PredictedAcceptedTokenCount int
 }
 
 // ModelForwards has the forwards of one of the drafters' models.
@@ -206,7 +222,8 @@ type Completion struct {
 	Started           Started
 	Chunks            []Chunk
 	Finished          Finished
-	ResumedTokenCount int // tokens from before its last part
+	ResumedTokenCount int           // tokens from before its last part
+	PromptChunks      []PromptChunk // the prompt's tokens, with WithPromptLogprobs or WithPromptTokens
 }
 
 // Text is the generated text.

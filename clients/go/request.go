@@ -293,6 +293,40 @@ func WithTopLogprobs(count uint32) GenerateOption {
 	})
 }
 
+// WithPromptLogprobs returns each prompt token's log probability, and so many of the likeliest tokens at
+// its position, at most 20. With it WithMaxTokens may be 0. Default: neither.
+func WithPromptLogprobs(count uint32) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.PromptLogprobs = &count
+		return nil
+	})
+}
+
+// WithTokenBytes says whether to return the bytes of each token that is told. Default false.
+func WithTokenBytes(wanted bool) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.IncludeTokenBytes = wanted
+		return nil
+	})
+}
+
+// WithPromptTokens says whether to return the prompt's tokens, which WithPromptLogprobs also does. Default
+// false.
+func WithPromptTokens(wanted bool) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.IncludePrompt = wanted
+		return nil
+	})
+}
+
+// WithPredictedText sets what the answer will probably be: Max-Gram drafts from it.
+func WithPredictedText(text string) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.PredictedText = text
+		return nil
+	})
+}
+
 // WithAddSpecialTokens says whether the tokenizer adds its special tokens to a text prompt. Default
 // true.
 func WithAddSpecialTokens(add bool) GenerateOption {

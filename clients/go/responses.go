@@ -39,6 +39,17 @@ func readChunk(message *pb.GenerationChunk) Chunk {
 		TopLogprobs: readLikeliest(message.GetTopLogprobs()),
 		Origins:     origins,
 		TextLengths: message.GetTextLengths(),
+		TokenBytes:  message.GetTokenBytes(),
+	}
+}
+
+func readPromptChunk(message *pb.PromptChunk) PromptChunk {
+	return PromptChunk{
+		Position:    int(message.GetPosition()),
+		TokenIDs:    message.GetTokenIds(),
+		TokenBytes:  message.GetTokenBytes(),
+		Logprobs:    message.GetLogprobs(),
+		TopLogprobs: readLikeliest(message.GetTopLogprobs()),
 	}
 }
 
@@ -47,7 +58,11 @@ func readLikeliest(messages []*pb.LikeliestTokens) [][]TokenLogprob {
 	for place, message := range messages {
 		for rank, logprob := range message.GetLogprobs() {
 			if rank < len(message.GetTokenIds()) {
-				places[place] = append(places[place], TokenLogprob{message.GetTokenIds()[rank], logprob})
+				told := TokenLogprob{TokenID: message.GetTokenIds()[rank], Logprob: logprob}
+				if rank < len(message.GetTokenBytes()) {
+					told.TokenBytes = message.GetTokenBytes()[rank]
+				}
+				places[place] = append(places[place], told)
 			}
 		}
 	}
@@ -105,27 +120,29 @@ func readStatistics(message *pb.GenerationStatistics) Statistics {
 		}
 	}
 	return Statistics{
-		TargetForwardCount:        int(message.GetTargetForwardCount()),
-		DrafterForwardCount:       int(message.GetDrafterForwardCount()),
-		DraftedTokenCount:         int(message.GetDraftedTokenCount()),
-		AcceptedTokenCount:        int(message.GetAcceptedTokenCount()),
-		RejectedTokenCount:        int(message.GetRejectedTokenCount()),
-		DiscardedTokenCount:       int(message.GetDiscardedTokenCount()),
-		AcceptanceRate:            message.GetAcceptanceRate(),
-		CancelledRPCCount:         int(message.GetCancelledRpcCount()),
-		Fallbacks:                 fallbacks,
-		Queue:                     time.Duration(message.GetQueueNs()),
-		Forward:                   time.Duration(message.GetForwardNs()),
-		Network:                   time.Duration(message.GetNetworkNs()),
-		TimeToFirstToken:          time.Duration(message.GetTimeToFirstTokenNs()),
-		Total:                     time.Duration(message.GetTotalNs()),
-		CorrectionsAheadCount:     int(message.GetCorrectionsAheadCount()),
-		BranchTokenCount:          int(message.GetBranchTokenCount()),
-		BranchAcceptedCount:       int(message.GetBranchAcceptedCount()),
-		MaxGramDraftedTokenCount:  int(message.GetMaxGramDraftedTokenCount()),
-		MaxGramAcceptedTokenCount: int(message.GetMaxGramAcceptedTokenCount()),
-		DrafterModels:             models,
-		WalltimeImprovement:       message.GetWalltimeImprovement(),
+		TargetForwardCount:          int(message.GetTargetForwardCount()),
+		DrafterForwardCount:         int(message.GetDrafterForwardCount()),
+		DraftedTokenCount:           int(message.GetDraftedTokenCount()),
+		AcceptedTokenCount:          int(message.GetAcceptedTokenCount()),
+		RejectedTokenCount:          int(message.GetRejectedTokenCount()),
+		DiscardedTokenCount:         int(message.GetDiscardedTokenCount()),
+		AcceptanceRate:              message.GetAcceptanceRate(),
+		CancelledRPCCount:           int(message.GetCancelledRpcCount()),
+		Fallbacks:                   fallbacks,
+		Queue:                       time.Duration(message.GetQueueNs()),
+		Forward:                     time.Duration(message.GetForwardNs()),
+		Network:                     time.Duration(message.GetNetworkNs()),
+		TimeToFirstToken:            time.Duration(message.GetTimeToFirstTokenNs()),
+		Total:                       time.Duration(message.GetTotalNs()),
+		CorrectionsAheadCount:       int(message.GetCorrectionsAheadCount()),
+		BranchTokenCount:            int(message.GetBranchTokenCount()),
+		BranchAcceptedCount:         int(message.GetBranchAcceptedCount()),
+		MaxGramDraftedTokenCount:    int(message.GetMaxGramDraftedTokenCount()),
+		MaxGramAcceptedTokenCount:   int(message.GetMaxGramAcceptedTokenCount()),
+		DrafterModels:               models,
+		WalltimeImprovement:         message.GetWalltimeImprovement(),
+		PredictedTokenCount:         int(message.GetPredictedTokenCount()),
+		PredictedAcceptedTokenCount: int(message.GetPredictedAcceptedTokenCount()),
 	}
 }
 

@@ -91,6 +91,9 @@ func (s *Stream) Started() *Started { return s.transcript.started }
 // Finished is the end, with statistics; nil until then.
 func (s *Stream) Finished() *Finished { return s.transcript.finished }
 
+// PromptChunks has the prompt's tokens, if they were asked for: all of them, once there is a chunk.
+func (s *Stream) PromptChunks() []PromptChunk { return s.transcript.promptChunks }
+
 // Chunks ranges over the rest: it is an iter.Seq2[Chunk, error]. An error comes last, with an empty
 // chunk. Leaving the loop closes the stream.
 func (s *Stream) Chunks() func(yield func(Chunk, error) bool) {

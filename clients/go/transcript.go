@@ -18,6 +18,7 @@ type transcript struct {
 	started      *Started
 	finished     *Finished
 	chunks       []Chunk
+	promptChunks []PromptChunk
 	nextPosition int
 	resumedCount int // tokens that the current stream did not have to send
 }
@@ -32,6 +33,10 @@ func (t *transcript) nextRequest() *pb.GenerateRequest {
 	for _, chunk := range t.chunks {
 		request.ResumeTokenIds = append(request.ResumeTokenIds, chunk.TokenIDs...)
 	}
+	if len(t.chunks) > 0 { // which come after all of the prompt
+		request.PromptLogprobs = nil
+		request.IncludePrompt = false
+	}
 	return request
 }
 
@@ -42,6 +47,8 @@ func (t *transcript) add(response *pb.GenerateResponse) (Event, error) {
 	switch event := response.GetEvent().(type) {
 	case *pb.GenerateResponse_Started:
 		return nil, t.start(readStarted(event.Started))
+	case *pb.GenerateResponse_PromptChunk:
+		return nil, t.appendPrompt(readPromptChunk(event.PromptChunk))
 	case *pb.GenerateResponse_Chunk:
 		return t.append(readChunk(event.Chunk))
 	case *pb.GenerateResponse_TimelineEvent:
@@ -60,6 +67,7 @@ func (t *transcript) completion() (*Completion, error) {
 	return &Completion{
 		Started:           *t.started,
 		Chunks:            t.chunks,
+		PromptChunks:      t.promptChunks,
 		Finished:          *t.finished,
 		ResumedTokenCount: t.resumedCount,
 	}, nil
@@ -69,6 +77,7 @@ func (t *transcript) completion() (*Completion, error) {
 func (t *transcript) branch() *transcript {
 	twin := *t
 	twin.chunks = append([]Chunk(nil), t.chunks...)
+	twin.promptChunks = append([]PromptChunk(nil), t.promptChunks...)
 	return &twin
 }
 
@@ -88,6 +97,23 @@ func (t *transcript) start(started *Started) error {
 	for _, chunk := range t.chunks {
 		t.resumedCount += len(chunk.TokenIDs)
 	}
+	return nil
+}
+
+// appendPrompt adds tokens of the prompt; a stream that was resumed before the answer tells them anew.
+func (t *transcript) appendPrompt(chunk PromptChunk) error {
+	if chunk.Position == 0 {
+		t.promptChunks = nil
+	}
+	due := 0
+	if count := len(t.promptChunks); count > 0 {
+		last := t.promptChunks[count-1]
+		due = last.Position + len(last.TokenIDs)
+	}
+	if chunk.Position != due {
+		return violated("tokens of the prompt at position %d came where %d was due", chunk.Position, due)
+	}
+	t.promptChunks = append(t.promptChunks, chunk)
 	return nil
 }
 

@@ -59,6 +59,7 @@ class VerifyOptions:
         anticipate: Whether the model goes on by itself to the token after a correction.
         propose: Whether the answer says what the model itself proposes, if it can.
         top_logprobs: How many of the likeliest tokens to tell at each decided position.
+        score: Whether to accept the proposal as it is, and only to tell how likely its tokens are.
     """
 
     depth: int = 0
@@ -66,6 +67,7 @@ class VerifyOptions:
     anticipate: bool = False
     propose: bool = False
     top_logprobs: int = 0
+    score: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

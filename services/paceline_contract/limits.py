@@ -45,6 +45,12 @@ MOST_CHUNK_TOKENS = 64
 MOST_PROPOSAL_TOKENS = 1024
 """Proposal.token_ids: of what a target judges, and of what it or a drafter finds."""
 
+MOST_PROMPT_CHUNK_TOKENS = 256
+"""PromptChunk.token_ids."""
+
+MOST_PROMPT_LOGPROBS = 1 << 18
+"""GenerateRequest.prompt_logprobs: log probabilities that are told of a prompt, all together."""
+
 MOST_EXCHANGED_CALLS = 256
 """ExchangeCallsRequest.calls."""
 
@@ -91,6 +97,9 @@ MOST_MESSAGE_BYTES = 256 << 20
 MOST_BIGRAM_BYTES = 64 << 20
 """A bigram table: one line for each token of a vocabulary, of which the largest takes 4 MB."""
 
+# 64 MiB as float32.
+_SCORED_LOGITS = 1 << 24
+_LEAST_SCORED_TOKENS = 16
 # Of prose a token has four bytes in most vocabularies; of indented code and of languages that a
 # vocabulary was made for, twenty.
 _TEXT_BYTES_PER_TOKEN = 32
@@ -99,6 +108,12 @@ _LEAST_TEXT_BYTES = 256 << 10
 _ID_BYTES = 5
 # All of a request but its prompt and the tokens that it resumes.
 _OTHER_BYTES = 64 << 10
+
+
+def most_scored_tokens(vocabulary_size: int) -> int:
+    """Return the most tokens of a proposal that is only scored (VerifyRequest.score)."""
+    fitting = _SCORED_LOGITS // max(1, vocabulary_size)
+    return max(_LEAST_SCORED_TOKENS, min(MOST_PROPOSAL_TOKENS, fitting))
 
 
 def most_text_bytes(context_length: int) -> int:

@@ -68,6 +68,11 @@ class MaxGram(SuffixIndex):
             found.append(found[-period])
         return found
 
+    @property
+    def source(self) -> int | None:
+        """Where the first token of the next proposal stands in the text; None: it does not."""
+        return self.match.follows if self.match.length else None
+
     def _by_bigrams(self, count: int) -> list[int]:
         if not len(self):
             return []

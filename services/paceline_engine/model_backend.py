@@ -148,7 +148,9 @@ class ModelBackend(Backend):
 
     def _check_distributions(self, item: Item) -> None:
         """Check a proposal's distributions: on this thread, as that takes too long for the loop."""
-        if isinstance(item.task, Judge) and item.spec.rule is VerificationRule.REJECTION:
+        if not isinstance(item.task, Judge) or item.task.score:
+            return
+        if item.spec.rule is VerificationRule.REJECTION:
             validation.check_distributions(
                 item.task.proposal, vocabulary_size=self.description.vocabulary_size
             )

@@ -84,6 +84,7 @@ class Access:
                 headers,
                 is_local=is_loopback(self._settings.listen),
                 scheme="http" if self._settings.tls_certificate is None else "https",
+                allowed=self._settings.cors_origin,
             )
             yield
             return

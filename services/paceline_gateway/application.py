@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from paceline_gateway.access import Access
 from paceline_gateway.completions import chat, complete
+from paceline_gateway.cors import allow_origins
 from paceline_gateway.dialects.answering import Dialects
 from paceline_gateway.endpoint import Endpoint
 from paceline_gateway.errors import RequestError
@@ -20,7 +21,9 @@ from paceline_gateway.generations import Generations
 from paceline_gateway.live_stream import describe, watch
 from paceline_gateway.models import describe_model, list_models
 from paceline_gateway.responses import respond
+from paceline_gateway.sampling_defaults import SamplingDefaults
 from paceline_gateway.static_page import page_routes
+from paceline_gateway.tokenizing import detokenize, tokenize, version
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -67,8 +70,10 @@ def application(
     Raises:
         ValueError: The file of keys is unusable.
     """
+    defaults = SamplingDefaults(orchestrators, source=settings.generation_config)
     generations = Generations(
         orchestrators.client,
+        defaults=defaults,
         choice_limit=settings.choice_limit,
         call_limit_seconds=settings.call_limit_seconds,
         resumed=metrics.resumed,
@@ -86,7 +91,11 @@ def application(
         strict=settings.strict,
         has_cut=requests.has_cut,
     )
-    began_at = int(time.time())
+    about_models: dict[str, Any] = {
+        "orchestrators": orchestrators,
+        "defaults": defaults,
+        "began_at": int(time.time()),
+    }
 
     async def live(_request: Request) -> Response:
         return PlainTextResponse("alive\n")
@@ -106,11 +115,15 @@ def application(
         routes=[
             Route("/health/live", live),
             Route("/health/ready", ready),
-            get("/v1/models", partial(list_models, orchestrators=orchestrators, began_at=began_at)),
-            get(
-                "/v1/models/{model:path}",
-                partial(describe_model, orchestrators=orchestrators, began_at=began_at),
+            get("/v1/models", partial(list_models, **about_models)),
+            get("/v1/models/{model:path}", partial(describe_model, **about_models)),
+            get("/version", partial(version, orchestrators=orchestrators)),
+            post(
+                "/tokenize",
+                partial(tokenize, orchestrators=orchestrators, templates=templates),
+                prompt="prompt",
             ),
+            post("/detokenize", partial(detokenize, orchestrators=orchestrators), prompt="tokens"),
             post(
                 "/v1/completions",
                 partial(complete, orchestrators=orchestrators, generations=generations),
@@ -150,6 +163,7 @@ def application(
         exception_handlers={HTTPException: _no_such_route},
     )
     routed.router.redirect_slashes = False
+    allow_origins(routed, settings.cors_origin)
     return routed
 
 

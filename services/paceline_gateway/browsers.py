@@ -14,26 +14,37 @@ from typing import TYPE_CHECKING
 from paceline_gateway.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 _PORTS = {"http": 80, "https": 443}
 # A name, an IPv4 address, or an IPv6 address in brackets; perhaps a port. No user, no path.
 _HOST = re.compile(r"(?P<name>[a-z0-9._-]+|\[[0-9a-f]*:[0-9a-f:.]*\])(?::(?P<port>[0-9]{1,5}))?")
 
 
-def refuse_other_pages(headers: Mapping[str, str], *, is_local: bool, scheme: str = "http") -> None:
+def refuse_other_pages(
+    headers: Mapping[str, str],
+    *,
+    is_local: bool,
+    scheme: str = "http",
+    allowed: Collection[str] = (),
+) -> None:
     """Refuse a request of another site's page.
 
     Args:
         headers: The request's headers, with names in lower case; each occurs once.
         is_local: Whether only this machine can reach the gateway, so that it has no other name.
         scheme: The gateway's scheme: http or https.
+        allowed: Other origins whose pages may send requests.
 
     Raises:
         RequestError: The request comes from another origin, or is for another host.
     """
     host, origin = headers.get("host", ""), headers.get("origin")
-    if origin is not None and not _is_own(origin, host=host, scheme=scheme, is_local=is_local):
+    if (
+        origin is not None
+        and origin not in allowed
+        and not _is_own(origin, host=host, scheme=scheme, is_local=is_local)
+    ):
         raise _refusal(f"Origin: {origin[:200]} is a page of another site")
     if is_local and not _is_this_machine(host):
         raise _refusal(f"Host: {host[:200]!r} is not a name of this machine, such as localhost")

@@ -32,6 +32,11 @@ async def complete(
 ) -> None:
     """Continue prompts."""
     body = parse(CompletionBody, content, ignored=connection.ignored)
+    if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
+        raise RequestError(
+            "max_tokens: must be 1 or more, unless `echo` or `prompt_logprobs` is there",
+            param="max_tokens",
+        )
     model = await orchestrators.check_model(body.model)
     choices = generations.choices(
         body.prompts,

@@ -29,6 +29,7 @@ _PARAMETERS = {
     "fill_in": "suffix",
     "ignore_eos": "paceline.ignore_eos",
     "lookahead": "paceline.lookahead",
+    "predicted_text": "prediction",
     "rule": "paceline.rule",
     "sampling.frequency_penalty": "frequency_penalty",
     "sampling.grammar": "response_format",

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
         AsyncGeneration,
         Finished,
         GenerateOptions,
+        PromptChunk,
         Started,
         TimelineEvent,
     )
     from paceline_gateway.connection import Connection
     from paceline_gateway.parameter_types import Prompt
+    from paceline_gateway.sampling_defaults import SamplingDefaults
 
 Take: TypeAlias = "Callable[[Choice, Chunk | None], Awaitable[None]]"
 Event: TypeAlias = "Chunk | TimelineEvent"
@@ -73,6 +75,11 @@ class Choice:
         """The first message; known at the first event, and again after each resumption."""
         assert self._generation.started is not None
         return self._generation.started
+
+    @property
+    def prompt_chunks(self) -> Sequence[PromptChunk]:
+        """The prompt's tokens, if they were asked for; known at the first chunk, or at the end."""
+        return self._generation.prompt_chunks
 
     @property
     def finished(self) -> Finished:
@@ -145,6 +152,7 @@ class Generations:
 
     Args:
         client: The client of all orchestrators.
+        defaults: Say how tokens are chosen where a request does not.
         choice_limit: Most generations of a request.
         call_limit_seconds: Most seconds of a generation.
         resumed: Called each time a generation resumed.
@@ -154,14 +162,20 @@ class Generations:
         self,
         client: AsyncClient,
         *,
+        defaults: SamplingDefaults,
         choice_limit: int,
         call_limit_seconds: float,
         resumed: Callable[[], None],
     ) -> None:
         self._client = client
+        self._defaults = defaults
         self._choice_limit = choice_limit
         self._call_limit_seconds = call_limit_seconds
         self._resumed = resumed
+
+    def completed(self, options: GenerateOptions) -> GenerateOptions:
+        """Return options with the defaults of what they do not say about sampling."""
+        return self._defaults.complete(options)
 
     def choices(
         self,
@@ -190,6 +204,7 @@ class Generations:
                 param="n",
             )
         choices = []
+        options = self.completed(options)
         for index in range(total):
             prompt_index, number = divmod(index, count)
             name = _name(connection.request_id, index=index, total=total)

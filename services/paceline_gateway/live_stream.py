@@ -110,5 +110,6 @@ def _name(event: Event) -> str:
 def _fields(event: Event) -> dict[str, Any]:
     fields = asdict(event)
     if isinstance(event, Chunk):
-        del fields["logprobs"], fields["top_logprobs"]  # the page cannot request them
+        for name in ("logprobs", "top_logprobs", "token_bytes"):  # the page cannot request them
+            del fields[name]
     return fields

@@ -8,34 +8,49 @@ if TYPE_CHECKING:
     from paceline import SystemInfo
     from paceline_gateway.connection import Connection
     from paceline_gateway.orchestrators import Orchestrators
+    from paceline_gateway.sampling_defaults import SamplingDefaults
 
 
 async def list_models(
-    connection: Connection, _content: bytes, *, orchestrators: Orchestrators, began_at: int
+    connection: Connection,
+    _content: bytes,
+    *,
+    orchestrators: Orchestrators,
+    defaults: SamplingDefaults,
+    began_at: int,
 ) -> None:
     """List the model; its creation time is the gateway's start."""
     info = await orchestrators.info()
-    await connection.answer({"object": "list", "data": [_model(info, began_at)]})
+    described = _model(info, began_at, defaults=defaults)
+    await connection.answer({"object": "list", "data": [described]})
 
 
 async def describe_model(
-    connection: Connection, _content: bytes, *, orchestrators: Orchestrators, began_at: int
+    connection: Connection,
+    _content: bytes,
+    *,
+    orchestrators: Orchestrators,
+    defaults: SamplingDefaults,
+    began_at: int,
 ) -> None:
     """Describe the model, if the request names it."""
     await orchestrators.check_model(connection.path.removeprefix("/v1/models/"))
-    await connection.answer(_model(await orchestrators.info(), began_at))
+    info = await orchestrators.info()
+    await connection.answer(_model(info, began_at, defaults=defaults))
 
 
-def _model(info: SystemInfo, began_at: int) -> dict[str, Any]:
+def _model(info: SystemInfo, began_at: int, *, defaults: SamplingDefaults) -> dict[str, Any]:
     return {
         "id": info.model_name,
         "object": "model",
         "created": began_at,
         "owned_by": "paceline",
+        "max_model_len": info.context_length,
         "paceline": {
             "version": info.version,
             "fingerprint": info.model_fingerprint,
             "context_length": info.context_length,
             "vocabulary_size": info.vocabulary_size,
+            "sampling_defaults": dict(defaults.of_model(info)),
         },
     }

@@ -82,6 +82,7 @@ class Orchestrators:
         self._watching: list[asyncio.Task[None]] = []
         self._tasks = asyncio.TaskGroup()
         self._serving = asyncio.Event()
+        self._last_info: SystemInfo | None = None
         self._info = SharedAnswer(self._ask_info, tasks=self._tasks, fresh_seconds=_FRESH_SECONDS)
         self._template = SharedAnswer(
             self._ask_template, tasks=self._tasks, fresh_seconds=_FRESH_SECONDS
@@ -134,6 +135,11 @@ class Orchestrators:
         """
         return await self._info.get()
 
+    @property
+    def last_info(self) -> SystemInfo | None:
+        """The newest answer of `info`; None before the first."""
+        return self._last_info
+
     async def check_model(self, asked: str) -> str:
         """Return the model's name, if the request asked for this model.
 
@@ -173,6 +179,7 @@ class Orchestrators:
         info = await _asked_twice(lambda: self.client.info(timeout=seconds), seconds=seconds)
         if not info.model_name:
             raise NoTargetError("no target has said yet what its model is")
+        self._last_info = info
         return info
 
     async def _ask_template(self) -> ChatTemplate:

@@ -160,6 +160,31 @@ def _content(value: object) -> str | tuple[str, ...]:
     return tuple(texts)
 
 
+def _prediction(value: object) -> str:
+    """Return the text of a predicted output."""
+    problem = PydanticCustomError(
+        "prediction", "must be an object with the type content, and a content of text or text parts"
+    )
+    if not isinstance(value, dict) or value.keys() != {"type", "content"}:
+        raise problem
+    if value["type"] != "content":
+        raise problem
+    content = value["content"]
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise problem
+    texts = []
+    for part in content:
+        if not isinstance(part, dict) or part.keys() != {"type", "text"}:
+            raise problem
+        if part["type"] != "text" or not isinstance(part["text"], str):
+            raise problem
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+Prediction: TypeAlias = Annotated[str, PlainValidator(_prediction)]
 Prompts: TypeAlias = Annotated[list[str | list[int]], PlainValidator(_prompts)]
 Stops: TypeAlias = Annotated[list[str], PlainValidator(_stop)]
 Content: TypeAlias = Annotated[str | tuple[str, ...], PlainValidator(_content)]

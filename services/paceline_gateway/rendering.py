@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import math
+import asyncio
 import time
 from abc import ABC, abstractmethod
 from dataclasses import asdict
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline import FinishReason
+from paceline_gateway import told_tokens
 from paceline_gateway.answer_parts import (
     Answer,
     ArgumentsDelta,
     PlainReader,
     ToolCallBegin,
 )
+from paceline_gateway.told_tokens import likely, name_of, names_of, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -25,11 +27,9 @@ if TYPE_CHECKING:
     from paceline_gateway.connection import Connection
     from paceline_gateway.generations import Choice
     from paceline_gateway.schemas import Body
+    from paceline_gateway.told_tokens import EchoedPrompt
 
-# The text of a single token is not known here, only that of a chunk: its id stands for it.
-_BY_NUMBER = "token_id:{}"
-# OpenAI's value of a log probability that is not known.
-_NO_LOGPROB = -9999.0
+_T = TypeVar("_T")
 
 
 class Form(ABC):
@@ -39,11 +39,13 @@ class Form(ABC):
         prefix: The prefix of the answers' ids.
         whole_object: The kind of a whole answer.
         streamed_object: The kind of an event.
+        tells_prompt_in_choice: Whether what is told of a prompt stands in its choices.
     """
 
     prefix: str
     whole_object: str
     streamed_object: str
+    tells_prompt_in_choice = False
 
     @abstractmethod
     def opening(self) -> dict[str, Any] | None:
@@ -87,6 +89,7 @@ class CompletionForm(Form):
     """/v1/completions."""
 
     prefix, whole_object, streamed_object = "cmpl", "text_completion", "text_completion"
+    tells_prompt_in_choice = True
 
     def opening(self) -> None:
         """Nothing."""
@@ -253,6 +256,39 @@ class _Answer:
         }
         self._logprobs = bool(body.options().get("logprobs"))
 
+    def _named(self, chunk: Chunk) -> Chunk:
+        """Return a chunk with the names that its tokens shall have."""
+        by_number = self._body.return_tokens_as_token_ids
+        return told_tokens.by_number(chunk) if by_number else chunk
+
+    def _echo(self, choice: Choice) -> EchoedPrompt | None:
+        """Return the prompt in front of a choice, if it was requested."""
+        if not self._body.echoes:
+            return None
+        return told_tokens.echo(
+            choice,
+            written=self._body.written_prompt(choice.prompt_index),
+            logprobs=self._body.echoed_logprobs,
+            by_number=self._body.return_tokens_as_token_ids,
+        )
+
+    def _ids(self, chunks: Iterable[Chunk]) -> dict[str, Any]:
+        """Return vLLM's field with the tokens of an answer, if it was requested."""
+        if not self._body.return_token_ids:
+            return {}
+        return {"token_ids": [token for chunk in chunks for token in chunk.token_ids]}
+
+    def _of_prompt(self, choice: Choice, *, in_choice: bool) -> dict[str, Any]:
+        """Return vLLM's fields about a prompt, which chat has beside the choices."""
+        if in_choice != self._form.tells_prompt_in_choice:
+            return {}
+        told: dict[str, Any] = {}
+        if self._body.return_token_ids:
+            told["prompt_token_ids"] = told_tokens.prompt_ids(choice)
+        if (most := self._body.prompt_logprobs) is not None:
+            told["prompt_logprobs"] = told_tokens.prompt_logprobs(choice, most=most)
+        return told
+
     def _details(self, choices: Iterable[Choice]) -> dict[str, Any]:
         """Return the extension field, if it was requested."""
         if self._body.paceline is None:
@@ -271,29 +307,37 @@ class WholeAnswer(_Answer):
         """Keep a chunk."""
         kept = self._chunks.setdefault(choice.index, [])
         if chunk is not None:
-            kept.append(chunk)
+            kept.append(self._named(chunk))
 
     async def end(self, choices: Sequence[Choice]) -> None:
-        """Send the answer."""
-        await self._connection.answer(
-            {
-                **self._frame,
-                "object": self._form.whole_object,
-                "system_fingerprint": choices[0].started.model_fingerprint,
-                "choices": [
-                    {
-                        "index": choice.index,
-                        **self._form.whole(
-                            self._chunks[choice.index], index=choice.index, logprobs=self._logprobs
-                        ),
-                        "finish_reason": self._form.finish_reason(choice),
-                    }
-                    for choice in choices
-                ],
-                "usage": self._form.usage(choices),
-                **self._details(choices),
-            }
-        )
+        """Send the answer; what is told of a long prompt is written on a thread."""
+        is_large = any(map(told_tokens.is_large, choices))
+        content = await _done(lambda: self._content(choices), is_large=is_large)
+        await self._connection.answer(content, is_large=is_large)
+
+    def _content(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        return {
+            **self._frame,
+            "object": self._form.whole_object,
+            "system_fingerprint": choices[0].started.model_fingerprint,
+            "choices": [self._whole(choice) for choice in choices],
+            "usage": self._form.usage(choices),
+            **self._of_prompt(choices[0], in_choice=False),
+            **self._details(choices),
+        }
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        chunks = self._chunks[choice.index]
+        entry = self._form.whole(chunks, index=choice.index, logprobs=self._logprobs)
+        if (echoed := self._echo(choice)) is not None:
+            entry = told_tokens.with_echo(entry, echoed)
+        return {
+            "index": choice.index,
+            **entry,
+            "finish_reason": self._form.finish_reason(choice),
+            **self._ids(chunks),
+            **self._of_prompt(choice, in_choice=True),
+        }
 
 
 class StreamedAnswer(_Answer):
@@ -309,8 +353,7 @@ class StreamedAnswer(_Answer):
             await self._connection.begin_events()
         if choice.index not in self._offsets:
             self._offsets[choice.index] = 0
-            if (opening := self._form.opening()) is not None:
-                await self._send(choice, opening, finish=None)
+            await self._open(choice)
         if chunk is None:
             if (rest := self._form.rest(choice.index)) is not None:
                 await self._send(choice, rest, finish=None)
@@ -320,9 +363,29 @@ class StreamedAnswer(_Answer):
             return
         offset = self._offsets[choice.index]
         self._offsets[choice.index] += len(chunk.text)
-        part = self._form.part(chunk, index=choice.index, offset=offset, logprobs=self._logprobs)
-        if part is not None:
-            await self._send(choice, part, finish=None)
+        part = self._form.part(
+            self._named(chunk), index=choice.index, offset=offset, logprobs=self._logprobs
+        )
+        if part is not None or self._body.return_token_ids:
+            entry = part or self._form.ending()
+            await self._send(choice, {**entry, **self._ids([chunk])}, finish=None)
+
+    async def _open(self, choice: Choice) -> None:
+        """Send what comes before a choice's text."""
+        of_prompt = self._of_prompt(choice, in_choice=True)
+        if (opening := self._form.opening()) is not None:
+            await self._send(choice, {**opening, **of_prompt}, finish=None, is_first=True)
+            return
+        is_large = told_tokens.is_large(choice)
+        echoed = await _done(lambda: self._echo(choice), is_large=is_large)
+        if echoed is not None:
+            self._offsets[choice.index] = len(echoed.text)
+            for piece in echoed.pieces():
+                entry = {"text": piece.text, "logprobs": piece.logprobs}
+                await self._send(choice, {**entry, **of_prompt}, finish=None)
+                of_prompt = {}
+        elif of_prompt:
+            await self._send(choice, {**self._form.ending(), **of_prompt}, finish=None)
 
     async def end(self, choices: Sequence[Choice]) -> None:
         """Send the usage, if requested, and the stream's end."""
@@ -332,10 +395,18 @@ class StreamedAnswer(_Answer):
         await self._connection.end_events()
 
     async def _send(
-        self, choice: Choice, entry: dict[str, Any], *, finish: str | None, is_last: bool = False
+        self,
+        choice: Choice,
+        entry: dict[str, Any],
+        *,
+        finish: str | None,
+        is_first: bool = False,
+        is_last: bool = False,
     ) -> None:
         whole = {"index": choice.index, **entry, "finish_reason": finish}
         extra = self._details([choice]) if is_last else {}
+        if is_first:
+            extra |= self._of_prompt(choice, in_choice=False)
         if self._body.includes_usage:
             extra["usage"] = None
         await self._event(choice, [whole], **extra)
@@ -352,6 +423,11 @@ class StreamedAnswer(_Answer):
         )
 
 
+async def _done(work: Callable[[], _T], *, is_large: bool) -> _T:
+    """Do work at once, or on a thread if the event loop would notice."""
+    return await asyncio.to_thread(work) if is_large else work()
+
+
 def finish_reason(choice: Choice) -> str:
     """Say why a choice ended."""
     return "length" if choice.finished.finish_reason is FinishReason.LENGTH else "stop"
@@ -360,19 +436,29 @@ def finish_reason(choice: Choice) -> str:
 def usage(choices: Iterable[Choice]) -> dict[str, Any]:
     """Count tokens: each prompt once, however often it was continued."""
     prompts: dict[int, Usage] = {}
-    completion = 0
+    completion = predicted = accepted = 0
     for choice in choices:
         counts = choice.finished.usage
         prompts.setdefault(choice.prompt_index, counts)
         completion += counts.completion_token_count
+        predicted += choice.finished.statistics.predicted_token_count
+        accepted += choice.finished.statistics.predicted_accepted_token_count
     total = sum(each.prompt_token_count for each in prompts.values())
     cached = sum(each.cached_prompt_token_count for each in prompts.values())
-    return {
+    counted = {
         "prompt_tokens": total,
         "completion_tokens": completion,
         "total_tokens": total + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+    if predicted:
+        # A part that is copied twice counts twice.
+        rejected = max(0, predicted - accepted)
+        counted["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+        }
+    return counted
 
 
 def details(choice: Choice) -> dict[str, Any]:
@@ -398,15 +484,12 @@ def _completion_logprobs(chunks: Iterable[tuple[int, Chunk]]) -> dict[str, Any]:
     tokens: dict[str, Any] = {"tokens": [], "token_logprobs": [], "text_offset": []}
     others: list[dict[str, float]] = []
     for offset, chunk in chunks:
-        names = [_BY_NUMBER.format(it) for it in chunk.token_ids]
+        names = names_of(chunk)
         tokens["tokens"] += names
-        tokens["token_logprobs"] += map(_number, chunk.logprobs)
+        tokens["token_logprobs"] += map(number, chunk.logprobs)
         tokens["text_offset"] += _offsets(chunk, offset)
-        for name, logprob, likeliest in zip(
-            names, chunk.logprobs, chunk.top_logprobs, strict=False
-        ):
-            told = {_BY_NUMBER.format(it.token_id): _number(it.logprob) for it in likeliest}
-            others.append({name: _number(logprob)} | told)
+        told = zip(names, chunk.logprobs, strict=False)
+        others += map(likely, told, chunk.top_logprobs)
     return {**tokens, "top_logprobs": others or None}
 
 
@@ -420,18 +503,18 @@ def _chat_logprobs(chunks: Iterable[Chunk]) -> dict[str, Any]:
     content: list[dict[str, Any]] = []
     for chunk in chunks:
         likeliest = chunk.top_logprobs or ((),) * len(chunk.token_ids)
-        for token_id, logprob, others in zip(
-            chunk.token_ids, chunk.logprobs, likeliest, strict=True
+        contents = chunk.token_bytes or (None,) * len(chunk.token_ids)
+        for own, others in zip(
+            zip(chunk.token_ids, chunk.logprobs, contents, strict=True), likeliest, strict=True
         ):
-            told = [_chat_token(it.token_id, it.logprob) for it in others]
-            content.append({**_chat_token(token_id, logprob), "top_logprobs": told})
+            told = [_chat_token(it.token_id, it.logprob, it.token_bytes) for it in others]
+            content.append({**_chat_token(*own), "top_logprobs": told})
     return {"content": content, "refusal": None}
 
 
-def _chat_token(token_id: int, logprob: float) -> dict[str, Any]:
-    return {"token": _BY_NUMBER.format(token_id), "logprob": _number(logprob), "bytes": None}
-
-
-def _number(logprob: float) -> float:
-    """Return a log probability that JSON can hold: JSON has neither NaN nor infinities."""
-    return logprob if math.isfinite(logprob) else _NO_LOGPROB
+def _chat_token(token_id: int, logprob: float, content: bytes | None) -> dict[str, Any]:
+    return {
+        "token": name_of(token_id, content),
+        "logprob": number(logprob),
+        "bytes": None if content is None else list(content),
+    }

@@ -14,7 +14,7 @@ from paceline_gateway.schemas import ResponseBody
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paceline import Chunk
+    from paceline import Chunk, GenerateOptions
     from paceline_gateway.chat_template import ChatTemplates
     from paceline_gateway.connection import Connection
     from paceline_gateway.generations import Choice, Generations
@@ -35,10 +35,9 @@ async def respond(
     prompt = await write_prompt(
         body.conversation, orchestrators=orchestrators, templates=templates, param="input"
     )
-    (choice,) = generations.choices(
-        [prompt], {**body.options(), **WRITTEN}, count=1, connection=connection
-    )
-    answer = _Answer(connection, body, model=model)
+    options = generations.completed({**body.options(), **WRITTEN})
+    (choice,) = generations.choices([prompt], options, count=1, connection=connection)
+    answer = _Answer(connection, body, options=options, model=model)
     await deliver([choice], answer.take)
     await answer.end(choice)
 
@@ -46,9 +45,12 @@ async def respond(
 class _Answer:
     """An answer: one message that grows."""
 
-    def __init__(self, connection: Connection, body: ResponseBody, *, model: str) -> None:
+    def __init__(
+        self, connection: Connection, body: ResponseBody, *, options: GenerateOptions, model: str
+    ) -> None:
         self._connection = connection
         self._body = body
+        self._options = options
         self._message_id = f"msg_{connection.request_id}"
         self._frame = {
             "id": f"resp_{connection.request_id}",
@@ -138,11 +140,11 @@ class _Answer:
             "parallel_tool_calls": False,
             "previous_response_id": None,
             "store": False,
-            "temperature": body.temperature,
+            "temperature": self._options["temperature"],
             "text": {"format": {"type": "text"}},
             "tool_choice": "none",
             "tools": [],
-            "top_p": body.top_p,
+            "top_p": self._options["top_p"],
             "truncation": "disabled",
             **extra,
         }

@@ -47,6 +47,7 @@ from paceline_gateway.parameter_types import (
     NoObject,
     NoText,
     NoToolChoice,
+    Prediction,
     Prompt,
     Prompts,
     ResponseFormat,
@@ -95,9 +96,9 @@ class _Request(Fields):
 
     model: str
     stream: bool = False
-    temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float = Field(1.0, ge=0, le=1)
-    seed: int | None = Field(None, ge=0, lt=1 << 53)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-1, lt=1 << 53)  # elsewhere -1 is none
     paceline: Extension | None = None
     # Ignored: the caller's own books.
     user: object = None
@@ -110,8 +111,12 @@ class _Request(Fields):
 
     def options(self) -> GenerateOptions:
         """Return the options for the client library, without the prompt's own."""
-        options: GenerateOptions = {"temperature": self.temperature, "top_p": self.top_p}
-        if self.seed is not None:
+        options: GenerateOptions = {}
+        if self.temperature is not None:
+            options["temperature"] = self.temperature
+        if self.top_p is not None:
+            options["top_p"] = self.top_p
+        if self.seed is not None and self.seed >= 0:
             options["seed"] = self.seed
         if self.paceline is not None:
             options.update(cast("GenerateOptions", self.paceline.model_dump(exclude_none=True)))
@@ -143,6 +148,11 @@ class Body(_Request):
     )
     structured_outputs: StructuredOutputs | None = None
     top_k: int | None = Field(None, ge=-1, le=MOST_UINT32)
+    # vLLM's, of tokens.
+    prompt_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    prediction: Prediction = ""
 
     @field_validator("stream_options")
     @classmethod
@@ -153,10 +163,43 @@ class Body(_Request):
             raise PydanticCustomError("choice", "needs `stream: true`")
         return value
 
+    @field_validator("prompt_logprobs")
+    @classmethod
+    def _is_told_whole(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and info.data.get("stream"):
+            raise PydanticCustomError("choice", "is not told in a stream")
+        return value
+
     @property
     def default_max_tokens(self) -> int | None:
         """The default of `max_tokens`; None: the orchestrator's default."""
         return None
+
+    @property
+    def echoes(self) -> bool:
+        """Whether each answer begins with its prompt."""
+        return False
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """How many likeliest tokens are told at each position of an echo; None: nothing is told."""
+        return None
+
+    def written_prompt(self, index: int) -> str | None:  # noqa: ARG002 - of other bodies
+        """Return a prompt that was given as text; None: it was not."""
+        return None
+
+    def _token_options(self, *, logprobs: bool) -> GenerateOptions:
+        """Return the options about single tokens."""
+        options: GenerateOptions = {}
+        if self.prompt_logprobs is not None:
+            options["prompt_logprobs"] = self.prompt_logprobs
+        are_named = logprobs or self.prompt_logprobs is not None
+        if are_named and not self.return_tokens_as_token_ids:
+            options["include_token_bytes"] = True
+        if self.return_token_ids:
+            options["include_prompt"] = True
+        return options
 
     @property
     def grammar(self) -> Grammar | None:
@@ -175,6 +218,8 @@ class Body(_Request):
         options["frequency_penalty"] = self.frequency_penalty
         options["presence_penalty"] = self.presence_penalty
         options["logit_bias"] = self.logit_bias
+        if self.prediction:
+            options["predicted_text"] = self.prediction
         if self.min_tokens is not None:
             options["min_tokens"] = self.min_tokens
         if self.grammar is not None:
@@ -196,8 +241,9 @@ class CompletionBody(Body):
     paceline: CompletionExtension | None = None
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     best_of: int | None = None
-    echo: FalseOnly = None
+    max_tokens: int | None = Field(None, ge=0, le=MOST_UINT32)
     suffix: str = ""
+    echo: bool = False
 
     @field_validator("best_of")
     @classmethod
@@ -220,6 +266,28 @@ class CompletionBody(Body):
             raise PydanticCustomError("choice", "needs a prompt that is text")
         return value
 
+    @field_validator("echo")
+    @classmethod
+    def _is_possible(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("suffix"):
+            raise PydanticCustomError("choice", "needs a prompt without `suffix`")
+        return value
+
+    @property
+    def echoes(self) -> bool:
+        """Whether each answer begins with its prompt."""
+        return self.echo
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """How many likeliest tokens are told at each position of an echo; None: nothing is told."""
+        return self.logprobs
+
+    def written_prompt(self, index: int) -> str | None:
+        """Return a prompt that was given as text; None: it was not."""
+        prompt = self.prompt[index]
+        return prompt if isinstance(prompt, str) else None
+
     @property
     def prompts(self) -> list[Prompt]:
         """The prompts, or the gap between the prompt and the suffix."""
@@ -235,6 +303,11 @@ class CompletionBody(Body):
             options["max_tokens"] = self.max_tokens
         options["logprobs"] = self.logprobs is not None
         options["top_logprobs"] = self.logprobs or 0
+        options.update(self._token_options(logprobs=self.logprobs is not None))
+        if self.echo and (self.logprobs is not None or self.max_tokens == 0):
+            options["prompt_logprobs"] = max(self.prompt_logprobs or 0, self.logprobs or 0)
+        if self.echo and any(isinstance(it, list) for it in self.prompt):
+            options["include_prompt"] = options["include_token_bytes"] = True
         # The author of a whole prompt writes its special tokens, too. Around a gap the tokenizer
         # adds its own, and the texts are a file's.
         options.setdefault("parse_special_tokens", not self.suffix)
@@ -314,6 +387,7 @@ class ChatBody(Body):
         options = super().options()
         options["logprobs"] = self.logprobs
         options["top_logprobs"] = self.top_logprobs or 0
+        options.update(self._token_options(logprobs=self.logprobs))
         most = self.max_completion_tokens or self.max_tokens
         if most is not None:
             options["max_tokens"] = most
@@ -389,3 +463,42 @@ class LiveBody(_Request):
         if self.max_tokens is not None:
             options["max_tokens"] = self.max_tokens
         return options
+
+
+class TokenizeBody(Fields):
+    """POST /tokenize: a text or a conversation, in vLLM's form."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] = Field(default_factory=list, validate_default=True)
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+    tools: Tools = Field(default_factory=list)
+    chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
+    add_generation_prompt: Annotated[object, only(True)] = None
+    continue_final_message: FalseOnly = None
+
+    @field_validator("messages")
+    @classmethod
+    def _are_there_without_a_prompt(
+        cls, value: list[ChatMessage], info: ValidationInfo
+    ) -> list[ChatMessage]:
+        if bool(value) == (info.data.get("prompt") is not None):
+            raise PydanticCustomError("choice", "needed without `prompt`, and only without it")
+        return value
+
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation, where there is no prompt."""
+        return Conversation(
+            messages=tuple(it.message for it in self.messages),
+            tools=tuple(it.tool for it in self.tools),
+            template_options=self.chat_template_kwargs,
+        )
+
+
+class DetokenizeBody(Fields):
+    """POST /detokenize, in vLLM's form."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0, le=MOST_UINT32)]]

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from paceline.channel import is_loopback
 from paceline.credentials import Tls
 from paceline_contract.limits import DEFAULT_MESSAGE_BYTES, MOST_MESSAGE_BYTES
+from paceline_gateway.cors import check_origins
 from paceline_gateway.dialects.names import (  # noqa: TC001 - as above
     ReasoningParser,
     ToolParser,
@@ -113,6 +114,16 @@ class HttpSettings(Settings):
         description="how the model marks its reasoning; auto: the chat template tells; none:"
         " reasoning is a part of the answer",
     )
+    cors_origin: StringList = Field(
+        (),
+        description="origin of a page that may read answers, such as https://app.example, or * for"
+        " all of them, which needs --api-keys (can be given again). None: no other site's page",
+    )
+    generation_config: Literal["model", "none"] = Field(
+        "model",
+        description="model: where a request does not say how tokens are chosen, what the model's"
+        " generation_config.json says counts. none: OpenAI's defaults",
+    )
     insecure: bool = Field(
         False,
         description="allow plaintext, and callers without a key, on an address that other machines"
@@ -205,6 +216,7 @@ class GatewaySettings(OrchestratorAddressSettings, HttpSettings, RequestLimitSet
     def _is_not_exposed(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key go together")
+        check_origins(self.cors_origin, needs_keys=self.api_keys is not None)
         if self.insecure:
             return self
         if self.tls_certificate is None:

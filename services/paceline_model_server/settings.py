@@ -46,7 +46,7 @@ class ModelSettings(Settings):
     device: str = Field("cpu", description="device of the computation: cpu, cuda, cuda:1, ...")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of a forward")
     capture: bool = Field(
-        False,
+        True,
         description="on CUDA, record forwards of few rows and replay them, so that they wait for no"
         " launches; a cancelled forward then runs to its end",
     )

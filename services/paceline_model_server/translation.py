@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, overload
 
 from google.protobuf.duration_pb2 import Duration
@@ -120,6 +121,7 @@ def verify_request(
         anticipate=message.anticipate,
         propose=message.propose,
         top_logprobs=message.top_logprobs,
+        score=message.score,
     )
     return call, proposal, options
 
@@ -241,6 +243,8 @@ def model_info(
         fim_token_ids=model.fim_token_ids,
         shapes_logits=model.shapes_logits,
         grammar_engine=model.grammar_engine,
+        scores_prompts=model.scores_prompts,
+        sampling_defaults=sampling_pb2.SamplingDefaults(**asdict(model.sampling_defaults)),
     )
 
 

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from paceline.v1 import model_service_pb2, target_service_pb2, target_service_pb2_grpc
+from paceline_contract.proposal import NOTHING
 from paceline_model_server import translation
 from paceline_model_server.application import ModelRole
 from paceline_serving.security import peer_name
@@ -42,7 +43,8 @@ class TargetServicer(target_service_pb2_grpc.TargetServiceServicer):
         with self._recorder.record("Verify", call, depth=options.depth, rows=rows) as record:
             verdict = await self._host.verify(call, proposal, options=options)
         # Counted after the answer is sent.
-        asyncio.get_running_loop().call_soon(self._count, record, call, proposal, verdict)
+        judged = NOTHING if options.score else proposal
+        asyncio.get_running_loop().call_soon(self._count, record, call, judged, verdict)
         return translation.verify_response(call.sequence, verdict)
 
     async def Decode(  # noqa: N802 - gRPC's name
@@ -72,7 +74,9 @@ class TargetServicer(target_service_pb2_grpc.TargetServiceServicer):
         phase = "verify" if call.base_length else "prefill"
         self._recorder.count_answer(record, verdict.timing, phase=phase)
         self._recorder.count_verdict(
-            record, drafted_count=len(proposal), accepted_count=len(verdict.accepted_path)
+            record,
+            drafted_count=len(proposal),
+            accepted_count=len(verdict.accepted_path) if len(proposal) else 0,
         )
         if parents := tuple(proposal.parents):
             record.is_tree = True

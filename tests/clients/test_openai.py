@@ -213,7 +213,7 @@ async def test_models_are_listed(ask):
 @pytest.mark.parametrize(
     ("more", "name", "status", "code"),
     [
-        ({"echo": True}, "BadRequestError", 400, "unsupported_parameter"),
+        ({"best_of": 2}, "BadRequestError", 400, "unsupported_parameter"),
         ({"key": "wrong"}, "AuthenticationError", 401, "invalid_api_key"),
         ({"model": "other"}, "NotFoundError", 404, "model_not_found"),
         ({"key": "spent"}, "RateLimitError", 429, "rate_limit_exceeded"),
@@ -229,7 +229,7 @@ async def test_what_the_client_did_wrong_is_the_class_for_it(
         )
         told = (await ask(gateway, "completions", **{"key": SECRET, **more}))["error"]
     assert (told["class"], told["status"], told["code"]) == (name, status, code)
-    assert told["param"] == {400: "echo", 404: "model"}.get(status)
+    assert told["param"] == {400: "best_of", 404: "model"}.get(status)
 
 
 @pytest.mark.parametrize("streamed", [False, True])

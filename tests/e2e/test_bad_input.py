@@ -54,6 +54,8 @@ BAD_REQUESTS = [
     ({"target_count": 65}, "target_count"),
     ({"drafter_count": 0}, "drafter_count"),
     ({"drafter_count": 9}, "drafter_count"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": 21, "max_tokens": 0}, "prompt_logprobs"),
     ({"verification_rule": 99}, "verification_rule"),
     ({"dispatch_policy": 99}, "dispatch_policy"),
     ({"resume_token_ids": [1], "sampling": {"temperature": 1.0}}, "resume_token_ids"),

@@ -8,6 +8,4 @@ from pathlib import Path
 _FOLDER = Path(__file__).parent.parent / "unit" / "bench" / "examples"
 EXAMPLES = {path.stem: json.loads(path.read_text()) for path in _FOLDER.glob("*.json")}
 # All files that the pages are made of.
-RESULTS = EXAMPLES | dict.fromkeys(
-    ("pair-gpu", "pair-wide", "random-gpu", "random-gpu-captured"), EXAMPLES["pair"]
-)
+RESULTS = EXAMPLES | dict.fromkeys(("pair-gpu", "pair-wide", "random-gpu"), EXAMPLES["pair"])

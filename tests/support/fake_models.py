@@ -105,6 +105,7 @@ class FakeModelServer:
             and drafts what could be no other.
         takes_trees: Whether it judges, or drafts, trees.
         shapes_logits: Whether it says that it knows biases, penalties and min_tokens.
+        scores_prompts: Whether it says that it has log probabilities of given tokens.
         grammar_engine: What it says that it enforces grammars with.
         model_name: The model's.
         fingerprint: The model's.
@@ -151,6 +152,7 @@ class FakeModelServer:
     rules: tuple[VerificationRule, ...] = (VerificationRule.EXACT,)
     takes_trees: bool = True
     shapes_logits: bool = False
+    scores_prompts: bool = True
     grammar_engine: str = ""
     model_name: str = ""
     fingerprint: str = ""
@@ -246,6 +248,7 @@ class FakeModelServer:
             shares_forwards=False,
             takes_trees=self.takes_trees,
             shapes_logits=self.shapes_logits,
+            scores_prompts=self.scores_prompts,
             grammar_engine=self.grammar_engine,
             is_invariant=self.is_invariant,
             verification_rules=self.rules,
@@ -532,7 +535,11 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
                     decided.extend(proposal.along([row - 1] if row else []))
                     return fake.token_after(decided)
 
-                path, next_token = proposal.follow(choose)
+                if request.score:
+                    path, next_token = tuple(range(len(proposal))), 0
+                    decided.extend(proposal.token_ids)
+                else:
+                    path, next_token = proposal.follow(choose)
                 if not superseded.is_set():
                     session.tokens = list(decided)
         finally:
@@ -548,11 +555,11 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
         if request.propose and session.spec.rule is VerificationRule.EXACT:
             response.proposal.CopyFrom(fake.guess_after([*decided, next_token]))
         if request.logprobs:
-            said = [*decided, response.next_token_id]
+            said = decided if request.score else [*decided, response.next_token_id]
             ends = range(len(prefix) + 1, len(said) + 1)
             response.logprobs.extend(logprob_of(said[:end]) for end in ends)
         if request.top_logprobs:
-            for end in range(len(prefix), len(decided) + 1):
+            for end in range(len(prefix), len(decided) + (not request.score)):
                 _tell_likeliest(response, decided[:end], request.top_logprobs)
         if fault == "wrong_answer":
             response.prefix_length += 1

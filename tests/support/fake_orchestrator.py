@@ -18,7 +18,9 @@ from paceline.v1.model_service_pb2 import MODEL_ROLE_TARGET, ChatTemplate
 from support.ports import free_address
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+    from paceline.v1.sampling_pb2 import SamplingDefaults
 
 PROMPT_LENGTH = 3
 SEED = 7
@@ -45,6 +47,9 @@ class Leg:
     omits_finish: bool = False
     said: tuple[tuple[int, str], ...] = ()  # tokens and their texts, instead of numbers
     own_tokens: set[int] = field(default_factory=set)  # the target's; the others were drafted
+    prompt_length: int = PROMPT_LENGTH
+    predicted: tuple[int, int] = (0, 0)  # tokens that were predicted, and accepted among them
+    bytes_of: Callable[[int], bytes] | None = None  # what a token is; None: it has no tokenizer
 
 
 @dataclass
@@ -61,6 +66,7 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
     info_errors: list[PacelineError] = field(default_factory=list)  # one for each question
     refusal: PacelineError | None = None  # of every call, while it is set
     chat_template: ChatTemplate | None = None
+    sampling_defaults: SamplingDefaults | None = None
     info_asked: asyncio.Event = field(default_factory=asyncio.Event)
     address: str = ""
 
@@ -89,21 +95,26 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
             for response in _said(leg, request):
                 yield response
             return
-        received, total = len(request.resume_token_ids), request.max_tokens or 5
+        for chunk in _prompt_chunks(request, leg):
+            yield pb.GenerateResponse(prompt_chunk=chunk)
+        received = len(request.resume_token_ids)
+        total = request.max_tokens if request.HasField("max_tokens") else 5
         for count, index in enumerate(range(received, total, leg.chunk_tokens)):
             if count == leg.chunks and leg.hangs:
                 await asyncio.Event().wait()
             if count == leg.chunks and leg.error is not None:
                 return
             last = min(index + leg.chunk_tokens, total)
-            chunk = _chunk(range(PROMPT_LENGTH + index, PROMPT_LENGTH + last), leg)
+            first = leg.prompt_length
+            chunk = _chunk(range(first + index, first + last), leg)
             _tell_logprobs(chunk, request)
+            _tell_bytes(chunk, request, leg)
             yield pb.GenerateResponse(chunk=chunk)
             if request.stream_timeline:
                 event = pb.TimelineEvent(kind=pb.TIMELINE_EVENT_KIND_DRAFTED, server="drafter-0")
                 yield pb.GenerateResponse(timeline_event=event)
         if not leg.omits_finish:
-            yield pb.GenerateResponse(finished=_finished(total))
+            yield pb.GenerateResponse(finished=_finished(total, leg))
 
     async def GetSystemInfo(self, request, context):  # noqa: N802
         self.metadata.append(dict(context.invocation_metadata()))
@@ -114,7 +125,28 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
         if self.info_errors:
             await _abort(context, self.info_errors.pop(0))
         servers = [pb.ServerInfo(name="target-0", role=MODEL_ROLE_TARGET, ready=True)]
-        return pb.GetSystemInfoResponse(version="1", model_name="fake", servers=servers)
+        return pb.GetSystemInfoResponse(
+            version="1",
+            model_name="fake",
+            servers=servers,
+            context_length=100,
+            sampling_defaults=self.sampling_defaults,
+        )
+
+    async def Tokenize(self, request, context):  # noqa: N802
+        self.requests.append(request)
+        await self._refuse(context)
+        text = request.text or "".join(part.text for part in request.parts.parts)
+        content = text.encode()
+        told = [content[index : index + 1] for index in range(len(content))]
+        return pb.TokenizeResponse(
+            token_ids=content, token_bytes=told if request.include_token_bytes else ()
+        )
+
+    async def Detokenize(self, request, context):  # noqa: N802
+        self.requests.append(request)
+        await self._refuse(context)
+        return pb.DetokenizeResponse(text=bytes(request.token_ids).decode())
 
     async def GetSystemChatTemplate(self, request, context):  # noqa: N802
         await self._refuse(context)
@@ -166,7 +198,7 @@ def _started(request: pb.GenerateRequest, leg: Leg) -> pb.GenerationStarted:
         model_fingerprint=leg.fingerprint,
         strategy=pb.STRATEGY_DISTRIBUTED,
         promise=1,
-        prompt_token_count=PROMPT_LENGTH,
+        prompt_token_count=leg.prompt_length,
         width=request.width,
         branches=request.branches,
     )
@@ -198,13 +230,13 @@ def _said(leg: Leg, request: pb.GenerateRequest) -> Iterator[pb.GenerateResponse
         )
         _tell_logprobs(chunk, request)
         yield pb.GenerateResponse(chunk=chunk)
-    finished = _finished(min(most, len(leg.said)))
+    finished = _finished(min(most, len(leg.said)), leg)
     if most >= len(leg.said):
         finished.finish_reason = pb.FINISH_REASON_EOS
     yield pb.GenerateResponse(finished=finished)
 
 
-def _tell_logprobs(chunk: pb.GenerationChunk, request: pb.GenerateRequest) -> None:
+def _tell_logprobs(chunk: pb.GenerationChunk | pb.PromptChunk, request: pb.GenerateRequest) -> None:
     """Say what was asked: a token is likely by its number, and the next ones are ever less so."""
     ranks = range(1, request.top_logprobs + 1)
     for token_id in chunk.token_ids:
@@ -217,15 +249,41 @@ def _tell_logprobs(chunk: pb.GenerationChunk, request: pb.GenerateRequest) -> No
             )
 
 
-def _finished(total: int) -> pb.GenerationFinished:
+def _prompt_chunks(request: pb.GenerateRequest, leg: Leg) -> Iterator[pb.PromptChunk]:
+    """Tell the prompt's tokens, which are their positions, as those of the answer are told."""
+    is_scored = request.HasField("prompt_logprobs")
+    if not (is_scored or request.include_prompt):
+        return
+    length = leg.prompt_length
+    later = (range(first, min(first + 256, length)) for first in range(1, length, 256))
+    for positions in ([0], *later):
+        chunk = pb.PromptChunk(position=positions[0], token_ids=positions)
+        if is_scored and positions[0]:
+            alike = pb.GenerateRequest(logprobs=True, top_logprobs=request.prompt_logprobs)
+            _tell_logprobs(chunk, alike)
+        _tell_bytes(chunk, request, leg)
+        yield chunk
+
+
+def _tell_bytes(
+    chunk: pb.GenerationChunk | pb.PromptChunk, request: pb.GenerateRequest, leg: Leg
+) -> None:
+    if request.include_token_bytes and leg.bytes_of is not None:
+        for told in (chunk, *chunk.top_logprobs):
+            told.token_bytes.extend(map(leg.bytes_of, told.token_ids))
+
+
+def _finished(total: int, leg: Leg) -> pb.GenerationFinished:
     return pb.GenerationFinished(
         finish_reason=pb.FINISH_REASON_LENGTH,
         promise=1,
-        prompt_token_count=PROMPT_LENGTH,
+        prompt_token_count=leg.prompt_length,
         completion_token_count=total,
         cached_prompt_token_count=1,
         statistics=pb.GenerationStatistics(
             target_forward_count=total,
+            predicted_token_count=leg.predicted[0],
+            predicted_accepted_token_count=leg.predicted[1],
             fallbacks=[pb.Fallback(kind=pb.FALLBACK_KIND_TARGET_LOST, count=1)],
         ),
         timeline=[pb.TimelineEvent(kind=pb.TIMELINE_EVENT_KIND_VERIFYING, server="target-0")],

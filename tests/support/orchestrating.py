@@ -55,6 +55,7 @@ class Received:
     """What a client got."""
 
     started: pb.GenerationStarted | None = None
+    prompt: list[pb.PromptChunk] = field(default_factory=list)
     chunks: list[pb.GenerationChunk] = field(default_factory=list)
     events: list[pb.TimelineEvent] = field(default_factory=list)
     finished: pb.GenerationFinished | None = None
@@ -78,6 +79,8 @@ class Received:
         match message.WhichOneof("event"):
             case "started":
                 self.started = message.started
+            case "prompt_chunk":
+                self.prompt.append(message.prompt_chunk)
             case "chunk":
                 self.chunks.append(message.chunk)
             case "timeline_event":

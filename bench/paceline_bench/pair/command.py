@@ -98,7 +98,7 @@ class _Models(Settings):
     )
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of each model")
     capture: bool = Field(
-        False, description="on CUDA, record our forwards of one row and replay them"
+        True, description="on CUDA, record our forwards of few rows and replay them"
     )
 
     @model_validator(mode="after")

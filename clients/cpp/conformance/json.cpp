@@ -58,7 +58,9 @@ Json told(const paceline::Statistics& it) {
           {"max_gram_drafted_token_count", it.max_gram_drafted_token_count},
           {"max_gram_accepted_token_count", it.max_gram_accepted_token_count},
           {"drafter_models", told(it.drafter_models)},
-          {"walltime_improvement", it.walltime_improvement}};
+          {"walltime_improvement", it.walltime_improvement},
+          {"predicted_token_count", it.predicted_token_count},
+          {"predicted_accepted_token_count", it.predicted_accepted_token_count}};
 }
 
 // A C++ program cannot write these numbers, so the client never sees them; the refusal is the same.
@@ -147,6 +149,10 @@ std::map<std::string, Setter> setters() {
       PACELINE_OPTION(ignore_eos),
       PACELINE_OPTION(logprobs),
       PACELINE_OPTION(top_logprobs),
+      PACELINE_OPTION(prompt_logprobs),
+      PACELINE_OPTION(include_token_bytes),
+      PACELINE_OPTION(include_prompt),
+      PACELINE_OPTION(predicted_text),
       PACELINE_OPTION(add_special_tokens),
       PACELINE_OPTION(parse_special_tokens),
       PACELINE_OPTION(include_timeline),
@@ -234,22 +240,33 @@ paceline::Seconds seconds(const Json& value) {
 
 }  // namespace
 
-Json told(const paceline::Chunk& chunk) {
+Json told(const std::vector<std::vector<paceline::TokenLogprob>>& top_logprobs) {
   Json places = Json::array();
-  for (const auto& likeliest : chunk.top_logprobs) {
+  for (const auto& likeliest : top_logprobs) {
     Json place = Json::array();
     for (const auto& it : likeliest) {
       place.push_back({{"token_id", it.token_id}, {"logprob", it.logprob}});
     }
     places.push_back(place);
   }
+  return places;
+}
+
+Json told(const paceline::PromptChunk& chunk) {
+  return {{"position", chunk.position},
+          {"token_ids", chunk.token_ids},
+          {"logprobs", chunk.logprobs},
+          {"top_logprobs", told(chunk.top_logprobs)}};
+}
+
+Json told(const paceline::Chunk& chunk) {
   Json origins = Json::array();
   for (const auto origin : chunk.origins) origins.push_back(name(origin));
   return {{"position", chunk.position},
           {"token_ids", chunk.token_ids},
           {"text", chunk.text},
           {"logprobs", chunk.logprobs},
-          {"top_logprobs", places},
+          {"top_logprobs", told(chunk.top_logprobs)},
           {"origins", origins}};
 }
 

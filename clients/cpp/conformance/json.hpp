@@ -17,6 +17,7 @@ struct Unsupported : std::runtime_error {
 };
 
 Json told(const paceline::Chunk& chunk);
+Json told(const paceline::PromptChunk& chunk);
 Json told(const paceline::TimelineEvent& event);
 Json told(const std::optional<paceline::Started>& started);
 Json told(const std::optional<paceline::Finished>& finished);

@@ -119,8 +119,11 @@ Reading read(paceline::Generation& generation, const Json& request) {
 }
 
 Json told(const Reading& reading, const paceline::Generation& generation) {
+  Json prompt = Json::array();
+  for (const auto& chunk : generation.prompt_chunks()) prompt.push_back(conformance::told(chunk));
   return {{"chunks", reading.chunks},
           {"text", reading.text},
+          {"prompt_chunks", prompt},
           {"started", conformance::told(generation.started())},
           {"finished", conformance::told(generation.finished())},
           {"error", reading.error}};

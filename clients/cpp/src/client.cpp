@@ -217,6 +217,9 @@ const std::optional<Started>& Generation::started() const { return state_->trans
 const std::optional<Finished>& Generation::finished() const {
   return state_->transcript.finished();
 }
+const std::vector<PromptChunk>& Generation::prompt_chunks() const {
+  return state_->transcript.prompt_chunks();
+}
 const std::vector<Chunk>& Generation::chunks() const { return state_->transcript.chunks(); }
 
 Client::Client(const std::string& address, const ClientOptions& options)

@@ -149,6 +149,14 @@ v1::GenerateRequest build_request(const Prompt& prompt, const GenerateOptions& o
   if (options.top_logprobs) {
     request.set_top_logprobs(count("top_logprobs", *options.top_logprobs));
   }
+  if (options.prompt_logprobs) {
+    request.set_prompt_logprobs(count("prompt_logprobs", *options.prompt_logprobs));
+  }
+  request.set_include_token_bytes(options.include_token_bytes);
+  request.set_include_prompt(options.include_prompt);
+  if (!options.predicted_text.empty()) {
+    request.set_predicted_text(text("predicted_text", options.predicted_text));
+  }
   request.set_include_timeline(options.include_timeline);
   request.set_stream_timeline(options.stream_timeline);
   return request;

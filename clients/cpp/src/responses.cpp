@@ -45,7 +45,9 @@ std::int64_t nanoseconds(std::uint64_t value) { return static_cast<std::int64_t>
 std::vector<TokenLogprob> read_likeliest(const v1::LikeliestTokens& message) {
   std::vector<TokenLogprob> likeliest;
   for (int rank = 0; rank < std::min(message.token_ids_size(), message.logprobs_size()); ++rank) {
-    likeliest.push_back({message.token_ids(rank), message.logprobs(rank)});
+    TokenLogprob told{message.token_ids(rank), message.logprobs(rank), {}};
+    if (rank < message.token_bytes_size()) told.token_bytes = message.token_bytes(rank);
+    likeliest.push_back(std::move(told));
   }
   return likeliest;
 }
@@ -79,6 +81,8 @@ Statistics read_statistics(const v1::GenerationStatistics& message) {
         {model.model_name(), model.forward_count(), nanoseconds(model.forward_ns())});
   }
   statistics.walltime_improvement = message.walltime_improvement();
+  statistics.predicted_token_count = message.predicted_token_count();
+  statistics.predicted_accepted_token_count = message.predicted_accepted_token_count();
   return statistics;
 }
 
@@ -128,8 +132,21 @@ Chunk read_chunk(const v1::GenerationChunk& message) {
   for (const auto& place : message.top_logprobs()) {
     chunk.top_logprobs.push_back(read_likeliest(place));
   }
+  chunk.token_bytes.assign(message.token_bytes().begin(), message.token_bytes().end());
   for (const int origin : message.origins()) chunk.origins.push_back(word<TokenOrigin>(origin));
   chunk.text_lengths.assign(message.text_lengths().begin(), message.text_lengths().end());
+  return chunk;
+}
+
+PromptChunk read_prompt_chunk(const v1::PromptChunk& message) {
+  PromptChunk chunk;
+  chunk.position = message.position();
+  chunk.token_ids.assign(message.token_ids().begin(), message.token_ids().end());
+  chunk.logprobs.assign(message.logprobs().begin(), message.logprobs().end());
+  for (const auto& place : message.top_logprobs()) {
+    chunk.top_logprobs.push_back(read_likeliest(place));
+  }
+  chunk.token_bytes.assign(message.token_bytes().begin(), message.token_bytes().end());
   return chunk;
 }
 

@@ -10,6 +10,7 @@ namespace paceline::detail {
 
 Started read_started(const v1::GenerationStarted& message);
 Chunk read_chunk(const v1::GenerationChunk& message);
+PromptChunk read_prompt_chunk(const v1::PromptChunk& message);
 TimelineEvent read_timeline_event(const v1::TimelineEvent& message);
 Finished read_finished(const v1::GenerationFinished& message);
 SystemInfo read_system_info(const v1::GetSystemInfoResponse& message);

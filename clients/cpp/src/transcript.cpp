@@ -16,6 +16,10 @@ v1::GenerateRequest Transcript::next_request() const {
       request.add_resume_token_ids(static_cast<std::uint32_t>(id));
     }
   }
+  if (!chunks_.empty()) {  // which come after all of the prompt
+    request.clear_prompt_logprobs();
+    request.clear_include_prompt();
+  }
   return request;
 }
 
@@ -23,6 +27,9 @@ std::optional<Event> Transcript::add(const v1::GenerateResponse& response) {
   switch (response.event_case()) {
     case v1::GenerateResponse::kStarted:
       start(read_started(response.started()));
+      break;
+    case v1::GenerateResponse::kPromptChunk:
+      append_prompt(read_prompt_chunk(response.prompt_chunk()));
       break;
     case v1::GenerateResponse::kChunk: {
       auto chunk = read_chunk(response.chunk());
@@ -48,7 +55,7 @@ void Transcript::check_complete() const {
 
 Completion Transcript::completion() const {
   check_complete();
-  return {*started_, chunks_, *finished_, resumed_count_};
+  return {*started_, chunks_, *finished_, resumed_count_, prompt_chunks_};
 }
 
 void Transcript::start(Started started) {
@@ -61,6 +68,22 @@ void Transcript::start(Started started) {
   }
   started_ = std::move(started);
   resumed_count_ = received_count_;
+}
+
+// A stream that was resumed before the answer tells the prompt's tokens anew.
+void Transcript::append_prompt(PromptChunk chunk) {
+  if (chunk.position == 0) prompt_chunks_.clear();
+  std::int64_t due = 0;
+  if (!prompt_chunks_.empty()) {
+    const auto& last = prompt_chunks_.back();
+    due = last.position + static_cast<std::int64_t>(last.token_ids.size());
+  }
+  if (chunk.position != due) {
+    throw InvariantViolatedError("tokens of the prompt at position " +
+                                 std::to_string(chunk.position) + " came where " +
+                                 std::to_string(due) + " was due");
+  }
+  prompt_chunks_.push_back(std::move(chunk));
 }
 
 void Transcript::append(const Chunk& chunk) {

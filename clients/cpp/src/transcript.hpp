@@ -38,10 +38,12 @@ class Transcript {
 
   const std::optional<Started>& started() const { return started_; }
   const std::optional<Finished>& finished() const { return finished_; }
+  const std::vector<PromptChunk>& prompt_chunks() const { return prompt_chunks_; }
   const std::vector<Chunk>& chunks() const { return chunks_; }
 
  private:
   void start(Started started);
+  void append_prompt(PromptChunk chunk);
   void append(const Chunk& chunk);
   void finish(Finished finished);
 
@@ -49,6 +51,7 @@ class Transcript {
   std::optional<Started> started_;
   std::optional<Finished> finished_;
   std::vector<Chunk> chunks_;
+  std::vector<PromptChunk> prompt_chunks_;
   std::int64_t next_position_ = 0;
   std::int64_t received_count_ = 0;  // tokens in chunks_
   std::int64_t resumed_count_ = 0;   // tokens that the current stream did not have to send

@@ -32,6 +32,9 @@ TEST(Request, CarriesEveryOption) {
   options.dispatch = DispatchPolicy::Blocks;
   options.ignore_eos = options.logprobs = true;
   options.top_logprobs = 10;
+  options.prompt_logprobs = 0;
+  options.include_token_bytes = options.include_prompt = true;
+  options.predicted_text = "p";
   options.add_special_tokens = false;
   options.parse_special_tokens = true;
   options.include_timeline = options.stream_timeline = true;
@@ -46,7 +49,8 @@ TEST(Request, CarriesEveryOption) {
             "dispatch_policy: DISPATCH_POLICY_BLOCKS resume_token_ids: 7 "
             "resume_token_ids: 4294967295 include_timeline: true stream_timeline: true "
             "request_id: \"r-1\" width: 8 branches: 9 drafter: DRAFTER_KIND_MAX_GRAM "
-            "top_logprobs: 10");
+            "top_logprobs: 10 prompt_logprobs: 0 include_token_bytes: true include_prompt: true "
+            "predicted_text: \"p\"");
 }
 
 TEST(Request, LeavesOutWhatIsNotSaid) {

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Finished,
         FinishReason,
         ModelForwards,
+        PromptChunk,
         ServerInfo,
         Started,
         Statistics,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         TimelineEventKind,
         TokenLogprob,
         TokenOrigin,
+        Tokens,
         Usage,
         VerificationRule,
     )
@@ -63,6 +65,7 @@ __all__ = [
     "Grammar",
     "ModelForwards",
     "PacelineError",
+    "PromptChunk",
     "PromptPart",
     "ServerInfo",
     "Started",
@@ -74,6 +77,7 @@ __all__ = [
     "Tls",
     "TokenLogprob",
     "TokenOrigin",
+    "Tokens",
     "Usage",
     "VerificationRule",
 ]

@@ -14,12 +14,20 @@ from paceline.connection import AsyncConnection
 from paceline.errors import ClientCancelledError
 from paceline.generation import Chunk, Completion, SystemInfo, TimelineEvent
 from paceline.interruption import Interruption
-from paceline.responses import parsed, read_chat_template, read_system_info
+from paceline.responses import parsed, read_chat_template, read_system_info, read_tokens
 from paceline.stream_state import StreamState
+from paceline.tokenizing import detokenize_request, tokenize_request
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Collection,
+        Sequence,
+    )
     from types import TracebackType
 
     from grpc.aio import UnaryStreamCall
@@ -27,7 +35,8 @@ if TYPE_CHECKING:
     from paceline.call_plan import CallPlan
     from paceline.connection import AsyncWire
     from paceline.endpoints import Endpoint, Endpoints
-    from paceline.generation import ChatTemplate
+    from paceline.generation import ChatTemplate, Tokens
+    from paceline.prompts import PromptPart
 
     _GenerateCall = UnaryStreamCall[
         orchestrator_pb.GenerateRequest, orchestrator_pb.GenerateResponse
@@ -207,6 +216,47 @@ class AsyncClient(ClientState[AsyncConnection, AsyncGeneration, AsyncToken]):
             metadata=metadata,
         )
         return read_chat_template(response)
+
+    async def tokenize(
+        self,
+        text: str | Sequence[PromptPart],
+        *,
+        add_special_tokens: bool = True,
+        parse_special_tokens: bool = False,
+        include_token_bytes: bool = False,
+        timeout: float | None = None,
+        metadata: Metadata | None = None,
+    ) -> Tokens:
+        """Return the tokens of a text, as `generate` would take it."""
+        request = tokenize_request(
+            text,
+            add_special_tokens=add_special_tokens,
+            parse_special_tokens=parse_special_tokens,
+            include_token_bytes=include_token_bytes,
+        )
+        response = await self._ask(
+            lambda stub, **call: stub.Tokenize(request, **call),
+            timeout=timeout,
+            metadata=metadata,
+        )
+        return read_tokens(response)
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        timeout: float | None = None,
+        metadata: Metadata | None = None,
+    ) -> str:
+        """Return the text of tokens, with the names of special tokens."""
+        request = detokenize_request(token_ids)
+        response = await self._ask(
+            lambda stub, **call: stub.Detokenize(request, **call),
+            timeout=timeout,
+            metadata=metadata,
+        )
+        text: str = response.text
+        return text
 
     async def close(self) -> None:
         """Close the connections, and cancel the calls on them."""

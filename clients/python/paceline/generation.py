@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 # UNKNOWN, in each enum below, is a value of a newer server that this client does not know.
 
@@ -122,10 +126,26 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token, and the natural logarithm of its probability."""
+    """A token, the natural logarithm of its probability, and if requested its bytes."""
 
     token_id: int
     logprob: float
+    token_bytes: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptChunk:
+    """Tokens of the prompt, and if requested how likely the target thinks each of them.
+
+    `logprobs`, `top_logprobs` and `token_bytes` have one entry for each token, if they were
+    requested. The prompt's first token comes in a chunk of its own, without the first two.
+    """
+
+    position: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    token_bytes: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +153,8 @@ class Chunk:
     """Final tokens and their text.
 
     `origins` and `text_lengths` (the characters that the token adds to `text`) have one entry for
-    each token. So have, if requested, `logprobs` and `top_logprobs`: the likeliest tokens at the
-    position, the likeliest first.
+    each token. So have, if requested, `token_bytes`, `logprobs` and `top_logprobs`: the likeliest
+    tokens at the position, the likeliest first.
     """
 
     position: int
@@ -144,6 +164,7 @@ class Chunk:
     origins: tuple[TokenOrigin, ...]
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     text_lengths: tuple[int, ...] = ()
+    token_bytes: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +224,8 @@ class Statistics:
         max_gram_drafted_token_count: Draft tokens that Max-Gram found in the text.
         max_gram_accepted_token_count: Max-Gram's draft tokens that became output.
         drafter_models: The drafters' forwards by model; a stack's largest model comes first.
+        predicted_token_count: Tokens of `predicted_text`.
+        predicted_accepted_token_count: Tokens of the answer that were drafted from it.
         walltime_improvement: SWI: the new tokens at the mean time of a target's forward, over the
             time in all forwards; 0 if calls were withdrawn, so that it is not known.
     """
@@ -228,6 +251,8 @@ class Statistics:
     max_gram_accepted_token_count: int = 0
     drafter_models: tuple[ModelForwards, ...] = ()
     walltime_improvement: float = 0.0
+    predicted_token_count: int = 0
+    predicted_accepted_token_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,12 +275,14 @@ class Completion:
 
     Attributes:
         resumed_token_count: Tokens from before the last part of a resumed generation.
+        prompt_chunks: The prompt's tokens, if `prompt_logprobs` or `include_prompt` was set.
     """
 
     started: Started
     chunks: tuple[Chunk, ...]
     finished: Finished
     resumed_token_count: int = 0
+    prompt_chunks: tuple[PromptChunk, ...] = ()
 
     @property
     def text(self) -> str:
@@ -303,6 +330,7 @@ class SystemInfo:
 
     Attributes:
         most_request_bytes: The largest request that it takes; 0: not known.
+        sampling_defaults: What the model's authors want for options of the same names.
     """
 
     version: str
@@ -314,6 +342,15 @@ class SystemInfo:
     servers: tuple[ServerInfo, ...]
     running_request_count: int
     most_request_bytes: int = 0
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """The tokens of a text, and if requested the bytes of each."""
+
+    token_ids: tuple[int, ...]
+    token_bytes: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,11 @@ class GenerateOptions(TypedDict, total=False):
         ignore_eos: Continue after an end-of-text token.
         logprobs: Return each token's log probability.
         top_logprobs: Number of likeliest tokens to return at each position, at most 20.
+        prompt_logprobs: Return each prompt token's log probability, and so many of the likeliest
+            tokens at its position, at most 20. With it `max_tokens` may be 0.
+        include_token_bytes: Return the bytes of each token that is told.
+        include_prompt: Return the prompt's tokens, which `prompt_logprobs` also does.
+        predicted_text: What the answer will probably be: Max-Gram drafts from it.
         add_special_tokens: Let the tokenizer add its special tokens to a text prompt. Default true.
         parse_special_tokens: Parse special tokens written in a text prompt, or in the texts around
             a gap; each `PromptPart` has its own. Default false.
@@ -101,6 +106,10 @@ class GenerateOptions(TypedDict, total=False):
     ignore_eos: bool
     logprobs: bool
     top_logprobs: int
+    prompt_logprobs: int
+    include_token_bytes: bool
+    include_prompt: bool
+    predicted_text: str
     add_special_tokens: bool
     parse_special_tokens: bool
     include_timeline: bool

@@ -15,6 +15,7 @@ from paceline.generation import (
     Finished,
     FinishReason,
     ModelForwards,
+    PromptChunk,
     ServerInfo,
     Started,
     Statistics,
@@ -24,6 +25,7 @@ from paceline.generation import (
     TimelineEventKind,
     TokenLogprob,
     TokenOrigin,
+    Tokens,
     Usage,
     VerificationRule,
 )
@@ -31,6 +33,8 @@ from paceline.v1 import model_service_pb2, sampling_pb2
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from google.protobuf.internal.enum_type_wrapper import _EnumTypeWrapper
 
 _Record = TypeVar("_Record")
@@ -68,10 +72,21 @@ def read_chunk(message: orchestrator_pb.GenerationChunk) -> Chunk:
         token_ids=tuple(message.token_ids),
         logprobs=tuple(message.logprobs),
         origins=tuple(origins),
-        top_logprobs=tuple(
-            tuple(map(TokenLogprob, each.token_ids, each.logprobs)) for each in message.top_logprobs
-        ),
+        top_logprobs=_likeliest(message.top_logprobs),
+        token_bytes=tuple(message.token_bytes),
         text_lengths=tuple(message.text_lengths),
+    )
+
+
+def read_prompt_chunk(message: orchestrator_pb.PromptChunk) -> PromptChunk:
+    """Read tokens of the prompt."""
+    return _read(
+        PromptChunk,
+        message,
+        token_ids=tuple(message.token_ids),
+        logprobs=tuple(message.logprobs),
+        top_logprobs=_likeliest(message.top_logprobs),
+        token_bytes=tuple(message.token_bytes),
     )
 
 
@@ -118,7 +133,14 @@ def read_system_info(message: orchestrator_pb.GetSystemInfoResponse) -> SystemIn
         )
         for server in message.servers
     )
-    return _read(SystemInfo, message, servers=servers)
+    defaults = {it.name: value for it, value in message.sampling_defaults.ListFields()}
+    return _read(SystemInfo, message, servers=servers, sampling_defaults=defaults)
+
+
+def read_tokens(message: orchestrator_pb.TokenizeResponse) -> Tokens:
+    """Read the tokens of a text."""
+    token_ids, token_bytes = tuple(message.token_ids), tuple(message.token_bytes)
+    return Tokens(token_ids=token_ids, token_bytes=token_bytes)
 
 
 def read_chat_template(message: orchestrator_pb.GetSystemChatTemplateResponse) -> ChatTemplate:
@@ -139,6 +161,19 @@ def _read(record: type[_Record], message: Any, **converted: object) -> _Record:
     names = [field.name for field in fields(record)]  # type: ignore[arg-type]
     plain = {name: getattr(message, name) for name in names if name not in converted}
     return record(**plain, **converted)
+
+
+def _likeliest(
+    places: Iterable[sampling_pb2.LikeliestTokens],
+) -> tuple[tuple[TokenLogprob, ...], ...]:
+    return tuple(
+        tuple(
+            map(TokenLogprob, it.token_ids, it.logprobs, it.token_bytes)
+            if it.token_bytes
+            else map(TokenLogprob, it.token_ids, it.logprobs)
+        )
+        for it in places
+    )
 
 
 def _standing(number: int) -> str:

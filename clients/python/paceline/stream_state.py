@@ -12,12 +12,14 @@ from paceline.generation import Chunk
 from paceline.responses import parsed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from google.protobuf.message import DecodeError
 
     from paceline.call_metadata import CallMetadata
     from paceline.endpoints import Endpoint, Endpoints
     from paceline.errors import PacelineError
-    from paceline.generation import Finished, Started, TimelineEvent
+    from paceline.generation import Finished, PromptChunk, Started, TimelineEvent
     from paceline.transcript import Transcript
     from paceline.v1.orchestrator_service_pb2 import GenerateResponse
 
@@ -73,6 +75,11 @@ class StreamState(Generic[_Link]):
     def transcript(self) -> Transcript:
         """Everything received so far."""
         return self._transcript
+
+    @property
+    def prompt_chunks(self) -> Sequence[PromptChunk]:
+        """The prompt's tokens, if they were asked for: all of them, once there is a chunk."""
+        return self._transcript.prompt_chunks
 
     @property
     def resumption_count(self) -> int:

@@ -12,18 +12,20 @@ from paceline.call_metadata import Metadata, Token, checked_metadata
 from paceline.client_state import ClientState
 from paceline.connection import Connection
 from paceline.generation import Chunk, Completion, SystemInfo, TimelineEvent
-from paceline.responses import read_chat_template, read_system_info
+from paceline.responses import read_chat_template, read_system_info, read_tokens
 from paceline.stream_state import StreamState
+from paceline.tokenizing import detokenize_request, tokenize_request
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterator
+    from collections.abc import Callable, Collection, Generator, Iterator, Sequence
     from types import TracebackType
 
     from paceline.call_plan import CallPlan
     from paceline.connection import BlockingWire
     from paceline.endpoints import Endpoint, Endpoints
-    from paceline.generation import ChatTemplate
+    from paceline.generation import ChatTemplate, Tokens
+    from paceline.prompts import PromptPart
 
 _Message = TypeVar("_Message")
 
@@ -152,6 +154,47 @@ class Client(ClientState[Connection, Generation, Token]):
             metadata=metadata,
         )
         return read_chat_template(response)
+
+    def tokenize(
+        self,
+        text: str | Sequence[PromptPart],
+        *,
+        add_special_tokens: bool = True,
+        parse_special_tokens: bool = False,
+        include_token_bytes: bool = False,
+        timeout: float | None = None,
+        metadata: Metadata | None = None,
+    ) -> Tokens:
+        """Return the tokens of a text; see `AsyncClient.tokenize`."""
+        request = tokenize_request(
+            text,
+            add_special_tokens=add_special_tokens,
+            parse_special_tokens=parse_special_tokens,
+            include_token_bytes=include_token_bytes,
+        )
+        response = self._ask(
+            lambda stub, **call: stub.Tokenize(request, **call),
+            timeout=timeout,
+            metadata=metadata,
+        )
+        return read_tokens(response)
+
+    def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        timeout: float | None = None,
+        metadata: Metadata | None = None,
+    ) -> str:
+        """Return the text of tokens, with the names of special tokens."""
+        request = detokenize_request(token_ids)
+        response = self._ask(
+            lambda stub, **call: stub.Detokenize(request, **call),
+            timeout=timeout,
+            metadata=metadata,
+        )
+        text: str = response.text
+        return text
 
     def close(self) -> None:
         """Close the connections, and cancel the calls on them."""

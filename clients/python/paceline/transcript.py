@@ -5,8 +5,21 @@ from __future__ import annotations
 from copy import copy
 
 from paceline.errors import InvariantViolatedError, ModelMismatchError
-from paceline.generation import Chunk, Completion, Finished, Started, TimelineEvent
-from paceline.responses import read_chunk, read_finished, read_started, read_timeline_event
+from paceline.generation import (
+    Chunk,
+    Completion,
+    Finished,
+    PromptChunk,
+    Started,
+    TimelineEvent,
+)
+from paceline.responses import (
+    read_chunk,
+    read_finished,
+    read_prompt_chunk,
+    read_started,
+    read_timeline_event,
+)
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 
 
@@ -24,6 +37,7 @@ class Transcript:
         self.started: Started | None = None
         self.finished: Finished | None = None
         self.chunks: list[Chunk] = []
+        self.prompt_chunks: list[PromptChunk] = []
         self._next_position = 0
         self._resumed_count = 0  # tokens that the current stream did not have to send
 
@@ -35,6 +49,9 @@ class Transcript:
             request.seed = self.started.seed
             for chunk in self.chunks:
                 request.resume_token_ids.extend(chunk.token_ids)
+        if self.chunks:  # which come after all of the prompt
+            request.ClearField("prompt_logprobs")
+            request.ClearField("include_prompt")
         return request
 
     def add(self, response: orchestrator_pb.GenerateResponse) -> Chunk | TimelineEvent | None:
@@ -47,6 +64,8 @@ class Transcript:
         match response.WhichOneof("event"):
             case "started":
                 self._start(read_started(response.started))
+            case "prompt_chunk":
+                self._append_prompt(read_prompt_chunk(response.prompt_chunk))
             case "chunk":
                 return self._append(read_chunk(response.chunk))
             case "timeline_event":
@@ -68,12 +87,14 @@ class Transcript:
             chunks=tuple(self.chunks),
             finished=self.finished,
             resumed_token_count=self._resumed_count,
+            prompt_chunks=tuple(self.prompt_chunks),
         )
 
     def branch(self) -> Transcript:
         """Return a copy that another generation continues."""
         twin = copy(self)
         twin.chunks = list(self.chunks)
+        twin.prompt_chunks = list(self.prompt_chunks)
         return twin
 
     def _start(self, started: Started) -> None:
@@ -88,6 +109,17 @@ class Transcript:
             )
         self.started = started
         self._resumed_count = sum(len(chunk.token_ids) for chunk in self.chunks)
+
+    def _append_prompt(self, chunk: PromptChunk) -> None:
+        """Add tokens of the prompt; a stream that was resumed before the answer tells them anew."""
+        before = [] if chunk.position == 0 else self.prompt_chunks
+        due = before[-1].position + len(before[-1].token_ids) if before else 0
+        if chunk.position != due:
+            raise InvariantViolatedError(
+                f"tokens of the prompt at position {chunk.position} came where {due} was due"
+            )
+        before.append(chunk)
+        self.prompt_chunks = before
 
     def _append(self, chunk: Chunk) -> Chunk:
         if self.started is None:

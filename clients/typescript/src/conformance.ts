@@ -74,6 +74,10 @@ const OPTIONS: ReadonlyMap<string, keyof GenerateOptions> = new Map([
   ["ignore_eos", "ignoreEos"],
   ["logprobs", "logprobs"],
   ["top_logprobs", "topLogprobs"],
+  ["prompt_logprobs", "promptLogprobs"],
+  ["include_token_bytes", "includeTokenBytes"],
+  ["include_prompt", "includePrompt"],
+  ["predicted_text", "predictedText"],
   ["add_special_tokens", "addSpecialTokens"],
   ["parse_special_tokens", "parseSpecialTokens"],
   ["include_timeline", "includeTimeline"],
@@ -114,6 +118,7 @@ class Reading {
     return {
       chunks: this.chunks.map((chunk) => onWire(chunk, ["type"])),
       text: this.chunks.map((chunk) => chunk.text).join(""),
+      prompt_chunks: (this.generation?.transcript.promptChunks ?? []).map((it) => onWire(it)),
       started: started ? onWire(started) : null,
       finished: finished
         ? { ...onWire(finished, ["timeline"]), timeline_length: finished.timeline.length }

@@ -68,6 +68,21 @@ export interface Started {
 export interface TokenLogprob {
   readonly tokenId: number;
   readonly logprob: number;
+  /** If requested. */
+  readonly tokenBytes?: Uint8Array;
+}
+
+/**
+ * Tokens of the prompt, and if requested how likely the target thinks each of them. `logprobs`,
+ * `topLogprobs` and `tokenBytes` have one entry for each token, if they were requested. The prompt's
+ * first token comes in a chunk of its own, without the first two.
+ */
+export interface PromptChunk {
+  readonly position: number;
+  readonly tokenIds: readonly number[];
+  readonly tokenBytes: readonly Uint8Array[];
+  readonly logprobs: readonly number[];
+  readonly topLogprobs: readonly (readonly TokenLogprob[])[];
 }
 
 /**
@@ -84,6 +99,8 @@ export interface Chunk {
   readonly topLogprobs: readonly (readonly TokenLogprob[])[];
   readonly origins: readonly OrUnknown<TokenOrigin>[];
   readonly textLengths: readonly number[];
+  /** If requested: the bytes of each token. */
+  readonly tokenBytes: readonly Uint8Array[];
 }
 
 /** A draft, a verification or its result; times are ns since the request arrived. */
@@ -145,6 +162,10 @@ export interface Statistics {
    * if calls were withdrawn, so that it is not known.
    */
   readonly walltimeImprovement: number;
+  /** Tokens of `predictedText`. */
+  readonly predictedTokenCount: number;
+  /** Tokens of the answer that were drafted from it. */
+  readonly predictedAcceptedTokenCount: number;
 }
 
 /** The forwards of one model. */
@@ -176,6 +197,8 @@ export interface Completion {
   readonly tokenIds: readonly number[];
   /** Tokens from before the last part of a resumed generation. */
   readonly resumedTokenCount: number;
+  /** The prompt's tokens, with `promptLogprobs` or `includePrompt`. */
+  readonly promptChunks: readonly PromptChunk[];
 }
 
 /** A model server, as the orchestrator describes it. */

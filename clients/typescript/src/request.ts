@@ -85,6 +85,17 @@ export interface GenerateOptions {
   logprobs?: boolean | undefined;
   /** Number of likeliest tokens to return at each position, at most 20. */
   topLogprobs?: number | undefined;
+  /**
+   * Return each prompt token's log probability, and so many of the likeliest tokens at its position,
+   * at most 20. With it `maxTokens` may be 0.
+   */
+  promptLogprobs?: number | undefined;
+  /** Return the bytes of each token that is told. */
+  includeTokenBytes?: boolean | undefined;
+  /** Return the prompt's tokens, which `promptLogprobs` also does. */
+  includePrompt?: boolean | undefined;
+  /** What the answer will probably be: Max-Gram drafts from it. */
+  predictedText?: string | undefined;
   /** Let the tokenizer add its special tokens to a text prompt. Default true. */
   addSpecialTokens?: boolean | undefined;
   /** Parse special tokens written in a text prompt. Default false. */
@@ -139,6 +150,10 @@ const CHECKS: Readonly<Record<keyof GenerateOptions, Check>> = {
   ignoreEos: flag,
   logprobs: flag,
   topLogprobs: uint32,
+  promptLogprobs: uint32,
+  includeTokenBytes: flag,
+  includePrompt: flag,
+  predictedText: text,
   addSpecialTokens: flag,
   parseSpecialTokens: flag,
   includeTimeline: flag,
@@ -169,6 +184,10 @@ export function buildRequest(prompt: Prompt, options: GenerateOptions): wire.Gen
     ignoreEos: options.ignoreEos ?? false,
     logprobs: options.logprobs ?? false,
     topLogprobs: options.topLogprobs ?? 0,
+    promptLogprobs: options.promptLogprobs,
+    includeTokenBytes: options.includeTokenBytes ?? false,
+    includePrompt: options.includePrompt ?? false,
+    predictedText: options.predictedText ?? "",
     sampling: samplingOf(options),
     seed: options.seed,
     strategy: wire.Strategy[`STRATEGY_${upper(options.strategy ?? "unspecified")}`],

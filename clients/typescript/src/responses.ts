@@ -8,6 +8,7 @@ import {
   FINISH_REASONS,
   type Finished,
   type OrUnknown,
+  type PromptChunk,
   STRATEGIES,
   type Started,
   type Statistics,
@@ -30,8 +31,17 @@ export function readChunk(message: wire.GenerationChunk): Chunk {
   return { type: "chunk", ...message, origins, topLogprobs: message.topLogprobs.map(likeliest) };
 }
 
-function likeliest({ tokenIds, logprobs }: LikeliestTokens): TokenLogprob[] {
-  return tokenIds.map((tokenId, rank) => ({ tokenId, logprob: logprobs[rank] ?? Number.NaN }));
+/** Read tokens of the prompt. */
+export function readPromptChunk(message: wire.PromptChunk): PromptChunk {
+  return { ...message, topLogprobs: message.topLogprobs.map(likeliest) };
+}
+
+function likeliest({ tokenIds, logprobs, tokenBytes }: LikeliestTokens): TokenLogprob[] {
+  return tokenIds.map((tokenId, rank) => {
+    const told = { tokenId, logprob: logprobs[rank] ?? Number.NaN };
+    const bytes = tokenBytes[rank];
+    return bytes === undefined ? told : { ...told, tokenBytes: bytes };
+  });
 }
 
 /** Read a timeline event. */

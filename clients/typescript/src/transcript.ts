@@ -5,8 +5,21 @@ import type {
   GenerateRequest,
   GenerateResponse,
 } from "./generated/paceline/v1/orchestrator_service.js";
-import type { Chunk, Completion, Finished, Started, TimelineEvent } from "./generation.js";
-import { readChunk, readFinished, readStarted, readTimelineEvent } from "./responses.js";
+import type {
+  Chunk,
+  Completion,
+  Finished,
+  PromptChunk,
+  Started,
+  TimelineEvent,
+} from "./generation.js";
+import {
+  readChunk,
+  readFinished,
+  readPromptChunk,
+  readStarted,
+  readTimelineEvent,
+} from "./responses.js";
 
 /**
  * A request and its answer, which can come over several streams.
@@ -20,6 +33,7 @@ export class Transcript {
   #started: Started | undefined;
   #finished: Finished | undefined;
   #chunks: Chunk[] = [];
+  #promptChunks: PromptChunk[] = [];
   #nextPosition = 0;
   #resumedCount = 0; // tokens that the current stream did not have to send
 
@@ -35,6 +49,11 @@ export class Transcript {
     return this.#finished;
   }
 
+  /** The prompt's tokens, if they were asked for: all of them, once there is a chunk. */
+  get promptChunks(): readonly PromptChunk[] {
+    return this.#promptChunks;
+  }
+
   get chunks(): readonly Chunk[] {
     return this.#chunks;
   }
@@ -45,7 +64,12 @@ export class Transcript {
       return this.#request;
     }
     const resumeTokenIds = [...this.#request.resumeTokenIds, ...tokenIdsOf(this.#chunks)];
-    return { ...this.#request, seed: this.#started.seed, resumeTokenIds };
+    const seed = this.#started.seed;
+    // Chunks come after all of the prompt.
+    const isPromptKnown = this.#chunks.length > 0;
+    const promptLogprobs = isPromptKnown ? undefined : this.#request.promptLogprobs;
+    const includePrompt = this.#request.includePrompt && !isPromptKnown;
+    return { ...this.#request, seed, resumeTokenIds, promptLogprobs, includePrompt };
   }
 
   /**
@@ -58,6 +82,9 @@ export class Transcript {
     switch (event?.$case) {
       case "started":
         this.#start(readStarted(event.value));
+        return undefined;
+      case "promptChunk":
+        this.#appendPrompt(readPromptChunk(event.value));
         return undefined;
       case "chunk":
         return this.#append(readChunk(event.value));
@@ -83,6 +110,7 @@ export class Transcript {
     return {
       started: this.#started,
       chunks: [...this.#chunks],
+      promptChunks: [...this.#promptChunks],
       finished: this.#finished,
       text: this.#chunks.map((chunk) => chunk.text).join(""),
       tokenIds: tokenIdsOf(this.#chunks),
@@ -96,6 +124,7 @@ export class Transcript {
     twin.#started = this.#started;
     twin.#finished = this.#finished;
     twin.#chunks = [...this.#chunks];
+    twin.#promptChunks = [...this.#promptChunks];
     twin.#nextPosition = this.#nextPosition;
     twin.#resumedCount = this.#resumedCount;
     return twin;
@@ -113,6 +142,20 @@ export class Transcript {
     }
     this.#started = started;
     this.#resumedCount = tokenIdsOf(this.#chunks).length;
+  }
+
+  /** Add tokens of the prompt; a stream that was resumed before the answer tells them anew. */
+  #appendPrompt(chunk: PromptChunk): void {
+    const before = chunk.position === 0 ? [] : this.#promptChunks;
+    const last = before.at(-1);
+    const due = last === undefined ? 0 : last.position + last.tokenIds.length;
+    if (chunk.position !== due) {
+      throw new InvariantViolatedError(
+        `tokens of the prompt at position ${chunk.position} came where ${due} was due`,
+      );
+    }
+    before.push(chunk);
+    this.#promptChunks = before;
   }
 
   #append(chunk: Chunk): Chunk {

@@ -67,7 +67,7 @@ test("a generation streams typed chunks and ends with statistics", () =>
       chunks.push(chunk);
     }
     const [type, origins] = ["chunk", ["accepted_draft"]] as const;
-    const told = { logprobs: [], topLogprobs: [], textLengths: [], origins };
+    const told = { logprobs: [], topLogprobs: [], textLengths: [], tokenBytes: [], origins };
     assert.deepEqual(chunks, [
       { type, position: 3, tokenIds: [3], text: "3 ", ...told },
       { type, position: 4, tokenIds: [4], text: "4 ", ...told },

@@ -51,8 +51,11 @@ class AnswerChecks:
         demand(judged.prefix_length == prefix_length, "prefix_length", _WAS_NOT_ASKED)
         demand(proposal.leads_along(path), "accepted_path", _WAS_NOT_ASKED)
         demand(self._is_token(judged.next_token), "next_token_id", _WAS_NOT_ASKED)
-        self._check_logprobs(judged.logprobs, len(path) + 1 if options.logprobs else 0)
-        self._check_likeliest(judged.top_logprobs, len(path) + 1, most=options.top_logprobs)
+        if options.score:
+            demand(len(path) == len(proposal), "accepted_path", _WAS_NOT_ASKED)
+        told_count = len(path) + (not options.score)
+        self._check_logprobs(judged.logprobs, told_count if options.logprobs else 0)
+        self._check_likeliest(judged.top_logprobs, told_count, most=options.top_logprobs)
         if len(judged.proposal):
             may_guess = options.propose and not self._is_rejection
             is_guess = may_guess and self._is_guess(judged.proposal)

@@ -30,6 +30,8 @@ What runs when
 - The method is never entered twice. An event that comes while the method decides waits in
   `_questions`, also one that its own commands cause, such as a call to an empty slot. The text
   drafter's answers go to the front of `_questions`: no other event comes before them.
+- A prompt is scored before the first method exists (`_score_prompt`). Servers that come and go
+  meanwhile are looked at between two blocks, and the method begins with those that are left.
 - `reconsider` is called inside the method, once tokens are final; `change` and `lengthen` may be
   called there. A new method begins with those tokens. The servers that it needs in addition are
   looked for at once. `_release_servers` lets the others go in `_work`, when the calls of the method
@@ -100,6 +102,7 @@ if TYPE_CHECKING:
     from paceline_contract.calls import LikeliestTokens
     from paceline_orchestrator.decoding.calls_in_flight import StartCall
     from paceline_orchestrator.decoding.deadline import Deadline
+    from paceline_orchestrator.decoding.prompt_scoring import PromptScoring
     from paceline_orchestrator.decoding.recorder import Recorder
     from paceline_orchestrator.decoding.request_servers import RequestServers
     from paceline_orchestrator.decoding.session import RemoteSession
@@ -126,6 +129,7 @@ class Driver:
             wanted, after the commands that came with them are under way; returns whether the text
             ends here.
         conclude: Told once how the method ended, before what still runs is called off.
+        scoring: Scores the prompt before anything is decoded; None if that is not wanted.
         reconsider: Called when tokens have become final and the text goes on, before the calls that
             follow from them are made: the time for `change` and `lengthen`.
 
@@ -146,6 +150,7 @@ class Driver:
         top_logprobs: int,
         deliver: Callable[[EmitTokens, tuple[LikeliestTokens, ...]], bool],
         conclude: Callable[[FinishReason], None],
+        scoring: PromptScoring | None = None,
         reconsider: Callable[[], None] = lambda: None,
     ) -> None:
         self._create_method = self._create_first = create_method
@@ -158,6 +163,8 @@ class Driver:
         self._likeliest = LikeliestByPosition(prompt_length) if top_logprobs else None
         self._deliver = deliver
         self._conclude = conclude
+        self._scoring = scoring
+        self._pool = pool
         self._reconsider = reconsider
         self._needs: ServerNeeds | None = None  # of a new method, until `_release_servers`
         self._outgrown: list[RemoteSession] = []  # until `_let_outgrown_go`
@@ -268,6 +275,9 @@ class Driver:
     async def _work(self) -> None:
         """Begin, and count and deliver in each turn what has come, until the end."""
         capacity = await self._servers.until_ready()
+        if self._scoring is not None:
+            await self._score_prompt(self._scoring)
+            capacity = await self._servers.until_ready()
         if self._failure is None:
             self._method = SuccessiveDecoding(
                 self._create_first(capacity), capacity, reconsider=self._reconsider
@@ -283,6 +293,27 @@ class Driver:
         if self._finish is not None:
             self._conclude(self._finish.reason)
             await asyncio.sleep(COURTESY_SECONDS)
+
+    async def _score_prompt(self, scoring: PromptScoring) -> None:
+        """Have the prompt scored by one target; by another, from there on, if that one fails."""
+        await scoring.begin()
+        while not scoring.is_done and self._failure is None:
+            self._turned.clear()
+            targets = self._servers.capacity.targets
+            session = self._servers.target(targets[0]) if targets else None
+            if session is None:
+                await self._turned.wait()
+                continue
+            try:
+                judged = await scoring.score(session)
+            except SessionError:
+                continue  # the call was dropped, which its session puts up with once
+            except PacelineError as error:
+                self._servers.lose(session, error)
+                continue
+            self._recorder.judged(judged)
+            self._servers.note_verdict()
+            self._pool.report_success(session.server)
 
     def _wind_up(self) -> None:
         """Have a method that did not come to its end count what it leaves: its calls are over."""
@@ -317,6 +348,8 @@ class Driver:
     def _post(self, event: Event) -> None:
         if self._method is not None:
             self._decide(partial(self._method.handle, event))
+        else:
+            self._turned.set()  # `_score_prompt` may wait for a target
 
     def _decide(self, question: Callable[[], Sequence[Command]]) -> None:
         """Ask the method, and carry out its answer: now, or after the one under way."""

@@ -137,7 +137,7 @@ class RequestServers:
         """Wait until the method can begin, and return the slots that can be given work."""
         self._tell()
         await self._barrier.ended()
-        return self._capacity
+        return self.capacity
 
     def stop_waiting(self) -> None:
         """Let `until_ready` return at once."""
@@ -210,7 +210,8 @@ class RequestServers:
         self._given_up(error)
 
     @property
-    def _capacity(self) -> CapacityChanged:
+    def capacity(self) -> CapacityChanged:
+        """The slots that can be given work now."""
         capacity = self._assigned.capacity
         return capacity if self._text is None else self._text.join(capacity)
 
@@ -222,7 +223,7 @@ class RequestServers:
     def _tell(self) -> None:
         """Tell which slots can be given work; end the barrier if there is no reason to wait."""
         self._have_text_read()
-        capacity = self._capacity
+        capacity = self.capacity
         if self.slot_count:
             self._shortages.note_targets(has_targets=bool(capacity.targets))
         self._changed(capacity)

@@ -148,6 +148,7 @@ def send_verify(
         anticipate=options.anticipate,
         propose=options.propose,
         top_logprobs=options.top_logprobs,
+        score=options.score,
     )
     return server.target.Verify(request, timeout=timeout_seconds)
 

@@ -71,11 +71,15 @@ class TextStatistics:
         drafted: Its tokens.
         accepted: Those that are what became output there, whoever else drafted the same.
         rejected: Those that are not, after others that are.
+        predicted: Tokens that the client predicted.
+        predicted_accepted: Those accepted that were copied from them.
     """
 
     drafted: int = 0
     accepted: int = 0
     rejected: int = 0
+    predicted: int = 0
+    predicted_accepted: int = 0
 
 
 @dataclass(slots=True)

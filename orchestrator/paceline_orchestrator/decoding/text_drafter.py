@@ -2,6 +2,9 @@
 
 Another way to guess from the text is another `Proposer`; see docs/extending.md.
 
+What the client predicts of the answer is read before the prompt, behind a copy of the prompt's last
+tokens. So the end of the prompt stands before the prediction, too, and is copied from there.
+
 It has a slot behind those of the servers. Its drafts are answered in the very turn in which they
 are asked for: an answer takes microseconds. To read a prompt takes some 10 to 50 us a token, so
 that is done piece by piece, between other work, and only once the text is to draft. And it takes
@@ -31,6 +34,9 @@ TEXT_DRAFTER = "max-gram"
 # Of a prompt, the last so many tokens are searched: the index takes some 0.5 KB for each.
 _MOST_TOKENS = 16_384
 _PIECE_TOKENS = 32
+# Of these at most so many are of a prediction; and so many of the prompt's last tokens lead to it.
+_MOST_PREDICTED = _MOST_TOKENS // 2
+_LEADING_TOKENS = 32
 
 
 class Proposer(Protocol):
@@ -45,13 +51,18 @@ class Proposer(Protocol):
     def propose(self, count: int, /) -> list[int]:
         """Return at most `count` tokens that may follow."""
 
+    @property
+    def source(self) -> int | None:
+        """Where in the text the first token of the next proposal stands; None: nowhere."""
+
 
 @dataclass(slots=True)
 class _Guess:
-    """What was proposed last: tokens after a text."""
+    """What was proposed last: tokens after a text; whether each was copied from a prediction."""
 
     prefix: Sequence[int]
     token_ids: list[int]
+    are_predicted: list[bool]
 
 
 class TextDrafter:
@@ -64,6 +75,7 @@ class TextDrafter:
         is_beside: Whether it drafts beside servers; else only while there is none.
         make_distribution: Under rejection sampling: makes what a token was drawn from.
         room: Shared by all texts, for what the proposer reads; `close` gives back what it took.
+        predicted: What the client predicts, after the last tokens of the prompt that it was asked.
 
     Attributes:
         statistics: What became of what it drafted.
@@ -79,6 +91,8 @@ class TextDrafter:
         is_beside: bool,
         make_distribution: Callable[[int], Distribution] | None = None,
         room: IndexRoom | None = None,
+        predicted: Sequence[int] = (),
+        asked: Sequence[int] = (),
     ) -> None:
         self._prompt = prompt
         self._slot = slot
@@ -87,12 +101,15 @@ class TextDrafter:
         self._proposer = proposer
         self._room = room or IndexRoom()
         self._taken = 0  # of that room
-        self._skipped = len(prompt)  # until it has room for some of it
+        self._before = (
+            (*asked[-_LEADING_TOKENS:], *predicted)[:_MOST_PREDICTED] if predicted else ()
+        )
+        self._shift = -len(prompt)  # of places in the text to those in the index
         self._is_ready = False
         self._final_length = len(prompt)  # of the whole text
-        self._indexed_length = self._skipped  # of that, what the index has, and is final
+        self._indexed_length = len(prompt)  # of that, what the index has, and is final
         self._guesses: list[_Guess] = []  # whose tokens are not all final yet
-        self.statistics = TextStatistics()
+        self.statistics = TextStatistics(predicted=len(predicted))
         self.drafts = True
 
     def is_wanted(self, capacity: CapacityChanged) -> bool:
@@ -111,27 +128,30 @@ class TextDrafter:
 
     async def read_prompt(self) -> None:
         """Read the prompt, as much of its end as there is room for; others work in between."""
-        self._taken = self._room.take(min(len(self._prompt), _MOST_TOKENS))
-        self._skipped = len(self._prompt) - self._taken
-        for start in range(self._skipped, len(self._prompt), _PIECE_TOKENS):
-            self._proposer.extend(self._prompt[start : start + _PIECE_TOKENS])
+        self._taken = self._room.take(min(len(self._before) + len(self._prompt), _MOST_TOKENS))
+        self._before = self._before[: self._taken]
+        skipped = len(self._prompt) + len(self._before) - self._taken
+        text = (*self._before, *self._prompt[skipped:])
+        for start in range(0, len(text), _PIECE_TOKENS):
+            self._proposer.extend(text[start : start + _PIECE_TOKENS])
             await asyncio.sleep(0)
+        self._shift = len(self._before) - skipped
         self._indexed_length = len(self._prompt)
         self._is_ready = True
 
     def propose(self, draft: StartDraft) -> Proposal:
         """Return what the text says, which may be nothing."""
-        length = len(draft.prefix) - self._skipped
+        length = len(draft.prefix) + self._shift
         if not (self._is_ready and self._has_room_for(length)):
             return NOTHING
         start = self._indexed_length
-        self._proposer.follow(draft.prefix[start:], start=start - self._skipped)
+        self._proposer.follow(draft.prefix[start:], start=start + self._shift)
         self._indexed_length = min(self._final_length, len(draft.prefix))
         found = self._proposer.propose(draft.max_tokens)
         if not found:
             return NOTHING
         self.statistics.drafted += len(found)
-        self._add(draft.prefix, found)
+        self._add(draft.prefix, found, are_predicted=self._are_predicted(len(found)))
         make = self._make_distribution
         return Proposal(tuple(found), distributions=tuple(map(make, found)) if make else ())
 
@@ -151,17 +171,25 @@ class TextDrafter:
         self._taken += self._room.take(max(0, count - self._taken))
         return count <= self._taken
 
-    def _add(self, prefix: Sequence[int], found: list[int]) -> None:
+    def _are_predicted(self, count: int) -> list[bool]:
+        """Tell which tokens of the last proposal were copied from the prediction."""
+        source = self._proposer.source if self._before else None
+        end = len(self._before)
+        return [source is not None and source + index < end for index in range(count)]
+
+    def _add(self, prefix: Sequence[int], found: list[int], *, are_predicted: list[bool]) -> None:
         last = self._guesses[-1] if self._guesses else None
         if last is not None and list(prefix[len(last.prefix) :]) == last.token_ids:
             last.token_ids += found
+            last.are_predicted += are_predicted
         else:
-            self._guesses.append(_Guess(prefix, found))
+            self._guesses.append(_Guess(prefix, found, are_predicted))
 
     def _judge(self, token_id: int) -> None:
         place = self._final_length
         waiting: list[_Guess] = []
         verdicts: list[bool] = []
+        is_predicted = False
         for guess in self._guesses:
             offset = place - len(guess.prefix)
             if offset < 0:
@@ -170,9 +198,11 @@ class TextDrafter:
                 continue
             is_right = guess.token_ids[offset] == token_id
             verdicts.append(is_right)
+            is_predicted |= is_right and guess.are_predicted[offset]
             if is_right and offset + 1 < len(guess.token_ids):
                 waiting.append(guess)
         self._guesses = waiting
         if verdicts:
             self.statistics.accepted += any(verdicts)
+            self.statistics.predicted_accepted += is_predicted
             self.statistics.rejected += not any(verdicts)

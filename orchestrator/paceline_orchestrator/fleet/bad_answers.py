@@ -22,6 +22,7 @@ from paceline_contract.limits import (
     MOST_DISTRIBUTION_ENTRIES,
     MOST_END_TOKENS,
     MOST_MODEL_NAME_CHARACTERS,
+    REPETITION_PENALTIES,
     SUM_TOLERANCE,
 )
 
@@ -46,6 +47,7 @@ _TEXTS = {
 }
 _MOST_VOCABULARY = 1 << 24
 _MOST_CONTEXT = 1 << 30
+_MOST_TEMPERATURE = 100.0
 _FIM_TOKENS = 3
 _MOST_LATENCIES = 64
 _MOST_STAGES = 16
@@ -127,6 +129,22 @@ def check_model_info(info: pb.GetModelInfoResponse) -> None:
             most=_TEXTS["model_name"],
         )
     _check_hardware(info.hardware)
+    _check_sampling_defaults(info)
+
+
+def _check_sampling_defaults(info: pb.GetModelInfoResponse) -> None:
+    said = {field.name: value for field, value in info.sampling_defaults.ListFields()}
+    limits = {
+        "temperature": (0.0, _MOST_TEMPERATURE),
+        "top_k": (0, info.vocabulary_size),
+        "top_p": (math.nextafter(0, 1), 1.0),
+        "min_p": (0.0, 1.0),
+        "repetition_penalty": REPETITION_PENALTIES,
+    }
+    for name, (least, most) in limits.items():
+        # So written that NaN is refused.
+        is_allowed = name not in said or least <= said[name] <= most
+        demand(is_allowed, f"sampling_defaults.{name}", f"is not in [{least:g}, {most:g}]")
 
 
 def check_timing(timing: CallTiming) -> None:

@@ -28,9 +28,9 @@ def commonest_model(servers: Iterable[ModelServer]) -> ModelFacts | None:
 
     A lone server must not speak for the others. Of equally many those count that compute the same
     bits whatever is beside, since who asked for that must not lose it. Its context is the longest
-    of them: a target with less is used for what it has room for. It knows REJECTION, and shapes
-    logits, where one of them does: the others are passed over. Its grammars are enforced by what
-    most of them have for that.
+    of them: a target with less is used for what it has room for. It knows REJECTION, shapes
+    logits, and scores prompts, where one of them does: the others are passed over. Its grammars are
+    enforced by what most of them have for that.
     """
     known = [it.facts for it in servers if it.facts]
     counts = Counter(it.identity for it in known)
@@ -46,6 +46,7 @@ def commonest_model(servers: Iterable[ModelServer]) -> ModelFacts | None:
         model,
         rejection_sampling=any(it.rejection_sampling for it in alike),
         shapes_logits=any(it.shapes_logits for it in alike),
+        scores_prompts=any(it.scores_prompts for it in alike),
         grammar_engine=_commonest(it.grammar_engine for it in alike),
     )
 

@@ -274,6 +274,8 @@ def _limits(facts: ModelFacts, model: ModelFacts) -> Iterator[str]:
         yield "it works for no request under REJECTION"
     if model.shapes_logits and not facts.shapes_logits:
         yield "it works for no request with biases, penalties or min_tokens"
+    if model.scores_prompts and not facts.scores_prompts:
+        yield "it works for no request with prompt_logprobs"
     if facts.grammar_engine != model.grammar_engine:
         own, most = (it.grammar_engine[:_ENGINE_CHARACTERS] or "none" for it in (facts, model))
         yield f"it works for no request with a grammar: it has {own}, most have {most}"

@@ -86,6 +86,8 @@ class ModelFacts:
         fim_token_ids: Before a prefix, before a suffix, and after both; empty if it has none.
         exchanges_calls: Whether it takes calls as messages of a stream.
         shapes_logits: Whether it knows biases, penalties and min_tokens.
+        scores_prompts: Whether it has log probabilities of tokens that are given.
+        sampling_defaults: What the model's files say of sampling, by the names of the proto.
         grammar_engine: What enforces grammars there, with its version; empty: nothing does.
     """
 
@@ -114,6 +116,8 @@ class ModelFacts:
     fim_token_ids: tuple[int, ...] = ()
     exchanges_calls: bool = False
     shapes_logits: bool = False
+    scores_prompts: bool = False
+    sampling_defaults: tuple[tuple[str, float], ...] = ()
     grammar_engine: str = ""
 
     @property
@@ -262,6 +266,10 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
         fim_token_ids=tuple(info.fim_token_ids),
         exchanges_calls=info.exchanges_calls,
         shapes_logits=info.shapes_logits,
+        scores_prompts=info.scores_prompts,
+        sampling_defaults=tuple(
+            (field.name, value) for field, value in info.sampling_defaults.ListFields()
+        ),
         grammar_engine=info.grammar_engine,
     )
 

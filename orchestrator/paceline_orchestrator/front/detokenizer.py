@@ -81,6 +81,25 @@ def make_detokenizer(codec: Codec, prompt: Sequence[int] = ()) -> Detokenizer:
     return _ChainDetokenizer(codec, prompt)
 
 
+def whole_text(codec: Codec, token_ids: Sequence[int]) -> str:
+    """Return the text of tokens, with the names of special tokens.
+
+    Cost: not for the event loop.
+    """
+    names = {token_id: name for name, token_id in codec.special_ids.items()}
+    places = [index for index, token_id in enumerate(token_ids) if token_id in names]
+    pieces, start = [], 0
+    for end in (*places, len(token_ids)):
+        if start < end:
+            before = token_ids[max(0, start - _MOST_LOOKED_AT) : start]
+            detokenizer = make_detokenizer(codec, before)
+            pieces.append(detokenizer.push_many(token_ids[start:end]) + detokenizer.finish())
+        if end < len(token_ids):
+            pieces.append(names[token_ids[end]])
+        start = end + 1
+    return "".join(pieces)
+
+
 class _OpenTokens:
     """Counts the last tokens that have bytes of the incomplete character.
 

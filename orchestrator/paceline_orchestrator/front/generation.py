@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidFieldError
 from paceline_contract.calls import VerificationRule
+from paceline_contract.limits import MOST_PROMPT_CHUNK_TOKENS
 from paceline_orchestrator.decoding.assigned_servers import AssignedServers
 from paceline_orchestrator.decoding.driver import Driver
+from paceline_orchestrator.decoding.prompt_scoring import PromptScoring, ScoredTokens
 from paceline_orchestrator.decoding.recorder import Recorder
 from paceline_orchestrator.decoding.request_servers import RequestServers
 from paceline_orchestrator.decoding.rpcs import one_hot
@@ -19,6 +21,7 @@ from paceline_orchestrator.front.text import FinalToken
 from paceline_orchestrator.front.translation import (
     chunk_message,
     finished_message,
+    prompt_message,
     started_message,
     timeline_message,
 )
@@ -45,12 +48,16 @@ if TYPE_CHECKING:
     from paceline_protocol.messages import CapacityChanged, EmitTokens
     from paceline_protocol.methods import DecodingMethod, Strategy
 
+# Messages about the prompt that may wait for the stream's reader: they are large.
+_MOST_UNREAD = 8
+
 
 class Generation:
     """Decodes one order; `messages` is the stream that the client gets.
 
     Tokens wait in an outbox for a client that reads slowly; the order's max_tokens bound it, and
-    the servers are free as soon as the last token is decoded. `close` it in the end, whatever
+    the servers are free as soon as the last token is decoded. The prompt's log probabilities are
+    not computed faster than they are read. `close` it in the end, whatever
     happened.
 
     Args:
@@ -77,6 +84,7 @@ class Generation:
         charge: Callable[[int], None] | None = None,
     ) -> None:
         self._outbox: asyncio.Queue[ClientMessage | Exception | None] = asyncio.Queue()
+        self._was_read = asyncio.Event()
         self._charge = charge or (lambda _: None)
         self._text = order.text
         if self._text.token_count < len(order.resumed):
@@ -122,6 +130,7 @@ class Generation:
             top_logprobs=order.options.top_logprobs,
             deliver=self._deliver,
             conclude=self._conclude,
+            scoring=self._prompt_scoring(pool),
             reconsider=lambda: self._reconsider(),
         )
 
@@ -130,6 +139,8 @@ class Generation:
         self._charge(len(self._order.prefix))
         try:
             self._send(started_message(self._order, target_count=self._servers.target_count))
+            if self._order.options.include_prompt and not self._order.scores_prompt:
+                await self._tell_prompt()
             await self._driver.run()
         except Exception as error:  # noqa: BLE001 - whatever it is, the stream's reader gets it
             self.fail(error)
@@ -150,6 +161,7 @@ class Generation:
             if isinstance(item, Exception):
                 raise item
             yield item
+            self._was_read.set()
 
     def close(self) -> None:
         """Free what `run` did not come to free."""
@@ -282,6 +294,33 @@ class Generation:
         task = order.task(is_alone=self._servers.is_idle)
         return create_method(order.plan.strategy, task, capacity=capacity)
 
+    def _prompt_scoring(self, pool: ServerPool) -> PromptScoring | None:
+        order = self._order
+        if order.options.prompt_logprobs is None:
+            return None
+        return PromptScoring(
+            order.prompt,
+            top_logprobs=order.options.prompt_logprobs,
+            vocabulary_size=order.model.vocabulary_size,
+            deliver=self._deliver_scored,
+            suspect=pool.suspect,
+        )
+
+    async def _tell_prompt(self) -> None:
+        """Send the prompt's tokens alone."""
+        prompt = self._order.prompt
+        await self._deliver_scored(ScoredTokens(0, prompt[:1]))
+        for start in range(1, len(prompt), MOST_PROMPT_CHUNK_TOKENS):
+            token_ids = prompt[start : start + MOST_PROMPT_CHUNK_TOKENS]
+            await self._deliver_scored(ScoredTokens(start, token_ids))
+
+    async def _deliver_scored(self, scored: ScoredTokens) -> None:
+        """Send how likely tokens of the prompt are; a reader that is slow is waited for."""
+        while self._outbox.qsize() >= _MOST_UNREAD:
+            self._was_read.clear()
+            await self._was_read.wait()
+        self._send(prompt_message(scored, bytes_of=self._order.bytes_of))
+
     def _deliver(self, emission: EmitTokens, likeliest: tuple[LikeliestTokens, ...]) -> bool:
         """Take final tokens in, send those that can be sent, and tell whether the text ends."""
         before = self._text.token_count
@@ -312,7 +351,8 @@ class Generation:
         piece = self._text.take()
         if piece is None:
             return
-        self._send(chunk_message(piece, position=self._position))
+        bytes_of = self._order.bytes_of
+        self._send(chunk_message(piece, position=self._position, bytes_of=bytes_of))
         self._position += len(piece.tokens)
 
     def _send(self, message: ClientMessage) -> None:
@@ -346,4 +386,6 @@ def _text_drafter(order: Order, rules: MaxGramRules) -> TextDrafter | None:
         is_beside=order.plan.drafter is not None,
         make_distribution=one_hot if is_rejection else None,
         room=rules.room,
+        predicted=order.predicted,
+        asked=order.prompt,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from paceline_contract.calls import VerificationRule
 from paceline_orchestrator.decoding.exchange import SessionSpec
@@ -15,10 +15,14 @@ from paceline_orchestrator.planning.target_scaling import TargetScaling
 from paceline_protocol.task import DecodingTask, DispatchPolicy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paceline_orchestrator.decoding.deadline import Deadline
     from paceline_orchestrator.fleet.wire import ModelFacts
     from paceline_orchestrator.front.text import StreamedText
     from paceline_orchestrator.planning.planner import Plan, Wish
+
+BytesOf: TypeAlias = "Callable[[int], bytes]"
 
 # What a session reserves beyond the text there is: a server takes further steps of its own as the
 # text grows, so that a request for the longest of texts does not shut out the others at once.
@@ -35,6 +39,8 @@ class Options:
         plain_sampling: The same without biases, penalties, min_tokens and grammar, for drafters
             that do not know them; None: it has none of these.
         has_grammar: Whether it has a grammar.
+        prompt_logprobs: How many of the likeliest tokens are told at each position of the prompt,
+            beside the log probability of its token; None: neither is told.
     """
 
     wish: Wish
@@ -45,6 +51,8 @@ class Options:
     ignore_eos: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: int | None = None
+    include_prompt: bool = False
     include_timeline: bool = False
     stream_timeline: bool = False
 
@@ -60,6 +68,8 @@ class Order:
         model: The model that it is pinned to.
         text: The text so far, with what was resumed.
         prompt: The prompt's tokens.
+        predicted: Tokens that the client predicts.
+        bytes_of: Returns the bytes of a token; None if they are not told.
         resumed: The tokens of this generation that the client has.
         max_tokens: Tokens to generate at most, resumed ones included.
         seed: The seed in use.
@@ -82,6 +92,8 @@ class Order:
     arrived_ns: int
     deadline: Deadline
     waited_ns: int = 0
+    predicted: tuple[int, ...] = ()
+    bytes_of: BytesOf | None = None
 
     @property
     def was_resumed_to_eos(self) -> bool:
@@ -92,6 +104,11 @@ class Order:
     def prefix(self) -> tuple[int, ...]:
         """What the first new token follows."""
         return self.prompt + self.resumed
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's log probabilities are told."""
+        return self.options.prompt_logprobs is not None
 
     @property
     def limit_length(self) -> int:
@@ -107,7 +124,7 @@ class Order:
     def server_needs(self) -> ServerNeeds:
         """Whom it has work for; nobody if everything was resumed."""
         return ServerNeeds(
-            target_count=self.plan.target_count if self._missing else 0,
+            target_count=self._target_count,
             drafter_count=self.drafter_count,
             growth=self._growth,
             drafts=self._drafts,
@@ -136,7 +153,7 @@ class Order:
         return self._drafts and (self.plan.drafter is None or self.plan.drafter.has_text)
 
     def suits(self, server: ModelFacts, *, role: Role, length: int) -> bool:
-        """Whether a server's context is long enough for it, and a target knows its sampling.
+        """Whether a server's context is long enough, and a target can do what is asked.
 
         Drafters draft as far as theirs goes. A target has to hold all that the text may become.
 
@@ -147,7 +164,9 @@ class Order:
         """
         if role is Role.DRAFTER:
             return length < server.context_length
-        return self._is_known_to(server) and self.limit_length <= server.context_length
+        scores = server.scores_prompts or not self.scores_prompt
+        is_known = self._is_known_to(server)
+        return is_known and scores and self.limit_length <= server.context_length
 
     def session_spec(self, server: ModelFacts, *, length: int) -> SessionSpec:
         """Say what a session for it is opened for: no more than the server's context has room for.
@@ -217,6 +236,12 @@ class Order:
             is_fixed=self.options.wish.lookahead is not None,
             has_text=drafter is not None and drafter.has_servers and drafter.has_text,
         )
+
+    @property
+    def _target_count(self) -> int:
+        if self._missing:
+            return self.plan.target_count
+        return int(self.scores_prompt)
 
     @property
     def _drafts(self) -> bool:

@@ -5,14 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.errors import UnsupportedError
+from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.front.prompt_parts import Part, Token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.v1 import orchestrator_service_pb2 as pb
     from paceline_orchestrator.front.prompt_parts import Piece
     from paceline_orchestrator.front.tokenizer import Codec
+
+
+def generation_of(request: pb.TokenizeRequest) -> pb.GenerateRequest:
+    """Return a generation with the same text, which is tokenised in the same way."""
+    same = pb.GenerateRequest(add_special_tokens=True)
+    for field, value in request.ListFields():
+        if field.name == "parts":
+            same.parts.CopyFrom(request.parts)
+        elif field.name != "include_token_bytes":
+            setattr(same, field.name, value)
+    return same
 
 
 def prompt_size(request: pb.GenerateRequest) -> int:

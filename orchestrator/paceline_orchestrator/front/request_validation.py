@@ -25,6 +25,7 @@ from paceline_contract.limits import (
     MOST_GRAMMAR_BYTES,
     MOST_LOOKAHEAD,
     MOST_PENALTY,
+    MOST_PROMPT_LOGPROBS,
     MOST_TARGETS,
     MOST_TOP_LOGPROBS,
     MOST_WIDTH,
@@ -76,8 +77,10 @@ _CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
     ),
     (
         "max_tokens",
-        "must be 1 or more",
-        lambda it: not it.HasField("max_tokens") or it.max_tokens >= 1,
+        "must be 1 or more, or with prompt_logprobs 0",
+        lambda it: (
+            not it.HasField("max_tokens") or it.max_tokens >= 1 or it.HasField("prompt_logprobs")
+        ),
     ),
     (
         "stop_strings",
@@ -168,6 +171,11 @@ _CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
         f"must be in [0, {MOST_TOP_LOGPROBS}]",
         lambda it: it.top_logprobs <= MOST_TOP_LOGPROBS,
     ),
+    (
+        "prompt_logprobs",
+        f"must be in [0, {MOST_TOP_LOGPROBS}]",
+        lambda it: it.prompt_logprobs <= MOST_TOP_LOGPROBS,
+    ),
     ("branches", f"must be in [0, {MOST_BRANCHES}]", lambda it: it.branches <= MOST_BRANCHES),
     ("branches", "needs a width of 2 or more", lambda it: not it.branches or it.width > 1),
     (
@@ -220,14 +228,14 @@ def check_lengths(request: pb.GenerateRequest, model: ModelFacts) -> None:
             f"must be at most {most_bytes} bytes of UTF-8 for a context of {model.context_length}"
             " tokens",
         )
+    if len(request.predicted_text.encode()) > most_bytes:
+        raise InvalidFieldError.of("predicted_text", f"must be at most {most_bytes} bytes of UTF-8")
     for field, count in (
         ("token_ids.ids", len(request.token_ids.ids)),
         ("resume_token_ids", len(request.resume_token_ids)),
     ):
-        if count >= model.context_length:
-            raise ContextLengthExceededError.of(
-                field, f"must be less than {model.context_length} tokens, and is {count}"
-            )
+        if count + _needs_room(request) > model.context_length:
+            raise ContextLengthExceededError.of(field, _too_long(request, model, count))
 
 
 def check_tokens(
@@ -250,6 +258,7 @@ def check_tokens(
         if max(token_ids, default=0) >= size:
             raise InvalidFieldError.of(field, f"must be in [0, {size})")
     _check_sampling(request, model)
+    _check_scoring(request, model, prompt_length=len(prompt))
     # The last one may be: then only the stream's last message was missed.
     if not (request.ignore_eos or model.eos_token_ids.isdisjoint(request.resume_token_ids[:-1])):
         raise InvalidFieldError.of("resume_token_ids", "must not go on after an end-of-text token")
@@ -274,6 +283,21 @@ def _check_sampling(request: pb.GenerateRequest, model: ModelFacts) -> None:
         raise UnsupportedError("sampling.grammar: this model's servers know no grammars")
 
 
+def _check_scoring(request: pb.GenerateRequest, model: ModelFacts, *, prompt_length: int) -> None:
+    if not request.HasField("prompt_logprobs"):
+        return
+    if not model.scores_prompts:
+        raise UnsupportedError("prompt_logprobs: this model's servers score no prompts")
+    most = MOST_PROMPT_LOGPROBS // prompt_length - 1
+    if request.prompt_logprobs > most:
+        raise InvalidFieldError.of(
+            "prompt_logprobs",
+            f"must be at most {most} with a prompt of {prompt_length} tokens"
+            if most >= 0
+            else f"needs a prompt of at most {MOST_PROMPT_LOGPROBS} tokens",
+        )
+
+
 def allowed_tokens(request: pb.GenerateRequest, model: ModelFacts, *, prompt_length: int) -> int:
     """Return how many tokens a request may generate, resumed ones included.
 
@@ -282,10 +306,8 @@ def allowed_tokens(request: pb.GenerateRequest, model: ModelFacts, *, prompt_len
         InvalidFieldError: More tokens are resumed than may be generated.
     """
     room = model.context_length - prompt_length
-    if room < 1:
-        raise ContextLengthExceededError.of(
-            "prompt", f"must be less than {model.context_length} tokens, and is {prompt_length}"
-        )
+    if room < _needs_room(request):
+        raise ContextLengthExceededError.of("prompt", _too_long(request, model, prompt_length))
     if request.max_tokens > room:
         raise ContextLengthExceededError.of(
             "max_tokens", f"must be in [1, {room}] with this prompt"
@@ -296,6 +318,16 @@ def allowed_tokens(request: pb.GenerateRequest, model: ModelFacts, *, prompt_len
     if request.sampling.min_tokens > limit:
         raise InvalidFieldError.of("sampling.min_tokens", f"must be at most max_tokens ({limit})")
     return limit
+
+
+def _needs_room(request: pb.GenerateRequest) -> bool:
+    """Whether it needs room for a token of the answer: it may only score its prompt."""
+    return not request.HasField("max_tokens") or request.max_tokens > 0
+
+
+def _too_long(request: pb.GenerateRequest, model: ModelFacts, token_count: int) -> str:
+    word = "less than" if _needs_room(request) else "at most"
+    return f"must be {word} {model.context_length} tokens, and is {token_count}"
 
 
 def shapes_logits(request: pb.GenerateRequest) -> bool:

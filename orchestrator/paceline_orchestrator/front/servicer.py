@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import (
     ContextLengthExceededError,
     DrainingError,
+    InvalidFieldError,
     LoadingError,
     NoTargetError,
     PacelineError,
@@ -22,11 +23,12 @@ from paceline_orchestrator.decoding.deadline import Deadline
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.wire import fetch_chat_template
+from paceline_orchestrator.front.detokenizer import whole_text
 from paceline_orchestrator.front.generation import Generation
 from paceline_orchestrator.front.identity import lane_of, share_of
 from paceline_orchestrator.front.order import Order
 from paceline_orchestrator.front.pacing import Pacing
-from paceline_orchestrator.front.prompts import encode_prompt, prompt_size
+from paceline_orchestrator.front.prompts import encode_prompt, generation_of, prompt_size
 from paceline_orchestrator.front.request_queue import RequestQueue
 from paceline_orchestrator.front.request_validation import (
     allowed_tokens,
@@ -212,6 +214,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                         verification_count=took.target_forward_count + took.cancelled_count,
                         text_accepted_count=took.text.accepted,
                         text_rejected_count=took.text.rejected,
+                        was_predicted=bool(order.predicted),
                     )
 
     async def GetSystemInfo(  # noqa: N802
@@ -227,6 +230,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                 info.tokenizer_fingerprint = model.tokenizer_fingerprint
             info.vocabulary_size = model.vocabulary_size
             info.context_length = model.context_length
+            for name, value in model.sampling_defaults:
+                setattr(info.sampling_defaults, name, value)
         info.most_request_bytes = self.most_request_bytes
         for server, standing in self._pool.standings().items():
             info.servers.append(server_message(server, standing))
@@ -257,6 +262,67 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         raise NoTargetError(
             "no target tells its chat template", retry_after_seconds=shortage.RETRY_SECONDS
         )
+
+    async def Tokenize(  # noqa: N802
+        self, request: pb.TokenizeRequest, context: Any
+    ) -> pb.TokenizeResponse:
+        """Return the tokens of a text."""
+        if request.WhichOneof("prompt") is None:
+            raise InvalidFieldError.of("prompt", "is required")
+        model, codec = await self._codec()
+        asked = generation_of(request)
+        check_lengths(asked, model)
+        share = share_of(context, current_caller())
+        token_ids = await self._texts.run(
+            lambda: encode_prompt(asked, codec, fim_token_ids=()),
+            size=prompt_size(asked),
+            share=share,
+        )
+        if len(token_ids) > model.context_length:
+            raise ContextLengthExceededError.of(
+                request.WhichOneof("prompt") or "prompt",
+                f"must be at most {model.context_length} tokens, and is {len(token_ids)}",
+            )
+        response = pb.TokenizeResponse(token_ids=token_ids)
+        if request.include_token_bytes:
+            response.token_bytes.extend(
+                await self._texts.run(
+                    lambda: list(map(codec.bytes_alone, token_ids)),
+                    size=len(token_ids),
+                    share=share,
+                )
+            )
+        return response
+
+    async def Detokenize(  # noqa: N802
+        self, request: pb.DetokenizeRequest, context: Any
+    ) -> pb.DetokenizeResponse:
+        """Return the text of tokens."""
+        model, codec = await self._codec()
+        token_ids = tuple(request.token_ids)
+        if len(token_ids) > model.context_length:
+            raise ContextLengthExceededError.of(
+                "token_ids",
+                f"must be at most {model.context_length} tokens, and is {len(token_ids)}",
+            )
+        if max(token_ids, default=0) >= model.vocabulary_size:
+            raise InvalidFieldError.of("token_ids", f"must be in [0, {model.vocabulary_size})")
+        text = await self._texts.run(
+            lambda: whole_text(codec, token_ids),
+            size=len(token_ids),
+            share=share_of(context, current_caller()),
+            field="token_ids",
+        )
+        return pb.DetokenizeResponse(text=text)
+
+    async def _codec(self) -> tuple[ModelFacts, Codec]:
+        """Return the model and its tokenizer."""
+        await self._wait_for_begin(shortage.WAIT_SECONDS)
+        model = await self._pool.wait_for_model(shortage.WAIT_SECONDS)
+        codec = self._codecs.get(model.tokenizer_fingerprint)
+        if codec is None:
+            raise UnsupportedError("the model has no tokenizer")
+        return model, codec
 
     @asynccontextmanager
     async def _admitted(
@@ -309,6 +375,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         codec = self._codecs.get(model.tokenizer_fingerprint)
         prompt = await self._tokenise(request, codec, model, share=share)
         check_tokens(request, model, prompt=prompt)
+        predicted = await self._tokenise_prediction(request, codec, share=share)
         max_tokens = allowed_tokens(request, model, prompt_length=len(prompt))
         text = StreamedText(codec, request.stop_strings, prompt=prompt)
         resumed = tuple(request.resume_token_ids)
@@ -337,6 +404,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             arrived_ns=arrived_ns,
             waited_ns=waited_ns,
             deadline=deadline,
+            predicted=predicted,
+            bytes_of=codec.bytes_alone if codec and request.include_token_bytes else None,
         )
 
     async def _tokenise(
@@ -352,6 +421,21 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             lambda: encode_prompt(request, codec, fim_token_ids=model.fim_token_ids),
             size=prompt_size(request),
             share=share,
+        )
+
+    async def _tokenise_prediction(
+        self, request: pb.GenerateRequest, codec: Codec | None, *, share: str
+    ) -> tuple[int, ...]:
+        text = request.predicted_text
+        if not text:
+            return ()
+        if codec is None:
+            raise UnsupportedError("predicted_text: the model has no tokenizer")
+        return await self._texts.run(
+            lambda: codec.encode(text, add_special_tokens=False, parse_special_tokens=False),
+            size=len(text),
+            share=share,
+            field="predicted_text",
         )
 
     async def _wait_for_begin(self, timeout_seconds: float) -> None:

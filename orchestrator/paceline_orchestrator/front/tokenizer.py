@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _MOST_WORDS = 256  # of what the library says of a tokenizer: it quotes it
 # Of the thread's processor time: honest tokenizers take a millisecond for hundreds of tokens.
 _MOST_DECODE_SECONDS = 0.5
+# The longest tokens in use are runs of 128 spaces; a message has thousands of tokens.
+_MOST_TOKEN_BYTES = 256
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 # Byte-level tokenizers write each byte as a letter: those of printable bytes of Latin-1 are the
 # bytes themselves, and the others follow from U+0100 on, in their order.
@@ -68,6 +70,7 @@ class Codec:
         self._added_texts = {token_id: it.content for token_id, it in added.items()}
         self._special_tokens = {it.content for it in added.values() if it.special}
         self.special_ids = {it.content: token_id for token_id, it in added.items() if it.special}
+        self._bytes_alone: dict[int, bytes] = {}  # of tokens that were asked for
 
     def encode(
         self, text: str, *, add_special_tokens: bool, parse_special_tokens: bool
@@ -117,6 +120,29 @@ class Codec:
             return bytes(map(_BYTES.__getitem__, token))
         except KeyError:  # an added token with other letters is what it says
             return token.encode()
+
+    def bytes_alone(self, token_id: int) -> bytes:
+        """Return what a token alone adds to a text, in UTF-8; of a special token its name.
+
+        Of a token that is part of a character these are its bytes. Empty if there is no such token,
+        or if it is longer than any should be.
+        """
+        if (found := self._bytes_alone.get(token_id)) is None:
+            content = self._new_bytes_alone(token_id)
+            found = content if len(content) <= _MOST_TOKEN_BYTES else b""
+            self._bytes_alone[token_id] = found
+        return found
+
+    def _new_bytes_alone(self, token_id: int) -> bytes:
+        token: str | None = self._parsing.id_to_token(token_id)
+        if token is None or len(token) > _MOST_TOKEN_BYTES:
+            return b""
+        if token in self._special_tokens:
+            return token.encode()
+        if (content := self.bytes_in_chain(token_id)) is not None:
+            return content
+        before = self.decode_strings(["a"])
+        return self.decode_strings(["a", token])[len(before) :].encode()
 
     def bytes_in_chain(self, token_id: int) -> bytes | None:
         """Return the bytes of a token that can be part of a character; None if it cannot."""

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from paceline_contract.calls import LikeliestTokens
+    from paceline_orchestrator.decoding.prompt_scoring import ScoredTokens
     from paceline_orchestrator.decoding.statistics import Statistics, TimelineEvent
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.words import Standing
-    from paceline_orchestrator.front.order import Order
+    from paceline_orchestrator.front.order import BytesOf, Order
     from paceline_orchestrator.front.text import Piece
 
 ClientMessage: TypeAlias = pb.GenerateResponse
@@ -81,7 +82,8 @@ def read_options(request: pb.GenerateRequest) -> Options:
             target_count=request.target_count if request.HasField("target_count") else None,
             rule=rule,
             dispatch=DispatchPolicy.BLOCKS if in_blocks else DispatchPolicy.WORK_CONSERVING,
-            drafter=_DRAFTERS.get(request.drafter),
+            drafter=_drafter(request),
+            has_prediction=bool(request.predicted_text),
             shape=Shape(request.width, request.branches) if request.HasField("width") else None,
             may_draft_ahead=not in_blocks,
         ),
@@ -92,9 +94,19 @@ def read_options(request: pb.GenerateRequest) -> Options:
         ignore_eos=request.ignore_eos,
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
+        prompt_logprobs=request.prompt_logprobs if request.HasField("prompt_logprobs") else None,
+        include_prompt=request.include_prompt,
         include_timeline=request.include_timeline,
         stream_timeline=request.stream_timeline,
     )
+
+
+def _drafter(request: pb.GenerateRequest) -> DrafterKind | None:
+    """Return who drafts; what is predicted is right more often than any drafter."""
+    chosen = _DRAFTERS.get(request.drafter)
+    has_drafter = request.strategy != pb.STRATEGY_SELF_SPECULATIVE
+    is_open = chosen is None and has_drafter
+    return DrafterKind.MAX_GRAM if is_open and request.predicted_text else chosen
 
 
 def _plain(sampling: sampling_pb2.SamplingParameters) -> sampling_pb2.SamplingParameters:
@@ -124,7 +136,7 @@ def started_message(order: Order, *, target_count: int) -> ClientMessage:
     return pb.GenerateResponse(started=started)
 
 
-def chunk_message(piece: Piece, *, position: int) -> ClientMessage:
+def chunk_message(piece: Piece, *, position: int, bytes_of: BytesOf | None = None) -> ClientMessage:
     """Send final tokens with their text, the first of them at this position."""
     chunk = pb.GenerationChunk(
         position=position,
@@ -135,10 +147,23 @@ def chunk_message(piece: Piece, *, position: int) -> ClientMessage:
             pb.TOKEN_ORIGIN_ACCEPTED_DRAFT if it.accepted else pb.TOKEN_ORIGIN_TARGET
             for it in piece.tokens
         ],
-        top_logprobs=[_likeliest(it.likeliest) for it in piece.tokens if it.likeliest],
+        top_logprobs=[_likeliest(it.likeliest, bytes_of) for it in piece.tokens if it.likeliest],
         text_lengths=piece.lengths,
+        token_bytes=[bytes_of(it.token_id) for it in piece.tokens] if bytes_of else (),
     )
     return pb.GenerateResponse(chunk=chunk)
+
+
+def prompt_message(scored: ScoredTokens, *, bytes_of: BytesOf | None = None) -> ClientMessage:
+    """Tell tokens of the prompt, and how likely they are."""
+    chunk = pb.PromptChunk(
+        position=scored.position,
+        token_ids=scored.token_ids,
+        logprobs=scored.logprobs,
+        top_logprobs=[_likeliest(it, bytes_of) for it in scored.top_logprobs],
+        token_bytes=map(bytes_of, scored.token_ids) if bytes_of else (),
+    )
+    return pb.GenerateResponse(prompt_chunk=chunk)
 
 
 def timeline_message(event: TimelineEvent) -> ClientMessage:
@@ -201,9 +226,12 @@ def server_message(server: ModelServer, standing: Standing) -> pb.ServerInfo:
     )
 
 
-def _likeliest(tokens: LikeliestTokens) -> sampling_pb2.LikeliestTokens:
+def _likeliest(tokens: LikeliestTokens, bytes_of: BytesOf | None) -> sampling_pb2.LikeliestTokens:
+    token_ids = [token_id for token_id, _ in tokens]
     return sampling_pb2.LikeliestTokens(
-        token_ids=[token_id for token_id, _ in tokens], logprobs=[each for _, each in tokens]
+        token_ids=token_ids,
+        logprobs=[each for _, each in tokens],
+        token_bytes=map(bytes_of, token_ids) if bytes_of else (),
     )
 
 
@@ -241,6 +269,8 @@ def _statistics(took: Statistics) -> pb.GenerationStatistics:
             for name, ran in took.drafter_models.items()
         ],
         walltime_improvement=took.walltime_improvement,
+        predicted_token_count=took.text.predicted,
+        predicted_accepted_token_count=took.text.predicted_accepted,
     )
 
 

@@ -124,6 +124,7 @@ class Wish:
         drafter: Who drafts.
         shape: How wide drafts are. Left to the planner only where the method is, too: else a chain.
         may_draft_ahead: Whether SI's drafter may go on while the target verifies.
+        has_prediction: Whether the text can be drafted from what the client predicts.
     """
 
     strategy: Strategy | None = None
@@ -134,6 +135,7 @@ class Wish:
     drafter: DrafterKind | None = None
     shape: Shape | None = None
     may_draft_ahead: bool = True
+    has_prediction: bool = False
 
     @property
     def leaves_trees_open(self) -> bool:

@@ -45,6 +45,8 @@ _log = logging.getLogger(__name__)
 
 # Where nothing was measured yet. Of the latencies, their ratios are what matters.
 _ASSUMED_TEXT_RATE = 0.4
+# Of what a client predicts; its blocks are long, for where it is wrong little is drafted.
+_PREDICTED_RATE = 0.9
 _ASSUMED_TARGET_NS = 30_000_000
 _ASSUMED_DRAFTER_NS = 5_000_000
 _ASSUMED_CALL_NS = 1_000_000
@@ -248,7 +250,7 @@ class RequestPlanner:
         by_text = replace(
             measurements,
             drafter_step_ns=_TEXT_STEP_NS,
-            acceptance_rate=self._text_rate.value,
+            acceptance_rate=_PREDICTED_RATE if wish.has_prediction else self._text_rate.value,
             drafter_count=1,
             # Of a round's two calls there is one.
             call_ns=measurements.call_ns // 2,
@@ -263,6 +265,7 @@ class RequestPlanner:
         verification_count: int,
         text_accepted_count: int = 0,
         text_rejected_count: int = 0,
+        was_predicted: bool = False,
     ) -> None:
         """Take in what became of a request's draft tokens, and what its verifications cost.
 
@@ -281,7 +284,8 @@ class RequestPlanner:
             self._guess_count.add(drafts.accepted + drafts.rejected + drafts.discarded, count=count)
             self._guesses_accepted.add(drafts.accepted, count=count)
         elif text_count := text_accepted_count + text_rejected_count:
-            self._text_rate.add(text_accepted_count, count=text_count)
+            if not was_predicted:  # which says nothing about texts that repeat themselves
+                self._text_rate.add(text_accepted_count, count=text_count)
         elif plan.pair is not None:
             self._rates.of(plan.pair).learn(drafts, width=plan.shape.width)
         now_ns = self._cpu_clock()

@@ -33,9 +33,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paceline_contract.calls import LikeliestTokens
     from paceline_engine.terms.calls import SessionSpec
     from paceline_engine.terms.draft_tree import Ranked
     from paceline_engine.terms.items import Item, Judge
+
+_ROWS_SCORED_AT_ONCE = 32
 
 
 def judge_by(
@@ -45,11 +48,13 @@ def judge_by(
 
     Args:
         logits: (T + 1, V), any float dtype; row 0 follows the prefix, row i + 1 the i-th token.
-        task: The proposal, with checked distributions.
+        task: The proposal, with checked distributions; a chain that is only scored has none.
         position: The position of the token after the prefix.
         told: The logits that log probabilities are told of; None: `logits`.
     """
     told = logits if told is None else told
+    if task.score:
+        return _scored(told, task)
     if isinstance(task, ReviewTask):
         return review_by(logits, task, spec=spec, position=position)
     if task.proposal.parents:
@@ -104,6 +109,25 @@ def _judgement(path: tuple[int, ...], next_token: int, *, task: Judge, logits: T
         reported = top_logprobs(logits[rows], task.top_logprobs)
         judgement = replace(judgement, top_logprobs=reported)
     return judgement
+
+
+def _scored(logits: Tensor, task: Judge) -> Judgement:
+    """Accept a chain as it is, and return what the task asks of its tokens.
+
+    Cost: in float64 a few rows at a time, as a prompt's may have the width of a large vocabulary.
+    """
+    token_ids = tuple(task.proposal.token_ids)
+    logprobs: list[float] = []
+    likeliest: list[LikeliestTokens] = []
+    for start in range(0, len(token_ids), _ROWS_SCORED_AT_ONCE):
+        end = min(start + _ROWS_SCORED_AT_ONCE, len(token_ids))
+        if task.logprobs:
+            logprobs += token_logprobs(logits[start:end], token_ids[start:end])
+        if task.top_logprobs:
+            likeliest += top_logprobs(logits[start:end], task.top_logprobs)
+    return Judgement(
+        tuple(range(len(token_ids))), 0, tuple(logprobs), top_logprobs=tuple(likeliest)
+    )
 
 
 def draft_from(

@@ -132,7 +132,7 @@ class ModelFiles:
 
     @property
     def sampling_defaults(self) -> Mapping[str, object]:
-        """How the model's author would choose tokens: told to operators, and used by nobody yet."""
+        """How the model's author would choose tokens: told to operators and to orchestrators."""
         config = self.small.json(GENERATION_CONFIG)
         return {name: config[name] for name in _SAMPLING if config.get(name) is not None}
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from paceline.errors import InvalidFieldError
 from paceline_engine.terms.backend import few_names
+from paceline_engine.terms.calls import SamplingDefaults, SamplingParameters
+from paceline_engine.terms.validation import check_sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +51,31 @@ def known_ends(files: ModelFiles, *, vocabulary_size: int) -> tuple[int, ...]:
             files.name,
         )
     return known
+
+
+def known_defaults(files: ModelFiles, *, vocabulary_size: int) -> SamplingDefaults:
+    """Return what a model's files say of sampling, and warn of what no request could say."""
+    found: dict[str, Any] = {}
+    for name, value in files.sampling_defaults.items():
+        if name not in SamplingDefaults.__annotations__:
+            continue
+        wanted = int if name == "top_k" else float
+        # A bool is an int, and no number here.
+        if type(value) is int or (type(value) is float and wanted is float):
+            try:
+                given: dict[str, Any] = {name: wanted(value)}
+                check_sampling("", SamplingParameters(**given), vocabulary_size=vocabulary_size)
+                found |= given
+                continue
+            except (InvalidFieldError, OverflowError):
+                pass
+        _log.warning(
+            "model %r: its generation_config.json has %s %.80r, which is left out",
+            files.name,
+            name,
+            value,
+        )
+    return SamplingDefaults(**found)
 
 
 def report(files: ModelFiles, *, end_ids: tuple[int, ...]) -> None:

@@ -95,6 +95,7 @@ class HostCalls:
                 logprobs=options.logprobs,
                 propose=self._proposes(session, options),
                 top_logprobs=options.top_logprobs,
+                score=options.score,
             )
             live = self._live.admit(
                 session,
@@ -113,8 +114,9 @@ class HostCalls:
             session.hold(proposal.along(judgement.accepted_path))
             self._live.answered(session, live)
         accepted_count = len(judgement.accepted_path)
-        self._counts.judged_tokens += len(proposal)
-        self._counts.accepted_tokens += accepted_count
+        if not task.score:
+            self._counts.judged_tokens += len(proposal)
+            self._counts.accepted_tokens += accepted_count
         if task.propose:
             self._counts.count_guesses(steps[-1].outcome, judged_count=len(proposal))
         return Verdict(

@@ -264,6 +264,7 @@ def _describe(models: Sequence[ModelDescription], *, drafting: str) -> ModelDesc
         is_invariant=all(model.is_invariant for model in models),
         shapes_logits=all(model.shapes_logits for model in models),
         grammar_engine=models[0].grammar_engine if _alike_in_grammars(models) else "",
+        scores_prompts=all(model.scores_prompts for model in models),
         scores_every_token=all(model.scores_every_token for model in models),
         stage_names=tuple(model.name for model in models),
         verification_rules=tuple(

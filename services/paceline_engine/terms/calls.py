@@ -76,6 +76,17 @@ class SamplingParameters:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """How a model's authors want its tokens chosen; None: they do not say."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SessionSpec:
     """What a session is opened for; limits as in session_service.proto.
 
@@ -154,6 +165,8 @@ class ModelDescription:
         takes_trees: Whether one forward computes a tree; else proposals have to be chains.
         shapes_logits: Whether it knows biases, penalties and `min_tokens`.
         grammar_engine: What enforces grammars, with its version; empty: nothing does.
+        scores_prompts: Whether it has log probabilities of tokens that are given.
+        sampling_defaults: What its files say of sampling.
         self_draft_depth: How many tokens after its own it can propose; 0: it does not.
         self_draft_kind: With what: see the proto.
         stage_names: Of a stack its models' names, largest first.
@@ -181,6 +194,8 @@ class ModelDescription:
     verification_rules: tuple[VerificationRule, ...]
     shapes_logits: bool = False
     grammar_engine: str = ""
+    scores_prompts: bool = False
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
     self_draft_depth: int = 0
     self_draft_kind: str = ""
     stage_names: tuple[str, ...] = ()

@@ -33,6 +33,7 @@ class Judge:
         propose: Whether to guess the tokens that follow. Only for a model that drafts for itself,
             and under EXACT.
         top_logprobs: How many of the likeliest tokens to report at each decided position.
+        score: Whether to accept the proposal as it is. Then there is no next token.
     """
 
     proposal: Proposal
@@ -40,6 +41,7 @@ class Judge:
     logprobs: bool = False
     propose: bool = False
     top_logprobs: int = 0
+    score: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from paceline_contract.limits import (
     MOST_WIDTH,
     REPETITION_PENALTIES,
     SUM_TOLERANCE,
+    most_scored_tokens,
 )
 from paceline_contract.names import NAME_RULE, is_name
 
@@ -162,6 +163,8 @@ def check_proposal(
         UnsupportedError: it is a tree, and the rule or the model judges chains only.
     """
     token_count = len(proposal)
+    if options.score:
+        _check_scoring(proposal, model=model)
     if token_count > MOST_TOKENS:
         raise InvalidFieldError.of(
             "proposal.token_ids",
@@ -174,12 +177,13 @@ def check_proposal(
     )
     _check("speculation_depth", options.depth, low=0, high=_MAX_DEPTH)
     _check("top_logprobs", options.top_logprobs, low=0, high=MOST_TOP_LOGPROBS)
-    needed = token_count if spec.rule is VerificationRule.REJECTION else 0
+    is_judged = spec.rule is VerificationRule.REJECTION and not options.score
+    needed = token_count if is_judged else 0
     if len(proposal.distributions) != needed:
         raise InvalidFieldError.of(
             "proposal.distributions",
-            f"has {len(proposal.distributions)} entries, {needed} are needed under"
-            f" {spec.rule.name}",
+            f"has {len(proposal.distributions)} entries, {needed} are needed"
+            + (" with score" if options.score else f" under {spec.rule.name}"),
         )
     if not proposal.is_chain:
         _check_tree(proposal)
@@ -187,6 +191,18 @@ def check_proposal(
             raise UnsupportedError("proposal.parents: under REJECTION only chains are judged")
         if not model.takes_trees:
             raise UnsupportedError("proposal.parents: this model judges chains only")
+
+
+def _check_scoring(proposal: Proposal, *, model: ModelDescription) -> None:
+    if not model.scores_prompts:
+        raise UnsupportedError("score: this model has no log probabilities of given tokens")
+    most = most_scored_tokens(model.vocabulary_size)
+    if not 1 <= len(proposal) <= most:
+        raise InvalidFieldError.of(
+            "proposal.token_ids", f"has {len(proposal)} tokens, with score 1 to {most} are allowed"
+        )
+    if not proposal.is_chain:
+        raise InvalidFieldError.of("proposal.parents", "must make a chain with score")
 
 
 def _check_parents(proposal: Proposal) -> None:

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from paceline.panics import taking_panics
 from paceline_contract.calls import VerificationRule
-from paceline_engine.model_files.report import known_ends, report
+from paceline_engine.model_files.report import known_defaults, known_ends, report
 from paceline_engine.terms.backend import ModelLoadError, few_names
 from paceline_engine.terms.calls import ModelDescription
 from paceline_engine.torch_backend.device import hardware_of
@@ -244,6 +244,8 @@ def describe(
         takes_trees=shares_forwards,
         is_invariant=is_invariant,
         shapes_logits=True,
+        scores_prompts=True,
+        sampling_defaults=known_defaults(files, vocabulary_size=vocabulary_size),
         verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
         hardware=hardware_of(device, threads=threads),
         scores_every_token=files.draft_vocabulary is None,

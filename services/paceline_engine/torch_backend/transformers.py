@@ -258,7 +258,7 @@ class LoadedModel(ModelBackend):
     def _judge(self, scores: Tensor, task: Judge, *, item: Item) -> Judgement:
         scores = self._of_all_tokens(scores)
         spec, position = item.spec, len(item.prefix)
-        shaper = self._shaper(item)
+        shaper = None if task.score else self._shaper(item)
         if shaper is None:
             return judge_by(scores, task, spec=spec, position=position)
         shaped = shaper.shape(scores, item.prefix, task.proposal)

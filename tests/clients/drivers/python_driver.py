@@ -65,6 +65,7 @@ class Reading:
         return {
             "chunks": [_plain(chunk) for chunk in self.chunks],
             "text": "".join(chunk.text for chunk in self.chunks),
+            "prompt_chunks": [_plain(it) for it in generation.prompt_chunks] if generation else [],
             "started": generation and _plain(generation.started),
             "finished": generation and _finished(generation.finished),
             "error": _error(self.error),

@@ -203,3 +203,36 @@ async def test_a_rule_that_the_model_does_not_know_is_unsupported(target):
     sampling = sampling_pb2.SamplingParameters(temperature=1.0)
     error = await target.error_of(target.open(verification_rule=rule, sampling=sampling))
     assert isinstance(error, UnsupportedError)
+
+
+async def test_a_text_is_scored_as_it_is_or_the_server_says_that_it_cannot(target):
+    for rule in (1, 2):
+        session = await target.open(verification_rule=rule)
+        call = target.call(session, 1, new=PROMPT)
+        asked = target.verify(call, [7, 3, 7], score=True, logprobs=True, top_logprobs=2)
+        if not target.info.scores_prompts:
+            error = await target.error_of(asked)
+            assert isinstance(error, UnsupportedError)
+            assert "score" in error.message
+            continue
+        answer = await asked
+        assert [*answer.accepted_path] == [0, 1, 2]
+        assert answer.held_length == len(PROMPT) + 3
+        assert len(answer.logprobs) == len(answer.top_logprobs) == 3
+        assert max(answer.logprobs) <= 0
+
+
+@pytest.mark.parametrize(
+    "change", [{"token_ids": [1] * 1024}, {"token_ids": []}, {"parents": [0, 0]}]
+)
+async def test_what_is_scored_is_a_chain_that_is_not_too_long(target, change):
+    if not target.info.scores_prompts:
+        pytest.skip("it scores nothing")
+    limit = (1 << 24) // target.info.vocabulary_size
+    if len(change.get("token_ids", "12")) == 1024 <= limit:
+        change = {"token_ids": [1] * 1025}
+    session = await target.open()
+    call = target.call(session, 1, new=PROMPT)
+    given = {"token_ids": [1, 2], **change}
+    error = await target.error_of(target.verify(call, given.pop("token_ids"), score=True, **given))
+    assert_names(error, "proposal.parents" if "parents" in change else "proposal.token_ids")

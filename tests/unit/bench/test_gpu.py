@@ -15,6 +15,7 @@ def test_a_rehearsal_on_a_cpu_measures_everything_that_a_cpu_has(tmp_path):
     command = [ROOT / "bench/gpu.py", "--device", "cpu", "--tiny", "--json", found]
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True, timeout=300)
     told = json.loads(found.read_text())
-    assert set(told["2x128, after 64: ms by rows"]) == {"1", "9"}
-    assert told["bundled target in float32: other tokens in blocks, of"][1] >= 96
-    assert "2x128, 4 texts of 30: ms" in told
+    assert [row["model"] for row in told["forwards"]] == ["2x128"] * 2 + ["1x64"] * 2
+    assert all(set(row["ms"]) == {"1", "9"} for row in told["forwards"] + told["sampling"])
+    assert [row["count"] for row in told["texts"]] == [1, 4] * 2
+    assert told["flips"][0]["tokens"] >= 96

@@ -52,3 +52,28 @@ def test_an_end_elsewhere_than_after_the_last_token_is_an_error(count):
 def test_tokens_before_the_first_message_are_an_error():
     with pytest.raises(InvariantViolatedError, match="before the first message"):
         transcript(chunk(0, 11))
+
+
+def a_prompt_chunk(position, *token_ids):
+    return pb.GenerateResponse(
+        prompt_chunk=pb.PromptChunk(
+            position=position, token_ids=token_ids, logprobs=[-1.0] * len(token_ids)
+        )
+    )
+
+
+def test_the_prompt_is_told_anew_where_a_stream_broke_before_the_answer_and_else_not_asked_again():
+    received = Transcript(pb.GenerateRequest(text="x", prompt_logprobs=0))
+    started = pb.GenerationStarted(seed=7, model_fingerprint="m", prompt_token_count=3)
+    received.add(pb.GenerateResponse(started=started))
+    received.add(a_prompt_chunk(0, 5))
+    received.add(a_prompt_chunk(1, 6))
+    assert received.next_request().HasField("prompt_logprobs")
+    received.add(pb.GenerateResponse(started=started))
+    received.add(a_prompt_chunk(0, 5))
+    received.add(a_prompt_chunk(1, 6, 7))
+    received.add(pb.GenerateResponse(chunk=pb.GenerationChunk(position=3, token_ids=[8])))
+    assert not received.next_request().HasField("prompt_logprobs")
+    assert [it.token_ids for it in received.prompt_chunks] == [(5,), (6, 7)]
+    with pytest.raises(InvariantViolatedError, match="position 4 came where 3"):
+        received.add(a_prompt_chunk(4, 9))

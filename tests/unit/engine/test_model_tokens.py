@@ -13,7 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from paceline_engine.model_files.files import find_model_files
+from paceline_engine.model_files.report import known_defaults
 from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.terms.calls import SamplingDefaults
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.tiny_models import build_tokenizer
 
@@ -268,3 +270,12 @@ def test_one_line_tells_what_was_found_and_what_was_not(folder, caplog):
 def test_a_folder_of_long_texts_makes_no_long_line(folder, caplog):
     edit(folder, "tokenizer_config.json", bos_token="x" * 100_000)
     assert all(len(text) < 2500 for _, text in said(caplog, folder))
+
+
+def test_what_the_files_say_of_sampling_is_told_as_far_as_a_request_could_say_it(folder, caplog):
+    told = {"temperature": 0.5, "top_k": 20, "top_p": 1.5, "min_p": True, "do_sample": True}
+    edit(folder, "generation_config.json", **told, repetition_penalty=1)
+    found = known_defaults(find_model_files(str(folder)), vocabulary_size=300)
+    assert found == SamplingDefaults(temperature=0.5, top_k=20, repetition_penalty=1.0)
+    assert "top_p 1.5, which is left out" in caplog.text
+    assert "min_p True, which is left out" in caplog.text

@@ -25,6 +25,7 @@ from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_model_server.loading import new_host
 from paceline_model_server.settings import ModelServerSettings
+from support.device import on_a_cpu
 from support.self_speculation import StreamingDecoder
 from support.tiny_adapters import write_adapter
 from support.trees import random_tree
@@ -172,6 +173,7 @@ def test_decoding_by_proposals_takes_the_forwards_that_the_paper_says(backend, r
         assert slow.forwards == forwards
 
 
+@on_a_cpu
 def test_logits_are_to_the_bit_what_they_are_without_an_adapter(backend, tiny_pair):
     if backend.together:
         pytest.skip("the other way of attending is asked for at load only")

@@ -13,7 +13,7 @@ from paceline_engine.deciding.cascade import Draw, ReviewTask
 from paceline_engine.stack_backend.stack import StackBackend
 from paceline_engine.stack_backend.stack_numbers import MeasuredStack
 from paceline_engine.terms.backend import TokenMemory
-from paceline_engine.terms.calls import ModelDescription
+from paceline_engine.terms.calls import ModelDescription, SamplingDefaults
 
 EXACT, REJECTION = VerificationRule.EXACT, VerificationRule.REJECTION
 LARGE = ModelDescription(
@@ -55,6 +55,8 @@ WHOLE = {
     "scores_every_token": (True, False, False),
     "shapes_logits": (True, False, False),
     "grammar_engine": ("e1", "e2", ""),
+    "scores_prompts": (True, False, False),
+    "sampling_defaults": (SamplingDefaults(0.5), SamplingDefaults(), SamplingDefaults(0.5)),
 }
 # These are no model's alone (test_stack.py), or are the same in all.
 OTHERS = {"fingerprint", "stage_names", "tokenizer_fingerprint", "vocabulary_size"}

@@ -67,7 +67,7 @@ async def test_strategy_and_limits_are_the_orchestrators_to_follow():
         ({"messages": [{"role": "poet", "content": "q"}]}, "messages[0].role"),
         ({"prompt": "p", "stream": False}, "stream"),
         ({"prompt": "p", "paceline": {"strategy": "telepathy"}}, "paceline.strategy"),
-        ({"prompt": "p", "seed": -1}, "seed"),
+        ({"prompt": "p", "seed": -2}, "seed"),
         ({"prompt": "p", "paceline": {"width": 17}}, "paceline.width"),
     ],
 )

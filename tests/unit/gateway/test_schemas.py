@@ -46,7 +46,7 @@ def refused(body_class, value):
         (ChatBody, CHAT, "n", 0, "n"),
         (ChatBody, CHAT, "temperature", 2.5, "temperature"),
         (ChatBody, CHAT, "temperature", "1", "temperature"),
-        (ChatBody, CHAT, "seed", -1, "seed"),
+        (ChatBody, CHAT, "seed", -2, "seed"),
         (ChatBody, CHAT, "messages", [], "messages"),
         (ChatBody, CHAT, "messages", [{"role": "robot", "content": "x"}], "messages[0].role"),
         (ChatBody, CHAT, "messages", [{"role": "user"}], "messages[0].content"),
@@ -69,7 +69,19 @@ def refused(body_class, value):
         (ChatBody, CHAT, "paceline", {"width": 17}, "paceline.width"),
         (ChatBody, CHAT, "paceline", {"branches": -1}, "paceline.branches"),
         (ChatBody, CHAT, "paceline", {"more": 1}, "paceline.more"),
-        (CompletionBody, TEXT, "echo", True, "echo"),
+        (CompletionBody, {**TEXT, "suffix": "x"}, "echo", True, "echo"),
+        (CompletionBody, {**TEXT, "stream": True}, "prompt_logprobs", 1, "prompt_logprobs"),
+        (ChatBody, CHAT, "prompt_logprobs", -1, "prompt_logprobs"),
+        (ChatBody, CHAT, "prediction", "text", "prediction"),
+        (ChatBody, CHAT, "prediction", {"type": "content"}, "prediction"),
+        (
+            ChatBody,
+            CHAT,
+            "prediction",
+            {"type": "content", "content": [{"text": "x"}]},
+            "prediction",
+        ),
+        (ChatBody, CHAT, "max_tokens", 0, "max_tokens"),
         (CompletionBody, TEXT, "logprobs", 21, "logprobs"),
         (CompletionBody, TEXT, "logprobs", True, "logprobs"),
         (CompletionBody, TEXT, "best_of", 2, "best_of"),
@@ -98,7 +110,7 @@ LIKELIEST = ([0, 20], [-1, 21])
 OF_ALL = {
     "temperature": ([0, 2], [-0.01, 2.01]),
     "top_p": ([0, 1], [-0.01, 1.01]),
-    "seed": ([0, (1 << 53) - 1], [-1, 1 << 53]),
+    "seed": ([-1, 0, (1 << 53) - 1], [-2, 1 << 53]),
     "paceline.lookahead": ([1, 64], [0, 65]),
     "paceline.targets": ([1, 64], [0, 65]),
     "paceline.width": ([1, 16], [0, 17]),
@@ -112,6 +124,7 @@ CHOICES = {
     "frequency_penalty": ([-2, 2], [-2.01, 2.01]),
     "presence_penalty": ([-2, 2], [-2.01, 2.01]),
     "repetition_penalty": ([0.01, 100], [0.009, 100.1]),
+    "prompt_logprobs": LIKELIEST,
     "min_tokens": ([0, (1 << 32) - 1], [-1, 1 << 32]),
     "min_p": ([0, 1], [-0.01, 1.01]),
     "top_k": ([-1, (1 << 32) - 1], [-2, 1 << 32]),
@@ -129,9 +142,11 @@ CHOICES = {
         ],
     ),
 }
+SCORED = ([0, (1 << 32) - 1], [-1, 1 << 32])
+OF_COMPLETION = {**OF_ALL, **CHOICES, "logprobs": LIKELIEST, "max_tokens": SCORED}
 OF_CHAT = {**OF_ALL, **CHOICES, "max_completion_tokens": TOKENS, "top_logprobs": LIKELIEST}
 LIMITS = {
-    "completion": (CompletionBody, TEXT, {**OF_ALL, **CHOICES, "logprobs": LIKELIEST}),
+    "completion": (CompletionBody, TEXT, OF_COMPLETION),
     "chat": (ChatBody, {**CHAT, "logprobs": True}, OF_CHAT),
     "response": (ResponseBody, RESPONSE, {**OF_ALL, "max_output_tokens": TOKENS}),
     "live": (LiveBody, LIVE, {**OF_ALL, "max_tokens": TOKENS}),
@@ -440,3 +455,16 @@ def test_a_body_that_was_tampered_with_is_a_message_or_a_refusal(content, change
             with suppress(InvalidFieldError):
                 request = build_request(prompt, body.options())
                 assert pb.GenerateRequest.FromString(request.SerializeToString()) == request
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("ab", "ab"),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab"),
+        ("", None),
+    ],
+)
+def test_a_prediction_is_a_text_or_its_parts(content, text):
+    body = {**CHAT, "prediction": {"type": "content", "content": content}}
+    assert parse(ChatBody, json.dumps(body).encode()).options().get("predicted_text") == text

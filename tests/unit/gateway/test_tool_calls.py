@@ -272,6 +272,15 @@ async def test_names_that_the_template_does_not_know_are_named_or_refused():
         assert told["param"] == "chat_template_kwargs.unheard"
 
 
+async def test_the_tokens_of_a_conversation_are_those_of_its_tools_too():
+    async with gateway_over(model()) as gateway:
+        more = {"tools": TOOLS, "chat_template_kwargs": {"enable_thinking": False}}
+        told = (await gateway.post("/tokenize", messages=USER, **more)).json()
+    text = bytes(told["tokens"]).decode()
+    assert "<tools>" in text
+    assert text.endswith("<think>\n\n</think>\n\n")
+
+
 async def test_tools_of_unknown_kinds_are_named_in_the_header():
     tools = [{"type": "web_search_preview"}, *TOOLS]
     async with gateway_over(model(CALL)) as gateway:

@@ -55,7 +55,7 @@ TOOK = Statistics(
         branch_judged=45,
         branch_accepted=46,
     ),
-    text=TextStatistics(drafted=57, accepted=58, rejected=59),
+    text=TextStatistics(drafted=57, accepted=58, rejected=59, predicted=47, predicted_accepted=48),
     target_forward_count=61,
     drafter_forward_count=62,
     cancelled_count=63,
@@ -161,6 +161,8 @@ def test_the_last_message_says_all_that_a_generation_took():
             branch_accepted_count=46,
             max_gram_drafted_token_count=57,
             max_gram_accepted_token_count=58,
+            predicted_token_count=47,
+            predicted_accepted_token_count=48,
             drafter_models=[pb.ModelForwards(model_name="d", forward_count=71, forward_ns=35_000)],
             walltime_improvement=122 * (65_000 - 35_000) / 61 / 65_000,
         ),
@@ -194,7 +196,8 @@ def test_a_chunk_says_all_of_its_tokens():
         FinalToken(11, True, -0.25, ((11, -0.25), (12, -1.5))),
         FinalToken(13, False, -0.5, ((13, -0.5),)),
     )
-    chunk = chunk_message(Piece(tokens, "ab", (2, 0)), position=14).chunk
+    piece = Piece(tokens, "ab", (2, 0))
+    chunk = chunk_message(piece, position=14, bytes_of=lambda it: b"%d" % it).chunk
     assert not untold(chunk)
     assert chunk == pb.GenerationChunk(
         position=14,
@@ -203,10 +206,13 @@ def test_a_chunk_says_all_of_its_tokens():
         logprobs=[-0.25, -0.5],
         origins=[pb.TOKEN_ORIGIN_ACCEPTED_DRAFT, pb.TOKEN_ORIGIN_TARGET],
         top_logprobs=[
-            sampling_pb2.LikeliestTokens(token_ids=[11, 12], logprobs=[-0.25, -1.5]),
-            sampling_pb2.LikeliestTokens(token_ids=[13], logprobs=[-0.5]),
+            sampling_pb2.LikeliestTokens(
+                token_ids=[11, 12], logprobs=[-0.25, -1.5], token_bytes=[b"11", b"12"]
+            ),
+            sampling_pb2.LikeliestTokens(token_ids=[13], logprobs=[-0.5], token_bytes=[b"13"]),
         ],
         text_lengths=[2, 0],
+        token_bytes=[b"11", b"13"],
     )
 
 

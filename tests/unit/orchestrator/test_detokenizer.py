@@ -326,3 +326,16 @@ def test_a_stop_string_that_spans_a_resumption_ends_the_text_and_takes_nothing_b
     assert text.push(FinalToken(b, accepted=False))
     piece = text.take()
     assert (text.stop_string, piece.text, piece.lengths) == ("ab", "", (0,))
+
+
+@ALL
+def test_the_bytes_of_single_tokens_are_the_text_but_for_what_a_text_begins_with(name):
+    tokenizer, codec = tokenizer_of(name), codec_of(name)
+    text = "the cat, é 你😁 sat"
+    token_ids = tokenizer.encode(text, add_special_tokens=False).ids
+    special = set(codec.special_ids.values())
+    alone = b"".join(codec.bytes_alone(it) for it in token_ids if it not in special)
+    assert alone.decode().strip() == decoded(name, token_ids).strip()
+    for special_text, token_id in codec.special_ids.items():
+        assert codec.bytes_alone(token_id) == special_text.encode()
+    assert codec.bytes_alone(1 << 30) == b""

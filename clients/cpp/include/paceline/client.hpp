@@ -129,6 +129,8 @@ class Generation {
   const std::optional<Started>& started() const;
   /// The end, with statistics; empty until then.
   const std::optional<Finished>& finished() const;
+  /// The prompt's tokens, if they were asked for: all of them, once there is a chunk.
+  const std::vector<PromptChunk>& prompt_chunks() const;
   /// Everything received so far.
   const std::vector<Chunk>& chunks() const;
 

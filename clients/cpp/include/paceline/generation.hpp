@@ -35,6 +35,18 @@ struct Started {
 struct TokenLogprob {
   std::int64_t token_id = 0;
   double logprob = 0;
+  std::string token_bytes;  ///< If requested.
+};
+
+/// Tokens of the prompt, and if requested how likely the target thinks each of them. `logprobs`,
+/// `top_logprobs` and `token_bytes` have one entry for each token, if they were requested. The
+/// prompt's first token comes in a chunk of its own, without the first two.
+struct PromptChunk {
+  std::int64_t position = 0;
+  std::vector<std::int64_t> token_ids;
+  std::vector<double> logprobs;
+  std::vector<std::vector<TokenLogprob>> top_logprobs;
+  std::vector<std::string> token_bytes;
 };
 
 /// Final tokens and their text. `origins` and `text_lengths` (the characters that the token adds to
@@ -48,6 +60,7 @@ struct Chunk {
   std::vector<std::vector<TokenLogprob>> top_logprobs;
   std::vector<TokenOrigin> origins;
   std::vector<std::int64_t> text_lengths;
+  std::vector<std::string> token_bytes;  ///< If requested.
 };
 
 /// A draft, a verification or its result; times are ns since the request arrived.
@@ -108,6 +121,8 @@ struct Statistics {
   /// SWI: the new tokens at the mean time of a target's forward, over the time in all forwards; 0
   /// if calls were withdrawn, so that it is not known.
   double walltime_improvement = 0;
+  std::int64_t predicted_token_count = 0;           ///< Of `predicted_text`.
+  std::int64_t predicted_accepted_token_count = 0;  ///< Of the answer, drafted from it.
 };
 
 /// The end of a generation; `timeline` is empty unless it was requested.
@@ -128,6 +143,7 @@ struct Completion {
   std::vector<Chunk> chunks;
   Finished finished;
   std::int64_t resumed_token_count = 0;  ///< If resumed: tokens from before its last part.
+  std::vector<PromptChunk> prompt_chunks;  ///< With prompt_logprobs or include_prompt.
 
   std::string text() const;
   std::vector<std::int64_t> token_ids() const;

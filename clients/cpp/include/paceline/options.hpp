@@ -124,6 +124,10 @@ struct GenerateOptions {
   bool ignore_eos = false;                     ///< Continue after an end-of-text token.
   bool logprobs = false;                       ///< Return each token's log probability.
   std::optional<std::int64_t> top_logprobs;    ///< Likeliest tokens at each position, to 20.
+  std::optional<std::int64_t> prompt_logprobs; ///< Of the prompt's tokens, and likeliest ones.
+  bool include_token_bytes = false;            ///< Of each token that is told.
+  bool include_prompt = false;                 ///< The prompt's tokens, without more.
+  std::string predicted_text;                  ///< What the answer will probably be.
   std::optional<bool> add_special_tokens;      ///< To a text prompt. Default true.
   std::optional<bool> parse_special_tokens;    ///< Written in a text prompt. Default false.
   bool include_timeline = false;               ///< Put everything into `finished.timeline`.

@@ -23,11 +23,19 @@ type answer struct {
 
 // A report has the received data of one stream.
 type report struct {
-	Chunks   []chunkReport   `json:"chunks"`
-	Text     string          `json:"text"`
-	Started  *startedReport  `json:"started"`
-	Finished *finishedReport `json:"finished"`
-	Error    *errorReport    `json:"error"`
+	Chunks       []chunkReport       `json:"chunks"`
+	Text         string              `json:"text"`
+	PromptChunks []promptChunkReport `json:"prompt_chunks"`
+	Started      *startedReport      `json:"started"`
+	Finished     *finishedReport     `json:"finished"`
+	Error        *errorReport        `json:"error"`
+}
+
+type promptChunkReport struct {
+	Position    int               `json:"position"`
+	TokenIDs    []uint32          `json:"token_ids"`
+	Logprobs    []float64         `json:"logprobs"`
+	TopLogprobs [][]logprobReport `json:"top_logprobs"`
 }
 
 type chunkReport struct {
@@ -89,27 +97,29 @@ type usageReport struct {
 }
 
 type statisticsReport struct {
-	TargetForwardCount        int            `json:"target_forward_count"`
-	DrafterForwardCount       int            `json:"drafter_forward_count"`
-	DraftedTokenCount         int            `json:"drafted_token_count"`
-	AcceptedTokenCount        int            `json:"accepted_token_count"`
-	RejectedTokenCount        int            `json:"rejected_token_count"`
-	DiscardedTokenCount       int            `json:"discarded_token_count"`
-	AcceptanceRate            float64        `json:"acceptance_rate"`
-	CancelledRPCCount         int            `json:"cancelled_rpc_count"`
-	Fallbacks                 map[string]int `json:"fallbacks"`
-	QueueNs                   int64          `json:"queue_ns"`
-	ForwardNs                 int64          `json:"forward_ns"`
-	NetworkNs                 int64          `json:"network_ns"`
-	TimeToFirstTokenNs        int64          `json:"time_to_first_token_ns"`
-	TotalNs                   int64          `json:"total_ns"`
-	CorrectionsAheadCount     int            `json:"corrections_ahead_count"`
-	BranchTokenCount          int            `json:"branch_token_count"`
-	BranchAcceptedCount       int            `json:"branch_accepted_count"`
-	MaxGramDraftedTokenCount  int            `json:"max_gram_drafted_token_count"`
-	MaxGramAcceptedTokenCount int            `json:"max_gram_accepted_token_count"`
-	DrafterModels             []modelReport  `json:"drafter_models"`
-	WalltimeImprovement       float64        `json:"walltime_improvement"`
+	TargetForwardCount          int            `json:"target_forward_count"`
+	DrafterForwardCount         int            `json:"drafter_forward_count"`
+	DraftedTokenCount           int            `json:"drafted_token_count"`
+	AcceptedTokenCount          int            `json:"accepted_token_count"`
+	RejectedTokenCount          int            `json:"rejected_token_count"`
+	DiscardedTokenCount         int            `json:"discarded_token_count"`
+	AcceptanceRate              float64        `json:"acceptance_rate"`
+	CancelledRPCCount           int            `json:"cancelled_rpc_count"`
+	Fallbacks                   map[string]int `json:"fallbacks"`
+	QueueNs                     int64          `json:"queue_ns"`
+	ForwardNs                   int64          `json:"forward_ns"`
+	NetworkNs                   int64          `json:"network_ns"`
+	TimeToFirstTokenNs          int64          `json:"time_to_first_token_ns"`
+	TotalNs                     int64          `json:"total_ns"`
+	CorrectionsAheadCount       int            `json:"corrections_ahead_count"`
+	BranchTokenCount            int            `json:"branch_token_count"`
+	BranchAcceptedCount         int            `json:"branch_accepted_count"`
+	MaxGramDraftedTokenCount    int            `json:"max_gram_drafted_token_count"`
+	MaxGramAcceptedTokenCount   int            `json:"max_gram_accepted_token_count"`
+	DrafterModels               []modelReport  `json:"drafter_models"`
+	WalltimeImprovement         float64        `json:"walltime_improvement"`
+	PredictedTokenCount         int            `json:"predicted_token_count"`
+	PredictedAcceptedTokenCount int            `json:"predicted_accepted_token_count"`
 }
 
 type modelReport struct {
@@ -158,7 +168,9 @@ type serverReport struct {
 	StandingDetail   string `json:"standing_detail"`
 }
 
-func newReport() report { return report{Chunks: []chunkReport{}} }
+func newReport() report {
+	return report{Chunks: []chunkReport{}, PromptChunks: []promptChunkReport{}}
+}
 
 // add takes in what the stream moved to.
 func (a *answer) add(event paceline.Event, after time.Duration) {
@@ -177,6 +189,14 @@ func (a *answer) add(event paceline.Event, after time.Duration) {
 
 // end notes how the stream ended. A requested cancellation is not an error.
 func (a *answer) end(stream *paceline.Stream, cancelling bool) {
+	for _, chunk := range stream.PromptChunks() {
+		a.PromptChunks = append(a.PromptChunks, promptChunkReport{
+			Position:    chunk.Position,
+			TokenIDs:    append([]uint32{}, chunk.TokenIDs...),
+			Logprobs:    append([]float64{}, chunk.Logprobs...),
+			TopLogprobs: reportLikeliest(chunk.TopLogprobs),
+		})
+	}
 	a.Started, a.Finished = reportStarted(stream.Started()), reportFinished(stream.Finished())
 	if cancelling && errors.Is(stream.Err(), paceline.ErrClientCancelled) {
 		a.Cancelled = true
@@ -193,22 +213,26 @@ func reportChunk(chunk paceline.Chunk) chunkReport {
 	for _, origin := range chunk.Origins {
 		origins = append(origins, enum(origin))
 	}
-	places := [][]logprobReport{}
-	for _, likeliest := range chunk.TopLogprobs {
-		place := []logprobReport{}
-		for _, each := range likeliest {
-			place = append(place, logprobReport(each))
-		}
-		places = append(places, place)
-	}
 	return chunkReport{
 		Position:    chunk.Position,
 		TokenIDs:    append([]uint32{}, chunk.TokenIDs...),
 		Text:        chunk.Text,
 		Logprobs:    append([]float64{}, chunk.Logprobs...),
-		TopLogprobs: places,
+		TopLogprobs: reportLikeliest(chunk.TopLogprobs),
 		Origins:     origins,
 	}
+}
+
+func reportLikeliest(told [][]paceline.TokenLogprob) [][]logprobReport {
+	places := [][]logprobReport{}
+	for _, likeliest := range told {
+		place := []logprobReport{}
+		for _, each := range likeliest {
+			place = append(place, logprobReport{each.TokenID, each.Logprob})
+		}
+		places = append(places, place)
+	}
+	return places
 }
 
 func reportEvent(event paceline.TimelineEvent) eventReport {
@@ -267,27 +291,29 @@ func reportStatistics(statistics paceline.Statistics) statisticsReport {
 		models[index] = modelReport{model.ModelName, model.ForwardCount, model.Forward.Nanoseconds()}
 	}
 	return statisticsReport{
-		TargetForwardCount:        statistics.TargetForwardCount,
-		DrafterForwardCount:       statistics.DrafterForwardCount,
-		DraftedTokenCount:         statistics.DraftedTokenCount,
-		AcceptedTokenCount:        statistics.AcceptedTokenCount,
-		RejectedTokenCount:        statistics.RejectedTokenCount,
-		DiscardedTokenCount:       statistics.DiscardedTokenCount,
-		AcceptanceRate:            statistics.AcceptanceRate,
-		CancelledRPCCount:         statistics.CancelledRPCCount,
-		Fallbacks:                 statistics.Fallbacks,
-		QueueNs:                   statistics.Queue.Nanoseconds(),
-		ForwardNs:                 statistics.Forward.Nanoseconds(),
-		NetworkNs:                 statistics.Network.Nanoseconds(),
-		TimeToFirstTokenNs:        statistics.TimeToFirstToken.Nanoseconds(),
-		TotalNs:                   statistics.Total.Nanoseconds(),
-		CorrectionsAheadCount:     statistics.CorrectionsAheadCount,
-		BranchTokenCount:          statistics.BranchTokenCount,
-		BranchAcceptedCount:       statistics.BranchAcceptedCount,
-		MaxGramDraftedTokenCount:  statistics.MaxGramDraftedTokenCount,
-		MaxGramAcceptedTokenCount: statistics.MaxGramAcceptedTokenCount,
-		DrafterModels:             models,
-		WalltimeImprovement:       statistics.WalltimeImprovement,
+		TargetForwardCount:          statistics.TargetForwardCount,
+		DrafterForwardCount:         statistics.DrafterForwardCount,
+		DraftedTokenCount:           statistics.DraftedTokenCount,
+		AcceptedTokenCount:          statistics.AcceptedTokenCount,
+		RejectedTokenCount:          statistics.RejectedTokenCount,
+		DiscardedTokenCount:         statistics.DiscardedTokenCount,
+		AcceptanceRate:              statistics.AcceptanceRate,
+		CancelledRPCCount:           statistics.CancelledRPCCount,
+		Fallbacks:                   statistics.Fallbacks,
+		QueueNs:                     statistics.Queue.Nanoseconds(),
+		ForwardNs:                   statistics.Forward.Nanoseconds(),
+		NetworkNs:                   statistics.Network.Nanoseconds(),
+		TimeToFirstTokenNs:          statistics.TimeToFirstToken.Nanoseconds(),
+		TotalNs:                     statistics.Total.Nanoseconds(),
+		CorrectionsAheadCount:       statistics.CorrectionsAheadCount,
+		BranchTokenCount:            statistics.BranchTokenCount,
+		BranchAcceptedCount:         statistics.BranchAcceptedCount,
+		MaxGramDraftedTokenCount:    statistics.MaxGramDraftedTokenCount,
+		MaxGramAcceptedTokenCount:   statistics.MaxGramAcceptedTokenCount,
+		DrafterModels:               models,
+		WalltimeImprovement:         statistics.WalltimeImprovement,
+		PredictedTokenCount:         statistics.PredictedTokenCount,
+		PredictedAcceptedTokenCount: statistics.PredictedAcceptedTokenCount,
 	}
 }
 

@@ -254,6 +254,14 @@ func readOption(name string, value json.RawMessage) (paceline.GenerateOption, er
 		return readValue(value, paceline.WithLogprobs)
 	case "top_logprobs":
 		return readValue(value, paceline.WithTopLogprobs)
+	case "prompt_logprobs":
+		return readValue(value, paceline.WithPromptLogprobs)
+	case "include_token_bytes":
+		return readValue(value, paceline.WithTokenBytes)
+	case "include_prompt":
+		return readValue(value, paceline.WithPromptTokens)
+	case "predicted_text":
+		return readValue(value, paceline.WithPredictedText)
 	case "add_special_tokens":
 		return readValue(value, paceline.WithAddSpecialTokens)
 	case "parse_special_tokens":

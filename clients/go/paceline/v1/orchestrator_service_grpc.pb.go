@@ -43,6 +43,22 @@ type OrchestratorServiceClient interface {
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors: none of its own.
 	GetSystemInfo(ctx context.Context, in *GetSystemInfoRequest, opts ...grpc.CallOption) (*GetSystemInfoResponse, error)
+	// Return the tokens of a text, as Generate would take it.
+	//
+	// Precondition: none. Effect: none. Idempotency: no side effects.
+	// Errors:
+	//
+	//	INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED  the text has more tokens than the
+	//	                                                           context; the message says how many
+	//	RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
+	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
+	//	UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+	Tokenize(ctx context.Context, in *TokenizeRequest, opts ...grpc.CallOption) (*TokenizeResponse, error)
+	// Return the text of tokens, with the names of special tokens.
+	//
+	// Precondition: none. Effect: none. Idempotency: no side effects.
+	// Errors: as of Tokenize.
+	Detokenize(ctx context.Context, in *DetokenizeRequest, opts ...grpc.CallOption) (*DetokenizeResponse, error)
 	// Return the model's template for a conversation, as a target gives it now.
 	//
 	// Send the rendered text with add_special_tokens = false and parse_special_tokens = true. If a
@@ -106,6 +122,24 @@ func (c *orchestratorServiceClient) GetSystemInfo(ctx context.Context, in *GetSy
 	return out, nil
 }
 
+func (c *orchestratorServiceClient) Tokenize(ctx context.Context, in *TokenizeRequest, opts ...grpc.CallOption) (*TokenizeResponse, error) {
+	out := new(TokenizeResponse)
+	err := c.cc.Invoke(ctx, "/paceline.v1.OrchestratorService/Tokenize", in, out, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *orchestratorServiceClient) Detokenize(ctx context.Context, in *DetokenizeRequest, opts ...grpc.CallOption) (*DetokenizeResponse, error) {
+	out := new(DetokenizeResponse)
+	err := c.cc.Invoke(ctx, "/paceline.v1.OrchestratorService/Detokenize", in, out, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *orchestratorServiceClient) GetSystemChatTemplate(ctx context.Context, in *GetSystemChatTemplateRequest, opts ...grpc.CallOption) (*GetSystemChatTemplateResponse, error) {
 	out := new(GetSystemChatTemplateResponse)
 	err := c.cc.Invoke(ctx, "/paceline.v1.OrchestratorService/GetSystemChatTemplate", in, out, opts...)
@@ -145,6 +179,22 @@ type OrchestratorServiceServer interface {
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors: none of its own.
 	GetSystemInfo(context.Context, *GetSystemInfoRequest) (*GetSystemInfoResponse, error)
+	// Return the tokens of a text, as Generate would take it.
+	//
+	// Precondition: none. Effect: none. Idempotency: no side effects.
+	// Errors:
+	//
+	//	INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED  the text has more tokens than the
+	//	                                                           context; the message says how many
+	//	RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
+	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
+	//	UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+	Tokenize(context.Context, *TokenizeRequest) (*TokenizeResponse, error)
+	// Return the text of tokens, with the names of special tokens.
+	//
+	// Precondition: none. Effect: none. Idempotency: no side effects.
+	// Errors: as of Tokenize.
+	Detokenize(context.Context, *DetokenizeRequest) (*DetokenizeResponse, error)
 	// Return the model's template for a conversation, as a target gives it now.
 	//
 	// Send the rendered text with add_special_tokens = false and parse_special_tokens = true. If a
@@ -169,6 +219,12 @@ func (UnimplementedOrchestratorServiceServer) Generate(*GenerateRequest, Orchest
 }
 func (UnimplementedOrchestratorServiceServer) GetSystemInfo(context.Context, *GetSystemInfoRequest) (*GetSystemInfoResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method GetSystemInfo not implemented")
+}
+func (UnimplementedOrchestratorServiceServer) Tokenize(context.Context, *TokenizeRequest) (*TokenizeResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Tokenize not implemented")
+}
+func (UnimplementedOrchestratorServiceServer) Detokenize(context.Context, *DetokenizeRequest) (*DetokenizeResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Detokenize not implemented")
 }
 func (UnimplementedOrchestratorServiceServer) GetSystemChatTemplate(context.Context, *GetSystemChatTemplateRequest) (*GetSystemChatTemplateResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method GetSystemChatTemplate not implemented")
@@ -225,6 +281,42 @@ func _OrchestratorService_GetSystemInfo_Handler(srv interface{}, ctx context.Con
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OrchestratorService_Tokenize_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TokenizeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OrchestratorServiceServer).Tokenize(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: "/paceline.v1.OrchestratorService/Tokenize",
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OrchestratorServiceServer).Tokenize(ctx, req.(*TokenizeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OrchestratorService_Detokenize_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DetokenizeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OrchestratorServiceServer).Detokenize(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: "/paceline.v1.OrchestratorService/Detokenize",
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OrchestratorServiceServer).Detokenize(ctx, req.(*DetokenizeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _OrchestratorService_GetSystemChatTemplate_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetSystemChatTemplateRequest)
 	if err := dec(in); err != nil {
@@ -250,6 +342,14 @@ var _OrchestratorService_serviceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetSystemInfo",
 			Handler:    _OrchestratorService_GetSystemInfo_Handler,
+		},
+		{
+			MethodName: "Tokenize",
+			Handler:    _OrchestratorService_Tokenize_Handler,
+		},
+		{
+			MethodName: "Detokenize",
+			Handler:    _OrchestratorService_Detokenize_Handler,
 		},
 		{
 			MethodName: "GetSystemChatTemplate",

@@ -100,6 +100,8 @@ class GetModelInfoResponse(_message.Message):
     EXCHANGES_CALLS_FIELD_NUMBER: _builtins.int
     SHAPES_LOGITS_FIELD_NUMBER: _builtins.int
     GRAMMAR_ENGINE_FIELD_NUMBER: _builtins.int
+    SCORES_PROMPTS_FIELD_NUMBER: _builtins.int
+    SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """The model's name for people, for example "python-target"."""
     model_revision: _builtins.str
@@ -184,6 +186,10 @@ class GetModelInfoResponse(_message.Message):
     """What enforces grammars (Grammar), with its version: two versions may allow different tokens, so
     a request with a grammar is served by targets with one. Empty: the server knows no grammars.
     """
+    scores_prompts: _builtins.bool
+    """Whether Verify can return the log probabilities of tokens that are given
+    (VerifyRequest.score). So a target without this works for no request with prompt_logprobs.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end a text, unless the request ignores them."""
@@ -212,6 +218,10 @@ class GetModelInfoResponse(_message.Message):
         first text, the token before the last text, and the token after both, in this order. Empty if
         the model has no such tokens, or its server does not know them.
         """
+
+    @_builtins.property
+    def sampling_defaults(self) -> _sampling_pb2.SamplingDefaults:
+        """What the model's generation_config.json says of sampling, as far as it is within the limits."""
 
     def __init__(
         self,
@@ -249,10 +259,12 @@ class GetModelInfoResponse(_message.Message):
         exchanges_calls: _builtins.bool = ...,
         shapes_logits: _builtins.bool = ...,
         grammar_engine: _builtins.str = ...,
+        scores_prompts: _builtins.bool = ...,
+        sampling_defaults: _sampling_pb2.SamplingDefaults | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hardware", b"hardware"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hardware", b"hardware", "sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cancels_between_layers", b"cancels_between_layers", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "exchanges_calls", b"exchanges_calls", "fim_token_ids", b"fim_token_ids", "fingerprint", b"fingerprint", "forward_latencies", b"forward_latencies", "grammar_engine", b"grammar_engine", "hardware", b"hardware", "incarnation", b"incarnation", "is_invariant", b"is_invariant", "layer_count", b"layer_count", "model_name", b"model_name", "model_revision", b"model_revision", "prefill_fixed_ns", b"prefill_fixed_ns", "prefill_ns_per_token", b"prefill_ns_per_token", "role", b"role", "self_draft_depth", b"self_draft_depth", "self_draft_kind", b"self_draft_kind", "session_limit", b"session_limit", "shapes_logits", b"shapes_logits", "shares_forwards", b"shares_forwards", "stages", b"stages", "token_budget", b"token_budget", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tree_depth_limit", b"tree_depth_limit", "tree_token_limit", b"tree_token_limit", "verification_rules", b"verification_rules", "version", b"version", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cancels_between_layers", b"cancels_between_layers", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "exchanges_calls", b"exchanges_calls", "fim_token_ids", b"fim_token_ids", "fingerprint", b"fingerprint", "forward_latencies", b"forward_latencies", "grammar_engine", b"grammar_engine", "hardware", b"hardware", "incarnation", b"incarnation", "is_invariant", b"is_invariant", "layer_count", b"layer_count", "model_name", b"model_name", "model_revision", b"model_revision", "prefill_fixed_ns", b"prefill_fixed_ns", "prefill_ns_per_token", b"prefill_ns_per_token", "role", b"role", "sampling_defaults", b"sampling_defaults", "scores_prompts", b"scores_prompts", "self_draft_depth", b"self_draft_depth", "self_draft_kind", b"self_draft_kind", "session_limit", b"session_limit", "shapes_logits", b"shapes_logits", "shares_forwards", b"shares_forwards", "stages", b"stages", "token_budget", b"token_budget", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tree_depth_limit", b"tree_depth_limit", "tree_token_limit", b"tree_token_limit", "verification_rules", b"verification_rules", "version", b"version", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -514,6 +514,10 @@ class GenerateRequest(_message.Message):
     BRANCHES_FIELD_NUMBER: _builtins.int
     DRAFTER_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    INCLUDE_TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    INCLUDE_PROMPT_FIELD_NUMBER: _builtins.int
+    PREDICTED_TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """As text: in UTF-8 at most 32 bytes for each token of the model's context, or 256 KiB if that
     is more.
@@ -529,7 +533,8 @@ class GenerateRequest(_message.Message):
     """
     max_tokens: _builtins.int
     """Tokens to generate at most, resumed ones included. In [1, context length - prompt]. Default:
-    256, or the room in the context.
+    256, or the room in the context. With prompt_logprobs it may be 0: then the prompt is scored,
+    and nothing is generated.
     """
     ignore_eos: _builtins.bool
     """Go on after an end-of-text token."""
@@ -576,6 +581,27 @@ class GenerateRequest(_message.Message):
     top_logprobs: _builtins.int
     """For each token, return this many of the likeliest tokens at its position, by the softmax of
     `logprobs`. In [0, 20]; default 0: none.
+    """
+    prompt_logprobs: _builtins.int
+    """Return for each token of the prompt, except the first, its log probability as in `logprobs`,
+    and this many of the likeliest tokens at its position. They come as prompt_chunk, before any
+    token of the answer. In [0, 20], and with a long prompt fewer: prompt tokens times (1 +
+    prompt_logprobs) is at most 2^18. Absent: none. UNSUPPORTED if no target can
+    (GetModelInfoResponse.scores_prompts). The prompt is computed anew, whatever was kept of an
+    earlier one. A request with resume_token_ids gets them again.
+    """
+    include_token_bytes: _builtins.bool
+    """Return the bytes of each token, wherever tokens are told: in chunks, in prompt chunks, and of
+    the likeliest tokens.
+    """
+    include_prompt: _builtins.bool
+    """Return the prompt's tokens as prompt_chunk. With prompt_logprobs they come in any case."""
+    predicted_text: _builtins.str
+    """What the answer will probably be, such as a file that is to be changed a little. Limits as of
+    `text`. Max-Gram drafts from it: it stands before the prompt in what Max-Gram searches, as if
+    it were the answer of the same prompt. If `drafter` is not set, Max-Gram is then the only
+    drafter. It changes no token of the answer, and counts for no length. UNSUPPORTED if the model
+    has no tokenizer.
     """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
@@ -638,10 +664,14 @@ class GenerateRequest(_message.Message):
         branches: _builtins.int | None = ...,
         drafter: Global___DrafterKind.ValueType = ...,
         top_logprobs: _builtins.int = ...,
+        prompt_logprobs: _builtins.int | None = ...,
+        include_token_bytes: _builtins.bool = ...,
+        include_prompt: _builtins.bool = ...,
+        predicted_text: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "drafter_count", b"drafter_count", "fill_in", b"fill_in", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "parts", b"parts", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "width", b"width"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_prompt_logprobs", b"_prompt_logprobs", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "drafter_count", b"drafter_count", "fill_in", b"fill_in", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "parts", b"parts", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "seed", b"seed", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "width", b"width"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "dispatch_policy", b"dispatch_policy", "drafter", b"drafter", "drafter_count", b"drafter_count", "fill_in", b"fill_in", "ignore_eos", b"ignore_eos", "include_timeline", b"include_timeline", "logprobs", b"logprobs", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "parts", b"parts", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "strategy", b"strategy", "stream_timeline", b"stream_timeline", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "verification_rule", b"verification_rule", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_prompt_logprobs", b"_prompt_logprobs", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "dispatch_policy", b"dispatch_policy", "drafter", b"drafter", "drafter_count", b"drafter_count", "fill_in", b"fill_in", "ignore_eos", b"ignore_eos", "include_prompt", b"include_prompt", "include_timeline", b"include_timeline", "include_token_bytes", b"include_token_bytes", "logprobs", b"logprobs", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "parts", b"parts", "predicted_text", b"predicted_text", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "strategy", b"strategy", "stream_timeline", b"stream_timeline", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "verification_rule", b"verification_rule", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -655,6 +685,8 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__parse_special_tokens: _TypeAlias = _typing.Literal["parse_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__parse_special_tokens: _TypeAlias = _typing.Literal["_parse_special_tokens", b"_parse_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__target_count: _TypeAlias = _typing.Literal["target_count"]  # noqa: Y015
@@ -676,6 +708,8 @@ class GenerateRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__parse_special_tokens) -> _WhichOneofReturnType__parse_special_tokens | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__target_count) -> _WhichOneofReturnType__target_count | None: ...
@@ -696,6 +730,7 @@ class GenerateResponse(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     TIMELINE_EVENT_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    PROMPT_CHUNK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___GenerationStarted:
         """The first message."""
@@ -712,6 +747,10 @@ class GenerateResponse(_message.Message):
     def finished(self) -> Global___GenerationFinished:
         """The last message."""
 
+    @_builtins.property
+    def prompt_chunk(self) -> Global___PromptChunk:
+        """Tokens of the prompt; only if prompt_logprobs or include_prompt was set."""
+
     def __init__(
         self,
         *,
@@ -719,12 +758,13 @@ class GenerateResponse(_message.Message):
         chunk: Global___GenerationChunk | None = ...,
         timeline_event: Global___TimelineEvent | None = ...,
         finished: Global___GenerationFinished | None = ...,
+        prompt_chunk: Global___PromptChunk | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "event", b"event", "finished", b"finished", "started", b"started", "timeline_event", b"timeline_event"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "event", b"event", "finished", b"finished", "prompt_chunk", b"prompt_chunk", "started", b"started", "timeline_event", b"timeline_event"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "event", b"event", "finished", b"finished", "started", b"started", "timeline_event", b"timeline_event"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "event", b"event", "finished", b"finished", "prompt_chunk", b"prompt_chunk", "started", b"started", "timeline_event", b"timeline_event"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "chunk", "timeline_event", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "chunk", "timeline_event", "finished", "prompt_chunk"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -805,6 +845,7 @@ class GenerationChunk(_message.Message):
     ORIGINS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     TEXT_LENGTHS_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """Absolute position of the first of token_ids, the prompt counted."""
     text: _builtins.str
@@ -838,6 +879,13 @@ class GenerationChunk(_message.Message):
         of them. Orchestrators before 0.2 leave this out.
         """
 
+    @_builtins.property
+    def token_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """If include_token_bytes was set, one for each token: what the token alone adds to a text, as
+        bytes of UTF-8, which may be a part of a character. Of a special token, its name. Empty for a
+        token beyond the tokenizer, or of more than 256 bytes. Left out if there is no tokenizer.
+        """
+
     def __init__(
         self,
         *,
@@ -848,14 +896,65 @@ class GenerationChunk(_message.Message):
         origins: _abc.Iterable[Global___TokenOrigin.ValueType] | None = ...,
         top_logprobs: _abc.Iterable[_sampling_pb2.LikeliestTokens] | None = ...,
         text_lengths: _abc.Iterable[_builtins.int] | None = ...,
+        token_bytes: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "origins", b"origins", "position", b"position", "text", b"text", "text_lengths", b"text_lengths", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "origins", b"origins", "position", b"position", "text", b"text", "text_lengths", b"text_lengths", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerationChunk: _TypeAlias = GenerationChunk  # noqa: Y015
+
+@_typing.final
+class PromptChunk(_message.Message):
+    """Tokens of the prompt. The messages have all of them in their order, the first message the first
+    token alone.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    """Position of the first of token_ids."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens, at most 256."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """With prompt_logprobs one for each token, none for the prompt's first: natural logarithm of the
+        probability that the target's plain softmax gives the token after the tokens before it.
+        """
+
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.LikeliestTokens]:
+        """If prompt_logprobs is above 0, one for each of logprobs: the likeliest tokens at its position."""
+
+    @_builtins.property
+    def token_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """If include_token_bytes was set: as in GenerationChunk."""
+
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        top_logprobs: _abc.Iterable[_sampling_pb2.LikeliestTokens] | None = ...,
+        token_bytes: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "position", b"position", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptChunk: _TypeAlias = PromptChunk  # noqa: Y015
 
 @_typing.final
 class GenerationFinished(_message.Message):
@@ -951,6 +1050,8 @@ class GenerationStatistics(_message.Message):
     MAX_GRAM_ACCEPTED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     DRAFTER_MODELS_FIELD_NUMBER: _builtins.int
     WALLTIME_IMPROVEMENT_FIELD_NUMBER: _builtins.int
+    PREDICTED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    PREDICTED_ACCEPTED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     target_forward_count: _builtins.int
     """Forwards of targets whose answers arrived."""
     drafter_forward_count: _builtins.int
@@ -999,6 +1100,10 @@ class GenerationStatistics(_message.Message):
     overlapped; 1 for plain decoding of a prompt that takes one forward. 0 if it is not known,
     because calls were withdrawn and never reported their forwards.
     """
+    predicted_token_count: _builtins.int
+    """Tokens of predicted_text."""
+    predicted_accepted_token_count: _builtins.int
+    """How many tokens of the answer were drafted from predicted_text."""
     @_builtins.property
     def fallbacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fallback]:
         """The deviations from the plan, with their counts."""
@@ -1031,10 +1136,12 @@ class GenerationStatistics(_message.Message):
         max_gram_accepted_token_count: _builtins.int = ...,
         drafter_models: _abc.Iterable[Global___ModelForwards] | None = ...,
         walltime_improvement: _builtins.float = ...,
+        predicted_token_count: _builtins.int = ...,
+        predicted_accepted_token_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_token_count", b"accepted_token_count", "branch_accepted_count", b"branch_accepted_count", "branch_token_count", b"branch_token_count", "cancelled_rpc_count", b"cancelled_rpc_count", "corrections_ahead_count", b"corrections_ahead_count", "discarded_token_count", b"discarded_token_count", "drafted_token_count", b"drafted_token_count", "drafter_forward_count", b"drafter_forward_count", "drafter_models", b"drafter_models", "fallbacks", b"fallbacks", "forward_ns", b"forward_ns", "max_gram_accepted_token_count", b"max_gram_accepted_token_count", "max_gram_drafted_token_count", b"max_gram_drafted_token_count", "network_ns", b"network_ns", "queue_ns", b"queue_ns", "rejected_token_count", b"rejected_token_count", "target_forward_count", b"target_forward_count", "time_to_first_token_ns", b"time_to_first_token_ns", "total_ns", b"total_ns", "walltime_improvement", b"walltime_improvement"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_token_count", b"accepted_token_count", "branch_accepted_count", b"branch_accepted_count", "branch_token_count", b"branch_token_count", "cancelled_rpc_count", b"cancelled_rpc_count", "corrections_ahead_count", b"corrections_ahead_count", "discarded_token_count", b"discarded_token_count", "drafted_token_count", b"drafted_token_count", "drafter_forward_count", b"drafter_forward_count", "drafter_models", b"drafter_models", "fallbacks", b"fallbacks", "forward_ns", b"forward_ns", "max_gram_accepted_token_count", b"max_gram_accepted_token_count", "max_gram_drafted_token_count", b"max_gram_drafted_token_count", "network_ns", b"network_ns", "predicted_accepted_token_count", b"predicted_accepted_token_count", "predicted_token_count", b"predicted_token_count", "queue_ns", b"queue_ns", "rejected_token_count", b"rejected_token_count", "target_forward_count", b"target_forward_count", "time_to_first_token_ns", b"time_to_first_token_ns", "total_ns", b"total_ns", "walltime_improvement", b"walltime_improvement"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1192,6 +1299,7 @@ class GetSystemInfoResponse(_message.Message):
     SERVERS_FIELD_NUMBER: _builtins.int
     RUNNING_REQUEST_COUNT_FIELD_NUMBER: _builtins.int
     MOST_REQUEST_BYTES_FIELD_NUMBER: _builtins.int
+    SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Paceline's version."""
     model_name: _builtins.str
@@ -1214,6 +1322,10 @@ class GetSystemInfoResponse(_message.Message):
     def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerInfo]:
         """Every model server known."""
 
+    @_builtins.property
+    def sampling_defaults(self) -> _sampling_pb2.SamplingDefaults:
+        """GetModelInfoResponse.sampling_defaults of the target model."""
+
     def __init__(
         self,
         *,
@@ -1226,10 +1338,11 @@ class GetSystemInfoResponse(_message.Message):
         servers: _abc.Iterable[Global___ServerInfo] | None = ...,
         running_request_count: _builtins.int = ...,
         most_request_bytes: _builtins.int = ...,
+        sampling_defaults: _sampling_pb2.SamplingDefaults | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "model_fingerprint", b"model_fingerprint", "model_name", b"model_name", "most_request_bytes", b"most_request_bytes", "running_request_count", b"running_request_count", "servers", b"servers", "tokenizer_fingerprint", b"tokenizer_fingerprint", "version", b"version", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "model_fingerprint", b"model_fingerprint", "model_name", b"model_name", "most_request_bytes", b"most_request_bytes", "running_request_count", b"running_request_count", "sampling_defaults", b"sampling_defaults", "servers", b"servers", "tokenizer_fingerprint", b"tokenizer_fingerprint", "version", b"version", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1341,3 +1454,130 @@ class GetSystemChatTemplateResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetSystemChatTemplateResponse: _TypeAlias = GetSystemChatTemplateResponse  # noqa: Y015
+
+@_typing.final
+class TokenizeRequest(_message.Message):
+    """Asks for the tokens of a text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    PARSE_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    INCLUDE_TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """As one text."""
+    add_special_tokens: _builtins.bool
+    """As in GenerateRequest. Default true."""
+    parse_special_tokens: _builtins.bool
+    """As in GenerateRequest. Default false."""
+    include_token_bytes: _builtins.bool
+    """Return the bytes of each token, too."""
+    @_builtins.property
+    def parts(self) -> Global___PromptParts:
+        """As parts, some of which may have special tokens."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        parts: Global___PromptParts | None = ...,
+        add_special_tokens: _builtins.bool | None = ...,
+        parse_special_tokens: _builtins.bool | None = ...,
+        include_token_bytes: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_parse_special_tokens", b"_parse_special_tokens", "add_special_tokens", b"add_special_tokens", "parse_special_tokens", b"parse_special_tokens", "parts", b"parts", "prompt", b"prompt", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_parse_special_tokens", b"_parse_special_tokens", "add_special_tokens", b"add_special_tokens", "include_token_bytes", b"include_token_bytes", "parse_special_tokens", b"parse_special_tokens", "parts", b"parts", "prompt", b"prompt", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__parse_special_tokens: _TypeAlias = _typing.Literal["parse_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__parse_special_tokens: _TypeAlias = _typing.Literal["_parse_special_tokens", b"_parse_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "parts"]  # noqa: Y015
+    _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parse_special_tokens) -> _WhichOneofReturnType__parse_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
+
+Global___TokenizeRequest: _TypeAlias = TokenizeRequest  # noqa: Y015
+
+@_typing.final
+class TokenizeResponse(_message.Message):
+    """The tokens of a text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens, at most as many as the model's context has."""
+
+    @_builtins.property
+    def token_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """If asked for: as in GenerationChunk."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        token_bytes: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_bytes", b"token_bytes", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizeResponse: _TypeAlias = TokenizeResponse  # noqa: Y015
+
+@_typing.final
+class DetokenizeRequest(_message.Message):
+    """Asks for the text of tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens: at most as many as the model's context has, each below the vocabulary size."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DetokenizeRequest: _TypeAlias = DetokenizeRequest  # noqa: Y015
+
+@_typing.final
+class DetokenizeResponse(_message.Message):
+    """The text of tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text. An incomplete character is U+FFFD."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DetokenizeResponse: _TypeAlias = DetokenizeResponse  # noqa: Y015

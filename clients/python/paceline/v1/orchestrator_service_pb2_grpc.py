@@ -45,6 +45,16 @@ class OrchestratorServiceStub:
                 request_serializer=paceline_dot_v1_dot_orchestrator__service__pb2.GetSystemInfoRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_orchestrator__service__pb2.GetSystemInfoResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/paceline.v1.OrchestratorService/Tokenize',
+                request_serializer=paceline_dot_v1_dot_orchestrator__service__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_orchestrator__service__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/paceline.v1.OrchestratorService/Detokenize',
+                request_serializer=paceline_dot_v1_dot_orchestrator__service__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_orchestrator__service__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
         self.GetSystemChatTemplate = channel.unary_unary(
                 '/paceline.v1.OrchestratorService/GetSystemChatTemplate',
                 request_serializer=paceline_dot_v1_dot_orchestrator__service__pb2.GetSystemChatTemplateRequest.SerializeToString,
@@ -91,6 +101,31 @@ class OrchestratorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """Return the tokens of a text, as Generate would take it.
+
+        Precondition: none. Effect: none. Idempotency: no side effects.
+        Errors:
+        INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED  the text has more tokens than the
+        context; the message says how many
+        RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
+        UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
+        UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Return the text of tokens, with the names of special tokens.
+
+        Precondition: none. Effect: none. Idempotency: no side effects.
+        Errors: as of Tokenize.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetSystemChatTemplate(self, request, context):
         """Return the model's template for a conversation, as a target gives it now.
 
@@ -119,6 +154,16 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     servicer.GetSystemInfo,
                     request_deserializer=paceline_dot_v1_dot_orchestrator__service__pb2.GetSystemInfoRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_orchestrator__service__pb2.GetSystemInfoResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=paceline_dot_v1_dot_orchestrator__service__pb2.TokenizeRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_orchestrator__service__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=paceline_dot_v1_dot_orchestrator__service__pb2.DetokenizeRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_orchestrator__service__pb2.DetokenizeResponse.SerializeToString,
             ),
             'GetSystemChatTemplate': grpc.unary_unary_rpc_method_handler(
                     servicer.GetSystemChatTemplate,
@@ -181,6 +226,60 @@ class OrchestratorService:
             '/paceline.v1.OrchestratorService/GetSystemInfo',
             paceline_dot_v1_dot_orchestrator__service__pb2.GetSystemInfoRequest.SerializeToString,
             paceline_dot_v1_dot_orchestrator__service__pb2.GetSystemInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.OrchestratorService/Tokenize',
+            paceline_dot_v1_dot_orchestrator__service__pb2.TokenizeRequest.SerializeToString,
+            paceline_dot_v1_dot_orchestrator__service__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.OrchestratorService/Detokenize',
+            paceline_dot_v1_dot_orchestrator__service__pb2.DetokenizeRequest.SerializeToString,
+            paceline_dot_v1_dot_orchestrator__service__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

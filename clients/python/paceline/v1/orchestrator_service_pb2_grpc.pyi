@@ -60,6 +60,23 @@ class OrchestratorServiceStub:
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors: none of its own.
     """
+    Tokenize: _grpc.UnaryUnaryMultiCallable[_orchestrator_service_pb2.TokenizeRequest, _orchestrator_service_pb2.TokenizeResponse]
+    """Return the tokens of a text, as Generate would take it.
+
+    Precondition: none. Effect: none. Idempotency: no side effects.
+    Errors:
+      INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED  the text has more tokens than the
+                                                                 context; the message says how many
+      RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
+      UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
+      UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+    """
+    Detokenize: _grpc.UnaryUnaryMultiCallable[_orchestrator_service_pb2.DetokenizeRequest, _orchestrator_service_pb2.DetokenizeResponse]
+    """Return the text of tokens, with the names of special tokens.
+
+    Precondition: none. Effect: none. Idempotency: no side effects.
+    Errors: as of Tokenize.
+    """
     GetSystemChatTemplate: _grpc.UnaryUnaryMultiCallable[_orchestrator_service_pb2.GetSystemChatTemplateRequest, _orchestrator_service_pb2.GetSystemChatTemplateResponse]
     """Return the model's template for a conversation, as a target gives it now.
 
@@ -104,6 +121,23 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
 
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors: none of its own.
+    """
+    Tokenize: _aio.UnaryUnaryMultiCallable[_orchestrator_service_pb2.TokenizeRequest, _orchestrator_service_pb2.TokenizeResponse]  # type: ignore[assignment]
+    """Return the tokens of a text, as Generate would take it.
+
+    Precondition: none. Effect: none. Idempotency: no side effects.
+    Errors:
+      INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED  the text has more tokens than the
+                                                                 context; the message says how many
+      RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
+      UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
+      UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+    """
+    Detokenize: _aio.UnaryUnaryMultiCallable[_orchestrator_service_pb2.DetokenizeRequest, _orchestrator_service_pb2.DetokenizeResponse]  # type: ignore[assignment]
+    """Return the text of tokens, with the names of special tokens.
+
+    Precondition: none. Effect: none. Idempotency: no side effects.
+    Errors: as of Tokenize.
     """
     GetSystemChatTemplate: _aio.UnaryUnaryMultiCallable[_orchestrator_service_pb2.GetSystemChatTemplateRequest, _orchestrator_service_pb2.GetSystemChatTemplateResponse]  # type: ignore[assignment]
     """Return the model's template for a conversation, as a target gives it now.
@@ -158,6 +192,35 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors: none of its own.
+        """
+
+    @_abc_1.abstractmethod
+    def Tokenize(
+        self,
+        request: _orchestrator_service_pb2.TokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_service_pb2.TokenizeResponse, _abc.Awaitable[_orchestrator_service_pb2.TokenizeResponse]]:
+        """Return the tokens of a text, as Generate would take it.
+
+        Precondition: none. Effect: none. Idempotency: no side effects.
+        Errors:
+          INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED  the text has more tokens than the
+                                                                     context; the message says how many
+          RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
+          UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
+          UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+        """
+
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _orchestrator_service_pb2.DetokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_service_pb2.DetokenizeResponse, _abc.Awaitable[_orchestrator_service_pb2.DetokenizeResponse]]:
+        """Return the text of tokens, with the names of special tokens.
+
+        Precondition: none. Effect: none. Idempotency: no side effects.
+        Errors: as of Tokenize.
         """
 
     @_abc_1.abstractmethod

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apaceline/v1/sampling.proto\x12\x0bpaceline.v1\"\xff\x03\n\x12SamplingParameters\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x42\n\nlogit_bias\x18\x05 \x03(\x0b\x32..paceline.v1.SamplingParameters.LogitBiasEntry\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x06\x88\x01\x01\x12\x17\n\nmin_tokens\x18\t \x01(\rH\x07\x88\x01\x01\x12%\n\x07grammar\x18\n \x01(\x0b\x32\x14.paceline.v1.Grammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_min_tokens\"x\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x03 \x01(\tH\x00\x12\'\n\x07\x63hoices\x18\x04 \x01(\x0b\x32\x14.paceline.v1.ChoicesH\x00\x42\x0c\n\ndefinition\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"6\n\x0fLikeliestTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x01\">\n\x12SparseDistribution\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rprobabilities\x18\x02 \x03(\x02*s\n\x10VerificationRule\x12!\n\x1dVERIFICATION_RULE_UNSPECIFIED\x10\x00\x12\x1b\n\x17VERIFICATION_RULE_EXACT\x10\x01\x12\x1f\n\x1bVERIFICATION_RULE_REJECTION\x10\x02\x42@Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apaceline/v1/sampling.proto\x12\x0bpaceline.v1\"\xff\x03\n\x12SamplingParameters\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x42\n\nlogit_bias\x18\x05 \x03(\x0b\x32..paceline.v1.SamplingParameters.LogitBiasEntry\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x06\x88\x01\x01\x12\x17\n\nmin_tokens\x18\t \x01(\rH\x07\x88\x01\x01\x12%\n\x07grammar\x18\n \x01(\x0b\x32\x14.paceline.v1.Grammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_min_tokens\"\xce\x01\n\x10SamplingDefaults\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penalty\"x\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x03 \x01(\tH\x00\x12\'\n\x07\x63hoices\x18\x04 \x01(\x0b\x32\x14.paceline.v1.ChoicesH\x00\x42\x0c\n\ndefinition\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"K\n\x0fLikeliestTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x01\x12\x13\n\x0btoken_bytes\x18\x03 \x03(\x0c\">\n\x12SparseDistribution\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rprobabilities\x18\x02 \x03(\x02*s\n\x10VerificationRule\x12!\n\x1dVERIFICATION_RULE_UNSPECIFIED\x10\x00\x12\x1b\n\x17VERIFICATION_RULE_EXACT\x10\x01\x12\x1f\n\x1bVERIFICATION_RULE_REJECTION\x10\x02\x42@Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,18 +34,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1'
   _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_VERIFICATIONRULE']._serialized_start=825
-  _globals['_VERIFICATIONRULE']._serialized_end=940
+  _globals['_VERIFICATIONRULE']._serialized_start=1055
+  _globals['_VERIFICATIONRULE']._serialized_end=1170
   _globals['_SAMPLINGPARAMETERS']._serialized_start=44
   _globals['_SAMPLINGPARAMETERS']._serialized_end=555
   _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_start=380
   _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_end=428
-  _globals['_GRAMMAR']._serialized_start=557
-  _globals['_GRAMMAR']._serialized_end=677
-  _globals['_CHOICES']._serialized_start=679
-  _globals['_CHOICES']._serialized_end=703
-  _globals['_LIKELIESTTOKENS']._serialized_start=705
-  _globals['_LIKELIESTTOKENS']._serialized_end=759
-  _globals['_SPARSEDISTRIBUTION']._serialized_start=761
-  _globals['_SPARSEDISTRIBUTION']._serialized_end=823
+  _globals['_SAMPLINGDEFAULTS']._serialized_start=558
+  _globals['_SAMPLINGDEFAULTS']._serialized_end=764
+  _globals['_GRAMMAR']._serialized_start=766
+  _globals['_GRAMMAR']._serialized_end=886
+  _globals['_CHOICES']._serialized_start=888
+  _globals['_CHOICES']._serialized_end=912
+  _globals['_LIKELIESTTOKENS']._serialized_start=914
+  _globals['_LIKELIESTTOKENS']._serialized_end=989
+  _globals['_SPARSEDISTRIBUTION']._serialized_start=991
+  _globals['_SPARSEDISTRIBUTION']._serialized_end=1053
 # @@protoc_insertion_point(module_scope)

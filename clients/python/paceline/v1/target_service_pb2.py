@@ -28,7 +28,7 @@ from paceline.v1 import sampling_pb2 as paceline_dot_v1_dot_sampling__pb2
 from paceline.v1 import session_service_pb2 as paceline_dot_v1_dot_session__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n paceline/v1/target_service.proto\x12\x0bpaceline.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1apaceline/v1/proposal.proto\x1a\x1apaceline/v1/sampling.proto\x1a!paceline/v1/session_service.proto\"\xc8\x01\n\rVerifyRequest\x12&\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x18.paceline.v1.SessionCall\x12\'\n\x08proposal\x18\x02 \x01(\x0b\x32\x15.paceline.v1.Proposal\x12\x19\n\x11speculation_depth\x18\x03 \x01(\r\x12\x10\n\x08logprobs\x18\x04 \x01(\x08\x12\x12\n\nanticipate\x18\x05 \x01(\x08\x12\x0f\n\x07propose\x18\x06 \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\x07 \x01(\r\"\x94\x02\n\x0eVerifyResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x15\n\rprefix_length\x18\x02 \x01(\r\x12\x15\n\raccepted_path\x18\x03 \x03(\r\x12\x15\n\rnext_token_id\x18\x04 \x01(\r\x12\x10\n\x08logprobs\x18\x05 \x03(\x01\x12\x13\n\x0bheld_length\x18\x06 \x01(\r\x12\'\n\x06timing\x18\x07 \x01(\x0b\x32\x17.paceline.v1.CallTiming\x12\'\n\x08proposal\x18\x08 \x01(\x0b\x32\x15.paceline.v1.Proposal\x12\x32\n\x0ctop_logprobs\x18\t \x03(\x0b\x32\x1c.paceline.v1.LikeliestTokens\"\xbf\x01\n\rDecodeRequest\x12&\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x18.paceline.v1.SessionCall\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x15\n\rend_token_ids\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x01(\x08\x12\x33\n\x10message_interval\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0ctop_logprobs\x18\x06 \x01(\r\"\xba\x01\n\x0e\x44\x65\x63odeResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x14\n\x0cstart_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x01\x12\'\n\x06timing\x18\x05 \x01(\x0b\x32\x17.paceline.v1.CallTiming\x12\x32\n\x0ctop_logprobs\x18\x06 \x03(\x0b\x32\x1c.paceline.v1.LikeliestTokens2\x97\x01\n\rTargetService\x12\x41\n\x06Verify\x12\x1a.paceline.v1.VerifyRequest\x1a\x1b.paceline.v1.VerifyResponse\x12\x43\n\x06\x44\x65\x63ode\x12\x1a.paceline.v1.DecodeRequest\x1a\x1b.paceline.v1.DecodeResponse0\x01\x42@Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n paceline/v1/target_service.proto\x12\x0bpaceline.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1apaceline/v1/proposal.proto\x1a\x1apaceline/v1/sampling.proto\x1a!paceline/v1/session_service.proto\"\xd7\x01\n\rVerifyRequest\x12&\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x18.paceline.v1.SessionCall\x12\'\n\x08proposal\x18\x02 \x01(\x0b\x32\x15.paceline.v1.Proposal\x12\x19\n\x11speculation_depth\x18\x03 \x01(\r\x12\x10\n\x08logprobs\x18\x04 \x01(\x08\x12\x12\n\nanticipate\x18\x05 \x01(\x08\x12\x0f\n\x07propose\x18\x06 \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\x07 \x01(\r\x12\r\n\x05score\x18\x08 \x01(\x08\"\x94\x02\n\x0eVerifyResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x15\n\rprefix_length\x18\x02 \x01(\r\x12\x15\n\raccepted_path\x18\x03 \x03(\r\x12\x15\n\rnext_token_id\x18\x04 \x01(\r\x12\x10\n\x08logprobs\x18\x05 \x03(\x01\x12\x13\n\x0bheld_length\x18\x06 \x01(\r\x12\'\n\x06timing\x18\x07 \x01(\x0b\x32\x17.paceline.v1.CallTiming\x12\'\n\x08proposal\x18\x08 \x01(\x0b\x32\x15.paceline.v1.Proposal\x12\x32\n\x0ctop_logprobs\x18\t \x03(\x0b\x32\x1c.paceline.v1.LikeliestTokens\"\xbf\x01\n\rDecodeRequest\x12&\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x18.paceline.v1.SessionCall\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x15\n\rend_token_ids\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x01(\x08\x12\x33\n\x10message_interval\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0ctop_logprobs\x18\x06 \x01(\r\"\xba\x01\n\x0e\x44\x65\x63odeResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x14\n\x0cstart_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x01\x12\'\n\x06timing\x18\x05 \x01(\x0b\x32\x17.paceline.v1.CallTiming\x12\x32\n\x0ctop_logprobs\x18\x06 \x03(\x0b\x32\x1c.paceline.v1.LikeliestTokens2\x97\x01\n\rTargetService\x12\x41\n\x06Verify\x12\x1a.paceline.v1.VerifyRequest\x1a\x1b.paceline.v1.VerifyResponse\x12\x43\n\x06\x44\x65\x63ode\x12\x1a.paceline.v1.DecodeRequest\x1a\x1b.paceline.v1.DecodeResponse0\x01\x42@Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,13 +37,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1'
   _globals['_VERIFYREQUEST']._serialized_start=173
-  _globals['_VERIFYREQUEST']._serialized_end=373
-  _globals['_VERIFYRESPONSE']._serialized_start=376
-  _globals['_VERIFYRESPONSE']._serialized_end=652
-  _globals['_DECODEREQUEST']._serialized_start=655
-  _globals['_DECODEREQUEST']._serialized_end=846
-  _globals['_DECODERESPONSE']._serialized_start=849
-  _globals['_DECODERESPONSE']._serialized_end=1035
-  _globals['_TARGETSERVICE']._serialized_start=1038
-  _globals['_TARGETSERVICE']._serialized_end=1189
+  _globals['_VERIFYREQUEST']._serialized_end=388
+  _globals['_VERIFYRESPONSE']._serialized_start=391
+  _globals['_VERIFYRESPONSE']._serialized_end=667
+  _globals['_DECODEREQUEST']._serialized_start=670
+  _globals['_DECODEREQUEST']._serialized_end=861
+  _globals['_DECODERESPONSE']._serialized_start=864
+  _globals['_DECODERESPONSE']._serialized_end=1050
+  _globals['_TARGETSERVICE']._serialized_start=1053
+  _globals['_TARGETSERVICE']._serialized_end=1204
 # @@protoc_insertion_point(module_scope)

@@ -35,6 +35,7 @@ class VerifyRequest(_message.Message):
     ANTICIPATE_FIELD_NUMBER: _builtins.int
     PROPOSE_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     speculation_depth: _builtins.int
     """How far this verification runs ahead: 0 decides the request's first open position, 1 assumes
     the success of depth 0, and so on. At most 65535.
@@ -58,6 +59,14 @@ class VerifyRequest(_message.Message):
     """Return this many of the likeliest tokens at the position of each decided token. In [0, 20];
     default 0: none. It changes no verdict.
     """
+    score: _builtins.bool
+    """Accept the proposal as it is, and judge nothing: for the log probabilities of a text that is
+    given, such as a prompt. The proposal is a chain without distributions, under each rule, of at
+    most 2^24 / vocabulary size tokens (16 or more, 1024 at most), so that few rows of logits are
+    held at a time. accepted_path has all of its tokens, next_token_id is 0 and means nothing, and
+    logprobs and top_logprobs have no entry for it. UNSUPPORTED at targets without
+    GetModelInfoResponse.scores_prompts; those before version 0.2 would judge the proposal.
+    """
     @_builtins.property
     def call(self) -> _session_service_pb2.SessionCall:
         """The session and its prefix, which the verdict assumes to be right."""
@@ -79,10 +88,11 @@ class VerifyRequest(_message.Message):
         anticipate: _builtins.bool = ...,
         propose: _builtins.bool = ...,
         top_logprobs: _builtins.int = ...,
+        score: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "proposal", b"proposal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["anticipate", b"anticipate", "call", b"call", "logprobs", b"logprobs", "proposal", b"proposal", "propose", b"propose", "speculation_depth", b"speculation_depth", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anticipate", b"anticipate", "call", b"call", "logprobs", b"logprobs", "proposal", b"proposal", "propose", b"propose", "score", b"score", "speculation_depth", b"speculation_depth", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

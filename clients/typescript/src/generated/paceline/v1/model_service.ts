@@ -20,7 +20,7 @@ import {
   type ServiceError,
   type UntypedServiceImplementation,
 } from "@grpc/grpc-js";
-import { VerificationRule } from "./sampling.js";
+import { SamplingDefaults, VerificationRule } from "./sampling.js";
 
 export const protobufPackage = "paceline.v1";
 
@@ -160,6 +160,13 @@ export interface GetModelInfoResponse {
    * a request with a grammar is served by targets with one. Empty: the server knows no grammars.
    */
   grammarEngine: string;
+  /**
+   * Whether Verify can return the log probabilities of tokens that are given
+   * (VerifyRequest.score). So a target without this works for no request with prompt_logprobs.
+   */
+  scoresPrompts: boolean;
+  /** What the model's generation_config.json says of sampling, as far as it is within the limits. */
+  samplingDefaults: SamplingDefaults | undefined;
 }
 
 /** The hardware on which a model computes; other servers may compute on the same hardware. */
@@ -340,6 +347,8 @@ function createBaseGetModelInfoResponse(): GetModelInfoResponse {
     exchangesCalls: false,
     shapesLogits: false,
     grammarEngine: "",
+    scoresPrompts: false,
+    samplingDefaults: undefined,
   };
 }
 
@@ -455,6 +464,12 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     }
     if (message.grammarEngine !== "") {
       writer.uint32(266).string(message.grammarEngine);
+    }
+    if (message.scoresPrompts !== false) {
+      writer.uint32(272).bool(message.scoresPrompts);
+    }
+    if (message.samplingDefaults !== undefined) {
+      SamplingDefaults.encode(message.samplingDefaults, writer.uint32(282).fork()).join();
     }
     return writer;
   },
@@ -766,6 +781,22 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
             message.grammarEngine = reader.string();
             continue;
           }
+          case 34: {
+            if (tag !== 272) {
+              break;
+            }
+
+            message.scoresPrompts = reader.bool();
+            continue;
+          }
+          case 35: {
+            if (tag !== 282) {
+              break;
+            }
+
+            message.samplingDefaults = SamplingDefaults.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -818,6 +849,10 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     message.exchangesCalls = object.exchangesCalls ?? false;
     message.shapesLogits = object.shapesLogits ?? false;
     message.grammarEngine = object.grammarEngine ?? "";
+    message.scoresPrompts = object.scoresPrompts ?? false;
+    message.samplingDefaults = (object.samplingDefaults !== undefined && object.samplingDefaults !== null)
+      ? SamplingDefaults.fromPartial(object.samplingDefaults)
+      : undefined;
     return message;
   },
 };

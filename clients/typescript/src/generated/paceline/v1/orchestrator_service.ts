@@ -21,7 +21,7 @@ import {
   type UntypedServiceImplementation,
 } from "@grpc/grpc-js";
 import { ChatTemplate, ModelRole } from "./model_service.js";
-import { LikeliestTokens, SamplingParameters, VerificationRule } from "./sampling.js";
+import { LikeliestTokens, SamplingDefaults, SamplingParameters, VerificationRule } from "./sampling.js";
 
 export const protobufPackage = "paceline.v1";
 
@@ -276,7 +276,8 @@ export interface GenerateRequest {
     | undefined;
   /**
    * Tokens to generate at most, resumed ones included. In [1, context length - prompt]. Default:
-   * 256, or the room in the context.
+   * 256, or the room in the context. With prompt_logprobs it may be 0: then the prompt is scored,
+   * and nothing is generated.
    */
   maxTokens?:
     | number
@@ -359,6 +360,32 @@ export interface GenerateRequest {
    * `logprobs`. In [0, 20]; default 0: none.
    */
   topLogprobs: number;
+  /**
+   * Return for each token of the prompt, except the first, its log probability as in `logprobs`,
+   * and this many of the likeliest tokens at its position. They come as prompt_chunk, before any
+   * token of the answer. In [0, 20], and with a long prompt fewer: prompt tokens times (1 +
+   * prompt_logprobs) is at most 2^18. Absent: none. UNSUPPORTED if no target can
+   * (GetModelInfoResponse.scores_prompts). The prompt is computed anew, whatever was kept of an
+   * earlier one. A request with resume_token_ids gets them again.
+   */
+  promptLogprobs?:
+    | number
+    | undefined;
+  /**
+   * Return the bytes of each token, wherever tokens are told: in chunks, in prompt chunks, and of
+   * the likeliest tokens.
+   */
+  includeTokenBytes: boolean;
+  /** Return the prompt's tokens as prompt_chunk. With prompt_logprobs they come in any case. */
+  includePrompt: boolean;
+  /**
+   * What the answer will probably be, such as a file that is to be changed a little. Limits as of
+   * `text`. Max-Gram drafts from it: it stands before the prompt in what Max-Gram searches, as if
+   * it were the answer of the same prompt. If `drafter` is not set, Max-Gram is then the only
+   * drafter. It changes no token of the answer, and counts for no length. UNSUPPORTED if the model
+   * has no tokenizer.
+   */
+  predictedText: string;
 }
 
 /** One message of the stream. */
@@ -377,6 +404,9 @@ export interface GenerateResponse {
     | //
     /** The last message. */
     { $case: "finished"; value: GenerationFinished }
+    | //
+    /** Tokens of the prompt; only if prompt_logprobs or include_prompt was set. */
+    { $case: "promptChunk"; value: PromptChunk }
     | undefined;
 }
 
@@ -434,6 +464,32 @@ export interface GenerationChunk {
    * of them. Orchestrators before 0.2 leave this out.
    */
   textLengths: number[];
+  /**
+   * If include_token_bytes was set, one for each token: what the token alone adds to a text, as
+   * bytes of UTF-8, which may be a part of a character. Of a special token, its name. Empty for a
+   * token beyond the tokenizer, or of more than 256 bytes. Left out if there is no tokenizer.
+   */
+  tokenBytes: Buffer[];
+}
+
+/**
+ * Tokens of the prompt. The messages have all of them in their order, the first message the first
+ * token alone.
+ */
+export interface PromptChunk {
+  /** Position of the first of token_ids. */
+  position: number;
+  /** The tokens, at most 256. */
+  tokenIds: number[];
+  /**
+   * With prompt_logprobs one for each token, none for the prompt's first: natural logarithm of the
+   * probability that the target's plain softmax gives the token after the tokens before it.
+   */
+  logprobs: number[];
+  /** If prompt_logprobs is above 0, one for each of logprobs: the likeliest tokens at its position. */
+  topLogprobs: LikeliestTokens[];
+  /** If include_token_bytes was set: as in GenerationChunk. */
+  tokenBytes: Buffer[];
 }
 
 /** The end of a generation. */
@@ -527,6 +583,10 @@ export interface GenerationStatistics {
    * because calls were withdrawn and never reported their forwards.
    */
   walltimeImprovement: number;
+  /** Tokens of predicted_text. */
+  predictedTokenCount: number;
+  /** How many tokens of the answer were drafted from predicted_text. */
+  predictedAcceptedTokenCount: number;
 }
 
 /** The forwards of one model. */
@@ -604,6 +664,8 @@ export interface GetSystemInfoResponse {
    * more than the operator allows. A proxy need not read more than this from its own clients.
    */
   mostRequestBytes: number;
+  /** GetModelInfoResponse.sampling_defaults of the target model. */
+  samplingDefaults: SamplingDefaults | undefined;
 }
 
 /** A model server as the orchestrator sees it. */
@@ -642,6 +704,49 @@ export interface GetSystemChatTemplateResponse {
   modelFingerprint: string;
   /** The template. */
   chatTemplate: ChatTemplate | undefined;
+}
+
+/** Asks for the tokens of a text. */
+export interface TokenizeRequest {
+  /** The text. Required; limits as in GenerateRequest, but it may be empty. */
+  prompt:
+    | //
+    /** As one text. */
+    { $case: "text"; value: string }
+    | //
+    /** As parts, some of which may have special tokens. */
+    { $case: "parts"; value: PromptParts }
+    | undefined;
+  /** As in GenerateRequest. Default true. */
+  addSpecialTokens?:
+    | boolean
+    | undefined;
+  /** As in GenerateRequest. Default false. */
+  parseSpecialTokens?:
+    | boolean
+    | undefined;
+  /** Return the bytes of each token, too. */
+  includeTokenBytes: boolean;
+}
+
+/** The tokens of a text. */
+export interface TokenizeResponse {
+  /** The tokens, at most as many as the model's context has. */
+  tokenIds: number[];
+  /** If asked for: as in GenerationChunk. */
+  tokenBytes: Buffer[];
+}
+
+/** Asks for the text of tokens. */
+export interface DetokenizeRequest {
+  /** The tokens: at most as many as the model's context has, each below the vocabulary size. */
+  tokenIds: number[];
+}
+
+/** The text of tokens. */
+export interface DetokenizeResponse {
+  /** The text. An incomplete character is U+FFFD. */
+  text: string;
 }
 
 function createBaseTokenIds(): TokenIds {
@@ -927,6 +1032,10 @@ function createBaseGenerateRequest(): GenerateRequest {
     branches: undefined,
     drafter: 0,
     topLogprobs: 0,
+    promptLogprobs: undefined,
+    includeTokenBytes: false,
+    includePrompt: false,
+    predictedText: "",
   };
 }
 
@@ -1015,6 +1124,18 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     }
     if (message.topLogprobs !== 0) {
       writer.uint32(192).uint32(message.topLogprobs);
+    }
+    if (message.promptLogprobs !== undefined) {
+      writer.uint32(256).uint32(message.promptLogprobs);
+    }
+    if (message.includeTokenBytes !== false) {
+      writer.uint32(264).bool(message.includeTokenBytes);
+    }
+    if (message.includePrompt !== false) {
+      writer.uint32(272).bool(message.includePrompt);
+    }
+    if (message.predictedText !== "") {
+      writer.uint32(282).string(message.predictedText);
     }
     return writer;
   },
@@ -1250,6 +1371,38 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
             message.topLogprobs = reader.uint32();
             continue;
           }
+          case 32: {
+            if (tag !== 256) {
+              break;
+            }
+
+            message.promptLogprobs = reader.uint32();
+            continue;
+          }
+          case 33: {
+            if (tag !== 264) {
+              break;
+            }
+
+            message.includeTokenBytes = reader.bool();
+            continue;
+          }
+          case 34: {
+            if (tag !== 272) {
+              break;
+            }
+
+            message.includePrompt = reader.bool();
+            continue;
+          }
+          case 35: {
+            if (tag !== 282) {
+              break;
+            }
+
+            message.predictedText = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1317,6 +1470,10 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     message.branches = object.branches ?? undefined;
     message.drafter = object.drafter ?? 0;
     message.topLogprobs = object.topLogprobs ?? 0;
+    message.promptLogprobs = object.promptLogprobs ?? undefined;
+    message.includeTokenBytes = object.includeTokenBytes ?? false;
+    message.includePrompt = object.includePrompt ?? false;
+    message.predictedText = object.predictedText ?? "";
     return message;
   },
 };
@@ -1339,6 +1496,9 @@ export const GenerateResponse: MessageFns<GenerateResponse> = {
         break;
       case "finished":
         GenerationFinished.encode(message.event.value, writer.uint32(34).fork()).join();
+        break;
+      case "promptChunk":
+        PromptChunk.encode(message.event.value, writer.uint32(42).fork()).join();
         break;
     }
     return writer;
@@ -1389,6 +1549,14 @@ export const GenerateResponse: MessageFns<GenerateResponse> = {
             message.event = { $case: "finished", value: GenerationFinished.decode(reader, reader.uint32()) };
             continue;
           }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            message.event = { $case: "promptChunk", value: PromptChunk.decode(reader, reader.uint32()) };
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1428,6 +1596,12 @@ export const GenerateResponse: MessageFns<GenerateResponse> = {
       case "finished": {
         if (object.event?.value !== undefined && object.event?.value !== null) {
           message.event = { $case: "finished", value: GenerationFinished.fromPartial(object.event.value) };
+        }
+        break;
+      }
+      case "promptChunk": {
+        if (object.event?.value !== undefined && object.event?.value !== null) {
+          message.event = { $case: "promptChunk", value: PromptChunk.fromPartial(object.event.value) };
         }
         break;
       }
@@ -1624,7 +1798,16 @@ export const GenerationStarted: MessageFns<GenerationStarted> = {
 };
 
 function createBaseGenerationChunk(): GenerationChunk {
-  return { position: 0, tokenIds: [], text: "", logprobs: [], origins: [], topLogprobs: [], textLengths: [] };
+  return {
+    position: 0,
+    tokenIds: [],
+    text: "",
+    logprobs: [],
+    origins: [],
+    topLogprobs: [],
+    textLengths: [],
+    tokenBytes: [],
+  };
 }
 
 export const GenerationChunk: MessageFns<GenerationChunk> = {
@@ -1665,6 +1848,9 @@ export const GenerationChunk: MessageFns<GenerationChunk> = {
         writer.uint32(v);
       }
       writer.join();
+    }
+    for (const v of message.tokenBytes) {
+      writer.uint32(66).bytes(v!);
     }
     return writer;
   },
@@ -1778,6 +1964,14 @@ export const GenerationChunk: MessageFns<GenerationChunk> = {
 
             break;
           }
+          case 8: {
+            if (tag !== 66) {
+              break;
+            }
+
+            message.tokenBytes.push(Buffer.from(reader.bytes()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1802,6 +1996,138 @@ export const GenerationChunk: MessageFns<GenerationChunk> = {
     message.origins = object.origins?.map((e) => e) || [];
     message.topLogprobs = object.topLogprobs?.map((e) => LikeliestTokens.fromPartial(e)) || [];
     message.textLengths = object.textLengths?.map((e) => e) || [];
+    message.tokenBytes = object.tokenBytes?.map((e) => e) || [];
+    return message;
+  },
+};
+
+function createBasePromptChunk(): PromptChunk {
+  return { position: 0, tokenIds: [], logprobs: [], topLogprobs: [], tokenBytes: [] };
+}
+
+export const PromptChunk: MessageFns<PromptChunk> = {
+  encode(message: PromptChunk, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.position !== 0) {
+      writer.uint32(8).uint32(message.position);
+    }
+    if (message.tokenIds.length !== 0) {
+      writer.uint32(18).fork();
+      for (const v of message.tokenIds) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    if (message.logprobs.length !== 0) {
+      writer.uint32(26).fork();
+      for (const v of message.logprobs) {
+        writer.double(v);
+      }
+      writer.join();
+    }
+    for (const v of message.topLogprobs) {
+      LikeliestTokens.encode(v!, writer.uint32(34).fork()).join();
+    }
+    for (const v of message.tokenBytes) {
+      writer.uint32(42).bytes(v!);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): PromptChunk {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBasePromptChunk();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.position = reader.uint32();
+            continue;
+          }
+          case 2: {
+            if (tag === 16) {
+              message.tokenIds.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 18) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.tokenIds.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 3: {
+            if (tag === 25) {
+              message.logprobs.push(reader.double());
+
+              continue;
+            }
+
+            if (tag === 26) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.logprobs.push(reader.double());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.topLogprobs.push(LikeliestTokens.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            message.tokenBytes.push(Buffer.from(reader.bytes()));
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<PromptChunk>): PromptChunk {
+    return PromptChunk.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<PromptChunk>): PromptChunk {
+    const message = createBasePromptChunk();
+    message.position = object.position ?? 0;
+    message.tokenIds = object.tokenIds?.map((e) => e) || [];
+    message.logprobs = object.logprobs?.map((e) => e) || [];
+    message.topLogprobs = object.topLogprobs?.map((e) => LikeliestTokens.fromPartial(e)) || [];
+    message.tokenBytes = object.tokenBytes?.map((e) => e) || [];
     return message;
   },
 };
@@ -2005,6 +2331,8 @@ function createBaseGenerationStatistics(): GenerationStatistics {
     maxGramAcceptedTokenCount: 0,
     drafterModels: [],
     walltimeImprovement: 0,
+    predictedTokenCount: 0,
+    predictedAcceptedTokenCount: 0,
   };
 }
 
@@ -2072,6 +2400,12 @@ export const GenerationStatistics: MessageFns<GenerationStatistics> = {
     }
     if (message.walltimeImprovement !== 0) {
       writer.uint32(169).double(message.walltimeImprovement);
+    }
+    if (message.predictedTokenCount !== 0) {
+      writer.uint32(176).uint32(message.predictedTokenCount);
+    }
+    if (message.predictedAcceptedTokenCount !== 0) {
+      writer.uint32(184).uint32(message.predictedAcceptedTokenCount);
     }
     return writer;
   },
@@ -2257,6 +2591,22 @@ export const GenerationStatistics: MessageFns<GenerationStatistics> = {
             message.walltimeImprovement = reader.double();
             continue;
           }
+          case 22: {
+            if (tag !== 176) {
+              break;
+            }
+
+            message.predictedTokenCount = reader.uint32();
+            continue;
+          }
+          case 23: {
+            if (tag !== 184) {
+              break;
+            }
+
+            message.predictedAcceptedTokenCount = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2295,6 +2645,8 @@ export const GenerationStatistics: MessageFns<GenerationStatistics> = {
     message.maxGramAcceptedTokenCount = object.maxGramAcceptedTokenCount ?? 0;
     message.drafterModels = object.drafterModels?.map((e) => ModelForwards.fromPartial(e)) || [];
     message.walltimeImprovement = object.walltimeImprovement ?? 0;
+    message.predictedTokenCount = object.predictedTokenCount ?? 0;
+    message.predictedAcceptedTokenCount = object.predictedAcceptedTokenCount ?? 0;
     return message;
   },
 };
@@ -2687,6 +3039,7 @@ function createBaseGetSystemInfoResponse(): GetSystemInfoResponse {
     servers: [],
     runningRequestCount: 0,
     mostRequestBytes: 0,
+    samplingDefaults: undefined,
   };
 }
 
@@ -2718,6 +3071,9 @@ export const GetSystemInfoResponse: MessageFns<GetSystemInfoResponse> = {
     }
     if (message.mostRequestBytes !== 0) {
       writer.uint32(72).uint64(message.mostRequestBytes);
+    }
+    if (message.samplingDefaults !== undefined) {
+      SamplingDefaults.encode(message.samplingDefaults, writer.uint32(82).fork()).join();
     }
     return writer;
   },
@@ -2807,6 +3163,14 @@ export const GetSystemInfoResponse: MessageFns<GetSystemInfoResponse> = {
             message.mostRequestBytes = longToNumber(reader.uint64());
             continue;
           }
+          case 10: {
+            if (tag !== 82) {
+              break;
+            }
+
+            message.samplingDefaults = SamplingDefaults.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2833,6 +3197,9 @@ export const GetSystemInfoResponse: MessageFns<GetSystemInfoResponse> = {
     message.servers = object.servers?.map((e) => ServerInfo.fromPartial(e)) || [];
     message.runningRequestCount = object.runningRequestCount ?? 0;
     message.mostRequestBytes = object.mostRequestBytes ?? 0;
+    message.samplingDefaults = (object.samplingDefaults !== undefined && object.samplingDefaults !== null)
+      ? SamplingDefaults.fromPartial(object.samplingDefaults)
+      : undefined;
     return message;
   },
 };
@@ -3136,6 +3503,328 @@ export const GetSystemChatTemplateResponse: MessageFns<GetSystemChatTemplateResp
   },
 };
 
+function createBaseTokenizeRequest(): TokenizeRequest {
+  return { prompt: undefined, addSpecialTokens: undefined, parseSpecialTokens: undefined, includeTokenBytes: false };
+}
+
+export const TokenizeRequest: MessageFns<TokenizeRequest> = {
+  encode(message: TokenizeRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    switch (message.prompt?.$case) {
+      case "text":
+        writer.uint32(10).string(message.prompt.value);
+        break;
+      case "parts":
+        PromptParts.encode(message.prompt.value, writer.uint32(18).fork()).join();
+        break;
+    }
+    if (message.addSpecialTokens !== undefined) {
+      writer.uint32(24).bool(message.addSpecialTokens);
+    }
+    if (message.parseSpecialTokens !== undefined) {
+      writer.uint32(32).bool(message.parseSpecialTokens);
+    }
+    if (message.includeTokenBytes !== false) {
+      writer.uint32(40).bool(message.includeTokenBytes);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): TokenizeRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseTokenizeRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.prompt = { $case: "text", value: reader.string() };
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.prompt = { $case: "parts", value: PromptParts.decode(reader, reader.uint32()) };
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.addSpecialTokens = reader.bool();
+            continue;
+          }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.parseSpecialTokens = reader.bool();
+            continue;
+          }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.includeTokenBytes = reader.bool();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<TokenizeRequest>): TokenizeRequest {
+    return TokenizeRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<TokenizeRequest>): TokenizeRequest {
+    const message = createBaseTokenizeRequest();
+    switch (object.prompt?.$case) {
+      case "text": {
+        if (object.prompt?.value !== undefined && object.prompt?.value !== null) {
+          message.prompt = { $case: "text", value: object.prompt.value };
+        }
+        break;
+      }
+      case "parts": {
+        if (object.prompt?.value !== undefined && object.prompt?.value !== null) {
+          message.prompt = { $case: "parts", value: PromptParts.fromPartial(object.prompt.value) };
+        }
+        break;
+      }
+    }
+    message.addSpecialTokens = object.addSpecialTokens ?? undefined;
+    message.parseSpecialTokens = object.parseSpecialTokens ?? undefined;
+    message.includeTokenBytes = object.includeTokenBytes ?? false;
+    return message;
+  },
+};
+
+function createBaseTokenizeResponse(): TokenizeResponse {
+  return { tokenIds: [], tokenBytes: [] };
+}
+
+export const TokenizeResponse: MessageFns<TokenizeResponse> = {
+  encode(message: TokenizeResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.tokenIds.length !== 0) {
+      writer.uint32(10).fork();
+      for (const v of message.tokenIds) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    for (const v of message.tokenBytes) {
+      writer.uint32(18).bytes(v!);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): TokenizeResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseTokenizeResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag === 8) {
+              message.tokenIds.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 10) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.tokenIds.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.tokenBytes.push(Buffer.from(reader.bytes()));
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<TokenizeResponse>): TokenizeResponse {
+    return TokenizeResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<TokenizeResponse>): TokenizeResponse {
+    const message = createBaseTokenizeResponse();
+    message.tokenIds = object.tokenIds?.map((e) => e) || [];
+    message.tokenBytes = object.tokenBytes?.map((e) => e) || [];
+    return message;
+  },
+};
+
+function createBaseDetokenizeRequest(): DetokenizeRequest {
+  return { tokenIds: [] };
+}
+
+export const DetokenizeRequest: MessageFns<DetokenizeRequest> = {
+  encode(message: DetokenizeRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.tokenIds.length !== 0) {
+      writer.uint32(10).fork();
+      for (const v of message.tokenIds) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): DetokenizeRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseDetokenizeRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag === 8) {
+              message.tokenIds.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 10) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.tokenIds.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<DetokenizeRequest>): DetokenizeRequest {
+    return DetokenizeRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<DetokenizeRequest>): DetokenizeRequest {
+    const message = createBaseDetokenizeRequest();
+    message.tokenIds = object.tokenIds?.map((e) => e) || [];
+    return message;
+  },
+};
+
+function createBaseDetokenizeResponse(): DetokenizeResponse {
+  return { text: "" };
+}
+
+export const DetokenizeResponse: MessageFns<DetokenizeResponse> = {
+  encode(message: DetokenizeResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.text !== "") {
+      writer.uint32(10).string(message.text);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): DetokenizeResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseDetokenizeResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.text = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<DetokenizeResponse>): DetokenizeResponse {
+    return DetokenizeResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<DetokenizeResponse>): DetokenizeResponse {
+    const message = createBaseDetokenizeResponse();
+    message.text = object.text ?? "";
+    return message;
+  },
+};
+
 /** Generates text with the target's exact output, faster. This is the service for clients. */
 export type OrchestratorServiceService = typeof OrchestratorServiceService;
 export const OrchestratorServiceService = {
@@ -3184,6 +3873,41 @@ export const OrchestratorServiceService = {
     responseSerialize: (value: GetSystemInfoResponse): Buffer =>
       Buffer.from(GetSystemInfoResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): GetSystemInfoResponse => GetSystemInfoResponse.decode(value),
+  },
+  /**
+   * Return the tokens of a text, as Generate would take it.
+   *
+   * Precondition: none. Effect: none. Idempotency: no side effects.
+   * Errors:
+   *   INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED  the text has more tokens than the
+   *                                                              context; the message says how many
+   *   RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
+   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
+   *   UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+   */
+  tokenize: {
+    path: "/paceline.v1.OrchestratorService/Tokenize" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: TokenizeRequest): Buffer => Buffer.from(TokenizeRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): TokenizeRequest => TokenizeRequest.decode(value),
+    responseSerialize: (value: TokenizeResponse): Buffer => Buffer.from(TokenizeResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): TokenizeResponse => TokenizeResponse.decode(value),
+  },
+  /**
+   * Return the text of tokens, with the names of special tokens.
+   *
+   * Precondition: none. Effect: none. Idempotency: no side effects.
+   * Errors: as of Tokenize.
+   */
+  detokenize: {
+    path: "/paceline.v1.OrchestratorService/Detokenize" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: DetokenizeRequest): Buffer => Buffer.from(DetokenizeRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): DetokenizeRequest => DetokenizeRequest.decode(value),
+    responseSerialize: (value: DetokenizeResponse): Buffer => Buffer.from(DetokenizeResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): DetokenizeResponse => DetokenizeResponse.decode(value),
   },
   /**
    * Return the model's template for a conversation, as a target gives it now.
@@ -3240,6 +3964,25 @@ export interface OrchestratorServiceServer extends UntypedServiceImplementation 
    * Errors: none of its own.
    */
   getSystemInfo: handleUnaryCall<GetSystemInfoRequest, GetSystemInfoResponse>;
+  /**
+   * Return the tokens of a text, as Generate would take it.
+   *
+   * Precondition: none. Effect: none. Idempotency: no side effects.
+   * Errors:
+   *   INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED  the text has more tokens than the
+   *                                                              context; the message says how many
+   *   RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
+   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
+   *   UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+   */
+  tokenize: handleUnaryCall<TokenizeRequest, TokenizeResponse>;
+  /**
+   * Return the text of tokens, with the names of special tokens.
+   *
+   * Precondition: none. Effect: none. Idempotency: no side effects.
+   * Errors: as of Tokenize.
+   */
+  detokenize: handleUnaryCall<DetokenizeRequest, DetokenizeResponse>;
   /**
    * Return the model's template for a conversation, as a target gives it now.
    *
@@ -3303,6 +4046,53 @@ export interface OrchestratorServiceClient extends Client {
     metadata: Metadata,
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: GetSystemInfoResponse) => void,
+  ): ClientUnaryCall;
+  /**
+   * Return the tokens of a text, as Generate would take it.
+   *
+   * Precondition: none. Effect: none. Idempotency: no side effects.
+   * Errors:
+   *   INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED  the text has more tokens than the
+   *                                                              context; the message says how many
+   *   RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
+   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
+   *   UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+   */
+  tokenize(
+    request: TokenizeRequest,
+    callback: (error: ServiceError | null, response: TokenizeResponse) => void,
+  ): ClientUnaryCall;
+  tokenize(
+    request: TokenizeRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: TokenizeResponse) => void,
+  ): ClientUnaryCall;
+  tokenize(
+    request: TokenizeRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: TokenizeResponse) => void,
+  ): ClientUnaryCall;
+  /**
+   * Return the text of tokens, with the names of special tokens.
+   *
+   * Precondition: none. Effect: none. Idempotency: no side effects.
+   * Errors: as of Tokenize.
+   */
+  detokenize(
+    request: DetokenizeRequest,
+    callback: (error: ServiceError | null, response: DetokenizeResponse) => void,
+  ): ClientUnaryCall;
+  detokenize(
+    request: DetokenizeRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: DetokenizeResponse) => void,
+  ): ClientUnaryCall;
+  detokenize(
+    request: DetokenizeRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: DetokenizeResponse) => void,
   ): ClientUnaryCall;
   /**
    * Return the model's template for a conversation, as a target gives it now.

@@ -99,6 +99,31 @@ export interface SamplingParameters_LogitBiasEntry {
 }
 
 /**
+ * How a model's authors want its tokens chosen where a request does not say: for those who make
+ * requests of what people ask. Orchestrators and model servers use none of it by themselves.
+ */
+export interface SamplingDefaults {
+  /** Absent: not said. Limits as in SamplingParameters. */
+  temperature?:
+    | number
+    | undefined;
+  /** As above. */
+  topK?:
+    | number
+    | undefined;
+  /** As above. */
+  topP?:
+    | number
+    | undefined;
+  /** As above. */
+  minP?:
+    | number
+    | undefined;
+  /** As above. */
+  repetitionPenalty?: number | undefined;
+}
+
+/**
  * What an answer has to follow. In UTF-8 at most 64 KiB.
  *
  * A grammar that cannot be enforced as it stands is refused with the reason (INVALID_FIELD).
@@ -137,6 +162,11 @@ export interface LikeliestTokens {
   tokenIds: number[];
   /** The natural logarithm of the probability of each. */
   logprobs: number[];
+  /**
+   * Only from orchestrators, and if include_token_bytes was set: the bytes of each, as in
+   * GenerationChunk.
+   */
+  tokenBytes: Buffer[];
 }
 
 /**
@@ -406,6 +436,109 @@ export const SamplingParameters_LogitBiasEntry: MessageFns<SamplingParameters_Lo
   },
 };
 
+function createBaseSamplingDefaults(): SamplingDefaults {
+  return { temperature: undefined, topK: undefined, topP: undefined, minP: undefined, repetitionPenalty: undefined };
+}
+
+export const SamplingDefaults: MessageFns<SamplingDefaults> = {
+  encode(message: SamplingDefaults, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.temperature !== undefined) {
+      writer.uint32(9).double(message.temperature);
+    }
+    if (message.topK !== undefined) {
+      writer.uint32(16).uint32(message.topK);
+    }
+    if (message.topP !== undefined) {
+      writer.uint32(25).double(message.topP);
+    }
+    if (message.minP !== undefined) {
+      writer.uint32(33).double(message.minP);
+    }
+    if (message.repetitionPenalty !== undefined) {
+      writer.uint32(41).double(message.repetitionPenalty);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): SamplingDefaults {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseSamplingDefaults();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 9) {
+              break;
+            }
+
+            message.temperature = reader.double();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.topK = reader.uint32();
+            continue;
+          }
+          case 3: {
+            if (tag !== 25) {
+              break;
+            }
+
+            message.topP = reader.double();
+            continue;
+          }
+          case 4: {
+            if (tag !== 33) {
+              break;
+            }
+
+            message.minP = reader.double();
+            continue;
+          }
+          case 5: {
+            if (tag !== 41) {
+              break;
+            }
+
+            message.repetitionPenalty = reader.double();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<SamplingDefaults>): SamplingDefaults {
+    return SamplingDefaults.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<SamplingDefaults>): SamplingDefaults {
+    const message = createBaseSamplingDefaults();
+    message.temperature = object.temperature ?? undefined;
+    message.topK = object.topK ?? undefined;
+    message.topP = object.topP ?? undefined;
+    message.minP = object.minP ?? undefined;
+    message.repetitionPenalty = object.repetitionPenalty ?? undefined;
+    return message;
+  },
+};
+
 function createBaseGrammar(): Grammar {
   return { definition: undefined };
 }
@@ -577,7 +710,7 @@ export const Choices: MessageFns<Choices> = {
 };
 
 function createBaseLikeliestTokens(): LikeliestTokens {
-  return { tokenIds: [], logprobs: [] };
+  return { tokenIds: [], logprobs: [], tokenBytes: [] };
 }
 
 export const LikeliestTokens: MessageFns<LikeliestTokens> = {
@@ -595,6 +728,9 @@ export const LikeliestTokens: MessageFns<LikeliestTokens> = {
         writer.double(v);
       }
       writer.join();
+    }
+    for (const v of message.tokenBytes) {
+      writer.uint32(26).bytes(v!);
     }
     return writer;
   },
@@ -648,6 +784,14 @@ export const LikeliestTokens: MessageFns<LikeliestTokens> = {
 
             break;
           }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.tokenBytes.push(Buffer.from(reader.bytes()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -667,6 +811,7 @@ export const LikeliestTokens: MessageFns<LikeliestTokens> = {
     const message = createBaseLikeliestTokens();
     message.tokenIds = object.tokenIds?.map((e) => e) || [];
     message.logprobs = object.logprobs?.map((e) => e) || [];
+    message.tokenBytes = object.tokenBytes?.map((e) => e) || [];
     return message;
   },
 };
