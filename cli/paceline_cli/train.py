@@ -16,7 +16,9 @@ from paceline_local.options import read_options
 from paceline_serving.settings import OneOrMore, Settings, option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
 
     from paceline_engine.model_files.files import ModelFiles
     from paceline_training.objective import Joint
@@ -29,16 +31,23 @@ paceline train medusa --model ~/big --data a.txt --data b.txt --out ~/big-medusa
 paceline train streams --model ~/big --data a.txt --validation held-out.txt --out s --rate 2e-3
 paceline train streams --model ~/big --data more.txt --go-on-from ~/big-streams --out better
 paceline train streams --model ~/big --data texts.txt --fine-tune ~/tuned --out ~/tuned-streams
+paceline train eagle --model ~/big --data texts.txt --own-texts 2000 --out ~/big-eagle
+paceline train eagle --model ~/big --texts ~/big-texts --out ~/big-eagle --seconds 3600
+paceline train eagle --model ~/big --data texts.txt --adopt ~/published-head --out ~/big-eagle
 """
 _MOST_DATA_BYTES = 4 << 30  # of a text: its tokens take several times that in memory
 _CHECKPOINT_FILE = "checkpoint.pt"
 # Without a validation text, the data's end is kept out of training for this purpose.
 _VALIDATION_SHARE = 20
+_MOST_HELD_OUT = 64  # texts of the target's, of which measuring takes half at most
+_OWN_TEXTS_FOLDER = "texts"
 # Speculative Streaming: 5 epochs at 5e-4, linear. Medusa's script: 1 to 2 epochs at 1e-3, cosine,
-# warming up for a tenth.
+# warming up for a tenth. EAGLE-3's recipes: 10 to 40 epochs of texts that the target wrote, at 1e-4
+# for heads of large models; a narrower head takes a higher rate.
 _PAPERS: dict[str, dict[str, Any]] = {
     "medusa": {"epochs": 2, "rate": 1e-3, "decay": "cosine", "warm_up_share": 0.1},
     "streams": {"epochs": 5, "rate": 5e-4, "decay": "linear", "warm_up_share": 0.0},
+    "eagle": {"epochs": 10, "rate": 5e-4, "decay": "cosine", "warm_up_share": 0.03},
 }
 # With --fine-tune. Speculative Streaming: each guess's loss has the weight 0.1. Medusa-2: the
 # first head's 0.2, each further one's 0.8 of that; heads learn alone at first (half of the steps,
@@ -67,6 +76,12 @@ class _Sizes(Settings):
     )
     exit_rank: int = Field(8, ge=1, le=4096, description="for streams: rank of the early exit")
     tree_nodes: int = Field(16, ge=1, le=4096, description="guesses in the tree on the card")
+    draft_vocabulary: int = Field(
+        8192,
+        ge=1,
+        le=1 << 20,
+        description="for eagle: how many tokens it can guess, the most frequent ones of the texts",
+    )
 
 
 class _Schedule(Settings):
@@ -82,6 +97,12 @@ class _Schedule(Settings):
         None,
         description="what guesses learn: the model's own distribution, or the text's token."
         " Default: the model's; with --fine-tune the text's",
+    )
+    seconds: float | None = Field(
+        None,
+        gt=0,
+        description="limit for the time of the steps: the learning rate falls to zero at its end."
+        " The result then depends on the machine's speed",
     )
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="dtype of products; weights are float32"
@@ -101,22 +122,39 @@ class _Schedule(Settings):
 
 
 class TrainSettings(_Sizes, _Schedule):
-    """Train an adapter, with which a target drafts for itself: streams, or Medusa's heads.
+    """Train an adapter, with which a target drafts for itself: streams, heads, or an EAGLE head.
 
     Without --fine-tune the model stays as it is, and so does its output. With --fine-tune the
     model learns the text, too; the result is another model, with an adapter for it. If the output
     folder has a checkpoint, training continues there, with the same result as without a break.
     """
 
-    kind: Literal["medusa", "streams"] | None = option(
+    kind: Literal["medusa", "streams", "eagle"] | None = option(
         None,
-        description="streams (Speculative Streaming) or medusa (Medusa's heads)",
+        description="streams (Speculative Streaming), medusa (Medusa's heads), or eagle (EAGLE-3's"
+        " head)",
         kind="argument",
     )
     model: str = Field("", description="directory, GGUF file or hub id of the model")
     data: OneOrMore = Field((), description="file with text to learn from")
     validation: Path | None = Field(
         None, description="file with text to measure on; without it the last twentieth of the data"
+    )
+    texts: Path | None = Field(
+        None,
+        description="for eagle, instead of --data: folder with texts that the model wrote, all of"
+        " one length: safetensors files with token_ids",
+    )
+    own_texts: int | None = Field(
+        None,
+        ge=2,
+        description="for eagle: let the model write so many texts, from beginnings in the data, and"
+        " learn from these instead of the data",
+    )
+    adopt: Path | None = Field(
+        None,
+        description="for eagle: train nothing, but find out how this published head is computed, on"
+        " texts that the model writes from beginnings in the data, and write it with a card",
     )
     out: Path | None = Field(None, description="directory for the adapter and its card")
     go_on_from: Path | None = Field(
@@ -131,12 +169,22 @@ class TrainSettings(_Sizes, _Schedule):
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         if self.kind is None:
-            raise ValueError("say which: paceline train streams, or paceline train medusa")
-        if not (self.model and self.data and self.out):
+            raise ValueError("say which: paceline train streams, medusa, or eagle")
+        if not (self.model and (self.data or self.texts) and self.out):
             raise ValueError("--model, --data and --out are needed")
+        self._check_eagle()
         if self.fine_tune and self.out.resolve().is_relative_to(self.fine_tune.resolve()):
             raise ValueError("--out must be a folder outside of --fine-tune")
         return self
+
+    def _check_eagle(self) -> None:
+        if self.kind == "eagle":
+            if self.fine_tune is not None or self.labels == "text":
+                raise ValueError("an EAGLE head learns the model's own distribution, and it alone")
+            if self.texts is not None and (self.data or self.own_texts):
+                raise ValueError("--texts stands instead of --data and --own-texts")
+        elif self.texts is not None or self.own_texts is not None or self.adopt is not None:
+            raise ValueError("--texts, --own-texts and --adopt are for paceline train eagle")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -145,6 +193,7 @@ def main(arguments: Sequence[str]) -> int:
     import torch
 
     from paceline_engine.terms.backend import ModelLoadError
+    from paceline_training.target_texts import TextsError
     from paceline_training.training import CheckpointError
     from paceline_training.windows import TextTooShortError
 
@@ -152,7 +201,7 @@ def main(arguments: Sequence[str]) -> int:
     torch.set_num_threads(settings.threads)
     try:
         _train(settings)
-    except (CheckpointError, ModelLoadError, TextTooShortError) as error:
+    except (CheckpointError, ModelLoadError, TextsError, TextTooShortError) as error:
         print(f"paceline train: {error}", file=sys.stderr)
         return 1
     return 0
@@ -162,6 +211,7 @@ def _train(settings: TrainSettings) -> None:
     import torch
 
     from paceline_engine.model_files.files import find_model_files
+    from paceline_training.adopted import adopt_head
     from paceline_training.run import TextPlan, run_training
 
     assert settings.kind is not None
@@ -170,32 +220,71 @@ def _train(settings: TrainSettings) -> None:
         raise InvalidFieldError.of("fine_tune", f"{settings.fine_tune} exists already")
     console = Console(highlight=False, soft_wrap=True)
     files = find_model_files(settings.model)
-    texts = [_read(Path(name)) for name in settings.data]
-    stream = _encode(files.tokenizer, texts)
-    if settings.validation is not None:
-        validation = _encode(files.tokenizer, [_read(settings.validation)])
-    else:
-        kept = len(stream) - len(stream) // _VALIDATION_SHARE
-        stream, validation = stream[:kept], stream[kept:]
+    device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    stream, validation = _texts(settings, files, device=device, tell=console.print)
+    if settings.adopt is not None:
+        card = adopt_head(
+            files,
+            settings.adopt,
+            validation=validation,
+            reach=settings.reach,
+            out=settings.out,
+            device=device,
+            tell=console.print,
+        )
+        console.print(f"{settings.out}: {card.kind} for {card.model}, reach {card.reach}")
+        return
+    window = settings.window if stream.dim() == 1 else stream.shape[1]
     card = run_training(
         files,
         sizes=_sizes(settings, files),
         text=TextPlan(
             streams=[stream],
             validation=validation,
-            window=settings.window,
+            window=window,
             batch=settings.batch,
             seed=settings.seed,
         ),
-        plan=_plan(settings, token_count=len(stream)),
+        plan=_plan(settings, token_count=stream.numel(), window=window),
         out=settings.out,
         checkpoint=settings.out / _CHECKPOINT_FILE,
-        device=settings.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        device=device,
         tell=console.print,
         go_on_from=settings.go_on_from,
         fine_tuned=settings.fine_tune,
     )
     console.print(f"{settings.out}: {card.kind} for {card.model}, reach {card.reach}")
+
+
+def _texts(
+    settings: TrainSettings, files: ModelFiles, *, device: str, tell: Callable[[str], None]
+) -> tuple[Tensor, Tensor]:
+    """Return what to learn from and what to measure on: (N,) each, or texts of one length."""
+    from paceline_training.target_texts import load_texts, split_off, write_texts
+
+    folder = settings.texts
+    if folder is None:
+        stream = _encode(files.tokenizer, [_read(Path(name)) for name in settings.data])
+        if settings.own_texts is None:
+            if settings.validation is not None:
+                return stream, _encode(files.tokenizer, [_read(settings.validation)])
+            kept = len(stream) - len(stream) // _VALIDATION_SHARE
+            return stream[:kept], stream[kept:]
+        assert settings.out is not None
+        folder = settings.out / _OWN_TEXTS_FOLDER
+        write_texts(
+            files,
+            stream,
+            folder=folder,
+            count=settings.own_texts,
+            length=settings.window,
+            device=device,
+            tell=tell,
+        )
+    texts = load_texts(folder)
+    if settings.validation is not None:
+        return texts, _encode(files.tokenizer, [_read(settings.validation)])
+    return split_off(texts, count=min(_MOST_HELD_OUT, max(1, len(texts) // _VALIDATION_SHARE)))
 
 
 def _sizes(settings: TrainSettings, files: ModelFiles) -> AdapterSizes:
@@ -220,15 +309,16 @@ def _sizes(settings: TrainSettings, files: ModelFiles) -> AdapterSizes:
         rank=settings.rank if is_streams and settings.fine_tune is None else 0,
         exit_rank=settings.exit_rank if is_streams else 0,
         tree_nodes=settings.tree_nodes,
+        draft_vocabulary=settings.draft_vocabulary if settings.kind == "eagle" else 0,
     )
 
 
-def _plan(settings: TrainSettings, *, token_count: int) -> TrainingPlan:
+def _plan(settings: TrainSettings, *, token_count: int, window: int) -> TrainingPlan:
     from paceline_training.training import TrainingPlan
 
     joint = _joint(settings)
     paper = _PAPERS[settings.kind or ""]
-    epoch = max(1, token_count // (settings.window * settings.batch))
+    epoch = max(1, token_count // (window * settings.batch))
     return TrainingPlan(
         steps=settings.steps or paper["epochs"] * epoch,
         rate=settings.rate or (paper["rate"] if joint is None else _JOINT_RATE),
@@ -239,6 +329,7 @@ def _plan(settings: TrainSettings, *, token_count: int) -> TrainingPlan:
         precision=settings.precision,
         checkpoint_steps=settings.checkpoint_steps,
         report_steps=settings.report_steps,
+        seconds=settings.seconds,
     )
 
 

@@ -28,7 +28,8 @@ class LoadOptions:
         invariant: Let a row's scores follow from its text alone, bit by bit.
         adapter: Directory with an adapter, by which it drafts for itself; None: it does not.
         guesses: How many it makes after a verdict; None: as the adapter's card says.
-        prune_below: How likely a guess of its own has to be to be judged; see `SelfDrafter`.
+        prune_below: How likely a guess of its own has to be to be judged; see `SelfDrafter`
+            and `ChainDrafter`.
         simulated: The simulated model's parameters.
     """
 

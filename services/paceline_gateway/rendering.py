@@ -366,9 +366,11 @@ class StreamedAnswer(_Answer):
         part = self._form.part(
             self._named(chunk), index=choice.index, offset=offset, logprobs=self._logprobs
         )
-        if part is not None or self._body.return_token_ids:
-            entry = part or self._form.ending()
-            await self._send(choice, {**entry, **self._ids([chunk])}, finish=None)
+        ids = self._ids([chunk])
+        if part is None and ids:
+            part = self._form.ending()
+        if part is not None:
+            await self._send(choice, {**part, **ids}, finish=None)
 
     async def _open(self, choice: Choice) -> None:
         """Send what comes before a choice's text."""

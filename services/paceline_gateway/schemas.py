@@ -471,10 +471,10 @@ class TokenizeBody(Fields):
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] = Field(default_factory=list, validate_default=True)
-    add_special_tokens: bool | None = None
-    return_token_strs: bool = False
     tools: Tools = Field(default_factory=list)
     chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
     add_generation_prompt: Annotated[object, only(True)] = None
     continue_final_message: FalseOnly = None
 

@@ -104,16 +104,6 @@ class HttpSettings(Settings):
         description="refuse requests with unknown fields. Without it such fields are left out, and"
         " named in the answer's header x-paceline-ignored",
     )
-    tool_parser: ToolParser = Field(
-        "auto",
-        description="how the model writes calls of tools; auto: the chat template tells; none:"
-        " tools are refused",
-    )
-    reasoning_parser: ReasoningParser = Field(
-        "auto",
-        description="how the model marks its reasoning; auto: the chat template tells; none:"
-        " reasoning is a part of the answer",
-    )
     cors_origin: StringList = Field(
         (),
         description="origin of a page that may read answers, such as https://app.example, or * for"
@@ -123,6 +113,16 @@ class HttpSettings(Settings):
         "model",
         description="model: where a request does not say how tokens are chosen, what the model's"
         " generation_config.json says counts. none: OpenAI's defaults",
+    )
+    tool_parser: ToolParser = Field(
+        "auto",
+        description="how the model writes calls of tools; auto: the chat template tells; none:"
+        " tools are refused",
+    )
+    reasoning_parser: ReasoningParser = Field(
+        "auto",
+        description="how the model marks its reasoning; auto: the chat template tells; none:"
+        " reasoning is a part of the answer",
     )
     insecure: bool = Field(
         False,

@@ -36,7 +36,12 @@ def guess_ranks(adapter: Adapter, model: Any, texts: Continuations) -> Tensor:
 
 
 def _ranks(adapter: Adapter, model: Any, token_ids: Tensor) -> Tensor:
-    trunk = compute_trunk(model, token_ids, upper_layers=adapter.upper_layers)
+    trunk = compute_trunk(
+        model,
+        token_ids,
+        upper_layers=adapter.upper_layers,
+        feature_layers=adapter.feature_layers,
+    )
     chosen = trunk.logits.argmax(-1)
     count = token_ids.shape[1] - adapter.reach
     ranks = []

@@ -11,7 +11,10 @@ from torch.nn import functional
 
 if TYPE_CHECKING:
     from paceline_engine.torch_backend.adapters.adapter import Adapter
+    from paceline_engine.torch_backend.adapters.eagle import EagleHead
     from paceline_engine.torch_backend.adapters.trunk import Trunk
+
+_STEP_WEIGHT = 0.8  # of a chain's step, as a share of the step before: EAGLE-3's code
 
 Labels: TypeAlias = Literal["model", "text"]
 """The label of a position: the model's own distribution there, or the text's token."""
@@ -99,3 +102,46 @@ def _distance(
         reduction="batchmean",
         log_target=True,
     )
+
+
+def chain_loss(adapter: EagleHead, model: Any, *, trunk: Trunk) -> Tensor:
+    """Return the loss of a head that guesses in chains, in nats.
+
+    EAGLE-3's training-time test: step s beside row t learns the model's distribution at row
+    t + 1 + s, as far as the draft vocabulary goes. A row's weight is the share of the probability
+    that the draft vocabulary has there: what the head cannot guess, it need not learn. Difference:
+    EAGLE-3 leaves out the rows whose likeliest token cannot be guessed, and gives all others the
+    weight 1.
+
+    Args:
+        adapter: The head that is trained.
+        model: The head's model.
+        trunk: The model's own forward over the text, with features.
+    """
+    token_ids = adapter.draft_token_ids
+    with torch.no_grad():
+        wanted = torch.stack([row[:, token_ids] for row in trunk.logits])
+        # Row by row: in float32 all rows together would be as large as the rest of the forward.
+        all_tokens = torch.stack([row.float().logsumexp(-1) for row in trunk.logits])
+        shares = (wanted.float().logsumexp(-1) - all_tokens).exp()
+        main = wanted.float().log_softmax(-1)
+        probs = main.exp()
+        surprises = (probs * main).sum(-1)  # minus the entropy
+        del wanted, main
+    length = trunk.token_ids.shape[1]
+    losses, weights = [], []
+    for step, logits in enumerate(adapter.step_logits(model, trunk)):
+        count = length - 1 - step
+        if count < 1:
+            break
+        guessed = logits[:, :count].float()
+        after = slice(step + 1, None)
+        # The Kullback-Leibler divergence, without a second table of logarithms in memory.
+        right = (probs[:, after] * guessed).sum(-1)
+        distances = guessed.logsumexp(-1) - right + surprises[:, after]
+        rows = shares[:, after]
+        losses.append((distances * rows).sum() / rows.sum())
+        weights.append(_STEP_WEIGHT**step)
+    total = sum(weight * loss for weight, loss in zip(weights, losses, strict=True))
+    assert isinstance(total, Tensor), "a text has two tokens or more"
+    return total / sum(weights)

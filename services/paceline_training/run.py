@@ -13,6 +13,7 @@ from torch.nn import functional
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.rank_paths import cartesian_tree, likeliest_tree
 from paceline_engine.torch_backend.adapters.card import AdapterCard, model_fingerprint
+from paceline_engine.torch_backend.adapters.eagle import EagleHead, EagleShape
 from paceline_engine.torch_backend.adapters.files import (
     WEIGHTS_FILE,
     build_adapter,
@@ -24,8 +25,9 @@ from paceline_engine.torch_backend.model_loading import load_model
 from paceline_training.continuations import continue_greedily, spread_prompts
 from paceline_training.fine_tuning import FineTuning, check_names, write_fine_tuned
 from paceline_training.hit_rates import guess_ranks, hit_rates, tokens_per_forward
+from paceline_training.target_texts import TextsError, most_frequent_tokens
 from paceline_training.training import TrainingPlan, train_adapter
-from paceline_training.windows import TextTooShortError, TextWindows
+from paceline_training.windows import TextTooShortError, TextWindows, WholeTexts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +47,12 @@ _RANKS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSizes:
-    """What to train; see `AdapterCard`. `tree_nodes` is how many guesses the card's tree has."""
+    """What to train; see `AdapterCard`.
+
+    Attributes:
+        tree_nodes: How many guesses the card's tree has.
+        draft_vocabulary: How many tokens an EAGLE head can guess; 0 for the other kinds.
+    """
 
     kind: AdapterKind
     reach: int
@@ -53,6 +60,7 @@ class AdapterSizes:
     rank: int
     exit_rank: int
     tree_nodes: int
+    draft_vocabulary: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +68,9 @@ class TextPlan:
     """The text of a run.
 
     Attributes:
-        streams: (N,) int64 each; they have equal shares of a batch.
-        validation: (N,) int64; the run learns nothing from it.
+        streams: (N,) int64 each; they have equal shares of a batch. Or one of whole texts of a
+            window's length: (N, L) int64.
+        validation: (N,) or (N, L) int64; the run learns nothing from it.
         window: Tokens in a window.
         batch: Windows in a step.
         seed: The seed of all randomness in the run.
@@ -129,6 +138,7 @@ def run_training(
         ModelLoadError: the model cannot be loaded, drafts for another model (it has a draft
             vocabulary), cannot have such an adapter, or not be fine-tuned; or the adapter to go
             on from is damaged, or is another's.
+        TextsError: texts have tokens that the model does not know.
         TextTooShortError: there is too little text.
         CheckpointError: the checkpoint is damaged or of another run.
     """
@@ -137,15 +147,14 @@ def run_training(
             f"model {files.name!r} has a draft vocabulary: it drafts for another model, and only"
             " targets draft for themselves"
         )
-    model = load_model(files, dtype="float32").to(usable_device(device)).requires_grad_(False)
-    adapter = build_adapter(
-        sizes.kind,
-        model,
-        reach=sizes.reach,
-        layers=sizes.layers,
-        rank=sizes.rank,
-        exit_rank=sizes.exit_rank,
-    ).to(model.device)
+    computed_on = usable_device(device)
+    # An accelerator computes the frozen model of a head in the short dtype throughout.
+    is_short = sizes.kind == "eagle" and plan.precision == "bfloat16" and computed_on.type != "cpu"
+    dtype = "bfloat16" if is_short else "float32"
+    model = load_model(files, dtype=dtype).to(computed_on).requires_grad_(False)
+    for each in (*text.streams, text.validation):
+        _check_tokens(each, vocabulary_size=model.config.vocab_size)
+    adapter = _build(model, sizes, text).to(model.device)
     generator = torch.Generator().manual_seed(text.seed)
     adapter.start_from(model, generator=generator)
     tuning = _tune(model, files, plan, generator=generator)
@@ -153,8 +162,8 @@ def run_training(
     earlier = None
     if go_on_from is not None:
         earlier = _go_on(adapter, model, go_on_from, sizes=sizes, fingerprint=fingerprint)
-    windows = TextWindows(text.streams, length=text.window, batch=text.batch, seed=text.seed)
-    texts = _continuations(model, text.validation)
+    windows = _windows(text)
+    texts = continuations_of(model, text.validation)
     before = _text_loss(model, texts)
     tell(
         f"{sizes.kind}: {sum(each.numel() for each in adapter.parameters()):,} weights,"
@@ -163,8 +172,8 @@ def run_training(
 
     def measure() -> Measurement:
         # The model's continuations change while it learns.
-        own = texts if tuning is None else _continuations(model, text.validation)
-        return _measure(adapter, model, own, node_count=sizes.tree_nodes)
+        own = texts if tuning is None else continuations_of(model, text.validation)
+        return measure_guesses(adapter, model, own, node_count=sizes.tree_nodes)
 
     reported: list[Measurement] = []
 
@@ -187,9 +196,11 @@ def run_training(
         "seed": text.seed,
     }
     del run["tree_nodes"]  # decides nothing of the weights
+    if not sizes.draft_vocabulary:
+        del run["draft_vocabulary"]  # as in checkpoints from before there was one
     if earlier is not None:
         run["earlier"] = {"weights_sha256": earlier.weights_sha256, "training": earlier.training}
-    train_adapter(
+    step_count = train_adapter(
         adapter,
         model,
         plan=plan,
@@ -205,9 +216,56 @@ def run_training(
         base = {"model": files.name, "fingerprint": fingerprint, "text_loss": before}
         run |= {"base": base, "text_loss": measured.text_loss}
         files = write_fine_tuned(files, tuning, fine_tuned)
-    card = _write(adapter, files, sizes, run=run, plan=plan, measured=measured, out=out)
+    card = _write(
+        adapter,
+        files,
+        sizes,
+        run=run,
+        plan=plan,
+        validation=text.validation,
+        step_count=step_count,
+        measured=measured,
+        out=out,
+    )
     checkpoint.unlink()
     return card
+
+
+def _build(model: Any, sizes: AdapterSizes, text: TextPlan) -> Any:
+    """Build what is to be trained; an EAGLE head guesses the tokens that the texts have most."""
+    shape = None
+    if sizes.kind == "eagle":
+        shape = EagleShape.like(model.config, draft_vocabulary=sizes.draft_vocabulary)
+    adapter = build_adapter(
+        sizes.kind,
+        model,
+        reach=sizes.reach,
+        layers=sizes.layers,
+        rank=sizes.rank,
+        exit_rank=sizes.exit_rank,
+        eagle=shape,
+    )
+    if isinstance(adapter, EagleHead):
+        adapter.choose_tokens(
+            most_frequent_tokens(
+                text.streams,
+                count=adapter.shape.draft_vocabulary,
+                vocabulary_size=model.config.vocab_size,
+            )
+        )
+    return adapter
+
+
+def _check_tokens(texts: Tensor, *, vocabulary_size: int) -> None:
+    if texts.numel() and not 0 <= int(texts.min()) <= int(texts.max()) < vocabulary_size:
+        raise TextsError(f"the texts have tokens beyond the model's {vocabulary_size}")
+
+
+def _windows(text: TextPlan) -> TextWindows | WholeTexts:
+    if text.streams[0].dim() == 1:
+        return TextWindows(text.streams, length=text.window, batch=text.batch, seed=text.seed)
+    (texts,) = text.streams
+    return WholeTexts(texts, batch=text.batch, seed=text.seed)
 
 
 def _go_on(
@@ -245,12 +303,17 @@ def _write(
     *,
     run: dict[str, Any],
     plan: TrainingPlan,
+    validation: Tensor,
+    step_count: int,
     measured: Measurement,
     out: Path,
 ) -> AdapterCard:
     packed, digest = pack_weights(adapter, dtype=torch.bfloat16)
     known = {*asdict(sizes), "fingerprint"}  # the card has them
     facts = {key: run[key] for key in run if key not in known} | asdict(plan)
+    if isinstance(adapter, EagleHead):
+        can_guess = torch.isin(validation, adapter.draft_token_ids.cpu())
+        facts["draft_share"] = float(can_guess.float().mean())  # of held-out text's tokens
     is_streams = sizes.kind == "streams"
     card = AdapterCard(
         kind=sizes.kind,
@@ -262,9 +325,11 @@ def _write(
         exit_rank=sizes.exit_rank if is_streams else 0,
         tree=measured.paths,
         weights_sha256=digest,
+        eagle=adapter.shape if isinstance(adapter, EagleHead) else None,
         training=facts
         | {
-            "tokens": plan.steps * run["window"] * run["batch"],
+            "steps": step_count,
+            "tokens": step_count * run["window"] * run["batch"],
             "parameters": sum(each.numel() for each in adapter.parameters()),
             "torch": torch.__version__,
             "hit_rates": measured.hit_rates,
@@ -281,7 +346,16 @@ def _write(
     return card
 
 
-def _continuations(model: Any, validation: Tensor) -> Continuations:
+def continuations_of(model: Any, validation: Tensor) -> Continuations:
+    """Let a model go on with parts of held-out text, or with the first halves of whole texts.
+
+    Raises:
+        TextTooShortError: there is too little of it.
+    """
+    if validation.dim() == 2:
+        chosen = torch.linspace(0, len(validation) - 1, _PROMPT_COUNT).long()
+        prompts = validation[chosen, : max(1, validation.shape[1] // 2)]
+        return continue_greedily(model, prompts, length=_CONTINUATION_LENGTH)
     if len(validation) <= _PROMPT_LENGTH:
         raise TextTooShortError(
             f"the validation text has {len(validation)} tokens, and must have more than"
@@ -291,10 +365,17 @@ def _continuations(model: Any, validation: Tensor) -> Continuations:
     return continue_greedily(model, prompts, length=_CONTINUATION_LENGTH)
 
 
-def _measure(adapter: Adapter, model: Any, texts: Continuations, *, node_count: int) -> Measurement:
+def measure_guesses(
+    adapter: Adapter, model: Any, texts: Continuations, *, node_count: int
+) -> Measurement:
+    """Measure guesses on a model's own continuations, and choose a tree of so many nodes."""
     ranks = guess_ranks(adapter, model, texts)
     rates = hit_rates(ranks, most=_RANKS)
-    paths = likeliest_tree(rates, node_count=node_count)
+    if isinstance(adapter, EagleHead):
+        node_count = min(node_count, adapter.reach)
+        paths = tuple((0,) * depth for depth in range(1, node_count + 1))
+    else:
+        paths = likeliest_tree(rates, node_count=node_count)
     return Measurement(
         rates,
         single=tokens_per_forward(ranks, cartesian_tree((1,) * adapter.reach)),
@@ -315,5 +396,5 @@ def _text_loss(model: Any, texts: Continuations) -> float:
 def _digest(streams: Sequence[Tensor]) -> str:
     total = hashlib.sha256()
     for stream in streams:
-        total.update(len(stream).to_bytes(8, "little") + stream.numpy().tobytes())
+        total.update(stream.numel().to_bytes(8, "little") + stream.numpy().tobytes())
     return total.hexdigest()

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from torch import nn
 
+from paceline_engine.torch_backend.adapters.eagle import EagleHead
 from paceline_engine.torch_backend.adapters.trunk import compute_trunk
-from paceline_training.objective import training_loss
+from paceline_training.objective import chain_loss, training_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from paceline_training.fine_tuning import FineTuning
     from paceline_training.objective import Joint, Labels
-    from paceline_training.windows import TextWindows
+    from paceline_training.windows import TextWindows, WholeTexts
 
 Decay: TypeAlias = Literal["linear", "cosine"]
 Precision: TypeAlias = Literal["bfloat16", "float32"]
@@ -46,6 +47,8 @@ class TrainingPlan:
         joint: How the model learns, too; None: it does not change.
         checkpoint_steps: The number of steps between two checkpoints.
         report_steps: The number of steps between two calls of `report`.
+        seconds: A limit for the time of all steps: where it is reached first, the schedule ends
+            with it. None: there is none, and the result does not depend on the time.
     """
 
     steps: int
@@ -57,6 +60,18 @@ class TrainingPlan:
     joint: Joint | None = None
     checkpoint_steps: int = 100
     report_steps: int = 20
+    seconds: float | None = None
+
+    def place(self, step: int, *, seconds: float) -> int:
+        """Return how far the schedule is, in steps: by the steps or by the time, if that is later.
+
+        Args:
+            step: The number of steps that are done.
+            seconds: The time that they took.
+        """
+        if self.seconds is None:
+            return step
+        return max(step, int(self.steps * seconds / self.seconds))
 
     @property
     def alone_steps(self) -> int:
@@ -90,12 +105,12 @@ def train_adapter(
     model: Any,
     *,
     plan: TrainingPlan,
-    windows: TextWindows,
+    windows: TextWindows | WholeTexts,
     run: dict[str, Any],
     checkpoint: Path,
     report: Callable[[Progress], None],
     tuning: FineTuning | None = None,
-) -> None:
+) -> int:
     """Train an adapter in place, on the device where it and the model are.
 
     Args:
@@ -110,6 +125,9 @@ def train_adapter(
         report: Called every `report_steps` steps.
         tuning: The model's low-rank weights, attached to it, if the plan is joint.
 
+    Returns:
+        The number of steps.
+
     Raises:
         CheckpointError: the checkpoint is damaged or of another run.
     """
@@ -119,25 +137,30 @@ def train_adapter(
     )
     learner = adapter if tuning is None else nn.ModuleList(learners)
     identity = {"plan": _deciding(plan), "run": run}
-    first = _resume(checkpoint, learner, optimizer, identity=identity)
+    done, spent = _resume(checkpoint, learner, optimizer, identity=identity)
     losses: list[float] = []
     tokens, since = 0, time.monotonic()
-    for step in range(first, plan.steps):
-        token_ids = windows.at(step).to(model.device)
-        _set_rates(optimizer, plan, step=step)
+    begun = since - spent
+    place = plan.place(done, seconds=spent)
+    while place < plan.steps:
+        token_ids = windows.at(done).to(model.device)
+        _set_rates(optimizer, plan, step=place)
         if tuning is not None:
-            tuning.requires_grad_(step >= plan.alone_steps)
+            tuning.requires_grad_(place >= plan.alone_steps)
         loss = _loss(adapter, model, token_ids, plan=plan)
-        losses.append(_descend(loss, optimizer, step=step))
+        losses.append(_descend(loss, optimizer, step=done))
         tokens += token_ids.numel()
-        done = step + 1
-        if done % plan.report_steps == 0 or done == plan.steps:
+        done += 1
+        spent = time.monotonic() - begun
+        place = plan.place(done, seconds=spent)
+        if done % plan.report_steps == 0 or place >= plan.steps:
             seconds = time.monotonic() - since
             report(Progress(done, sum(losses) / len(losses), tokens / seconds))
             losses.clear()
             tokens, since = 0, time.monotonic()
-        if done % plan.checkpoint_steps == 0 or done == plan.steps:
-            _save(checkpoint, learner, optimizer, identity=identity, step=done)
+        if done % plan.checkpoint_steps == 0 or place >= plan.steps:
+            _save(checkpoint, learner, optimizer, identity=identity, step=done, seconds=spent)
+    return done
 
 
 def _set_rates(optimizer: torch.optim.Optimizer, plan: TrainingPlan, *, step: int) -> None:
@@ -150,7 +173,15 @@ def _set_rates(optimizer: torch.optim.Optimizer, plan: TrainingPlan, *, step: in
 def _loss(adapter: Any, model: Any, token_ids: torch.Tensor, *, plan: TrainingPlan) -> torch.Tensor:
     is_short, learns = plan.precision == "bfloat16", plan.joint is not None
     with torch.autocast(model.device.type, torch.bfloat16, enabled=is_short):
-        trunk = compute_trunk(model, token_ids, upper_layers=adapter.upper_layers, learns=learns)
+        trunk = compute_trunk(
+            model,
+            token_ids,
+            upper_layers=adapter.upper_layers,
+            feature_layers=adapter.feature_layers,
+            learns=learns,
+        )
+        if isinstance(adapter, EagleHead):
+            return chain_loss(adapter, model, trunk=trunk)
         return training_loss(
             adapter, model, trunk=trunk, token_ids=token_ids, labels=plan.labels, joint=plan.joint
         )
@@ -172,6 +203,8 @@ def _descend(loss: torch.Tensor, optimizer: torch.optim.Optimizer, *, step: int)
 def _deciding(plan: TrainingPlan) -> dict[str, Any]:
     """Return the parts of a plan that decide the result."""
     found = dataclasses.asdict(plan)
+    if plan.seconds is None:
+        del found["seconds"]  # as in checkpoints from before there was such a limit
     return {key: found[key] for key in found if key not in {"checkpoint_steps", "report_steps"}}
 
 
@@ -182,6 +215,7 @@ def _save(
     *,
     identity: dict[str, Any],
     step: int,
+    seconds: float,
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
@@ -192,6 +226,7 @@ def _save(
             "adapter": adapter.state_dict(),
             "optimizer": optimizer.state_dict(),
             "step": step,
+            "seconds": seconds,
         },
         partial,
     )
@@ -204,9 +239,10 @@ def _resume(
     optimizer: torch.optim.Optimizer,
     *,
     identity: dict[str, Any],
-) -> int:
+) -> tuple[int, float]:
+    """Load a run's state; return how many steps are done, and the time that they took."""
     if not path.exists():
-        return 0
+        return 0, 0.0
     advice = f"remove {path} to start afresh"
     try:
         # weights_only: a checkpoint is data, and cannot run code.
@@ -219,7 +255,7 @@ def _resume(
             )
         adapter.load_state_dict(state["adapter"])
         optimizer.load_state_dict(state["optimizer"])
-        return int(state["step"])
+        return int(state["step"]), float(state.get("seconds", 0.0))
     except CheckpointError:
         raise
     except Exception as error:

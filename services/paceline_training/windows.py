@@ -60,3 +60,31 @@ class TextWindows:
         order = torch.randperm(count, generator=generator)
         chosen = order[index * self._rows : (index + 1) * self._rows] * self._length + offset
         return torch.stack([stream[start : start + self._length] for start in chosen.tolist()])
+
+
+class WholeTexts:
+    """Texts of equal length, from their first token on; each epoch takes them in another order."""
+
+    def __init__(self, token_ids: Tensor, *, batch: int, seed: int) -> None:
+        """Build it.
+
+        Args:
+            token_ids: (N, L) int64.
+            batch: Texts in a step.
+            seed: The seed of the orders.
+
+        Raises:
+            TextTooShortError: there are fewer texts than one step takes.
+        """
+        if len(token_ids) < batch:
+            raise TextTooShortError(f"a step takes {batch} texts, and there are {len(token_ids)}")
+        self._token_ids = token_ids
+        self._batch = batch
+        self._seed = seed
+
+    def at(self, step: int) -> Tensor:
+        """Return the (batch, L) int64 tokens of a step."""
+        epoch, index = divmod(step, len(self._token_ids) // self._batch)
+        generator = torch.Generator().manual_seed(self._seed * _EPOCH_STRIDE + epoch)
+        order = torch.randperm(len(self._token_ids), generator=generator)
+        return self._token_ids[order[index * self._batch : (index + 1) * self._batch]]

@@ -76,11 +76,19 @@ def test_a_target_killed_mid_stream_costs_no_token(system, texts):
     assert lost
 
 
-@pytest.mark.parametrize("kind", [pytest.param("medusa", marks=pytest.mark.long), "streams"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("medusa", marks=pytest.mark.long),
+        "streams",
+        pytest.param("eagle", marks=pytest.mark.long),
+    ],
+)
 def test_with_an_adapter_of_a_real_model_every_token_is_that_of_plain_decoding(kind, tmp_path):
     # Of weights changed at random some guesses are right and many are wrong.
     model, tree = MODELS / "python-target", [[0], [1], [0, 0], [0, 1], [0, 0, 0]]
-    adapter = write_adapter(tmp_path / kind, model, kind=kind, tree=tree)
+    shape = {"token_ids": range(500)} if kind == "eagle" else None
+    adapter = write_adapter(tmp_path / kind, model, kind=kind, tree=tree, shape=shape)
     flags = (f"--model={model}", f"--adapter={adapter}", "--dtype=float32", "--threads=1")
     target = ServerProcess("target", *flags, "--device=cpu", "--debug-calls", name="target-0")
     with System(drafters=[], targets=[target]).running() as system, system.client() as client:

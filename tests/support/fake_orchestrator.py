@@ -91,14 +91,14 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
         if leg.refuses:
             return
         yield pb.GenerateResponse(started=_started(request, leg))
-        if leg.said:
-            for response in _said(leg, request):
-                yield response
-            return
         for chunk in _prompt_chunks(request, leg):
             yield pb.GenerateResponse(prompt_chunk=chunk)
         received = len(request.resume_token_ids)
         total = request.max_tokens if request.HasField("max_tokens") else 5
+        if leg.said:
+            for response in _said(leg, request):
+                yield response
+            return
         for count, index in enumerate(range(received, total, leg.chunk_tokens)):
             if count == leg.chunks and leg.hangs:
                 await asyncio.Event().wait()

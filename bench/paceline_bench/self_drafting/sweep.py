@@ -15,8 +15,10 @@ from tokenizers import Tokenizer
 from paceline_contract.proposal import NOTHING
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.rank_paths import cartesian_tree, likeliest_tree
+from paceline_engine.torch_backend.adapters.eagle import EagleHead
 from paceline_engine.torch_backend.own_guesses import OwnGuesses
 from paceline_engine.torch_backend.self_drafting import SelfDrafter, load_for
 from paceline_engine.torch_backend.transformers import TransformersBackend
@@ -176,6 +178,8 @@ def _cases(
     size = backend.description.vocabulary_size
     for name, directory in adapters.items():
         loaded = load_for(files, backend.model, directory)
+        if isinstance(loaded.module, EagleHead):
+            raise ModelLoadError(f"adapter {name}: an EAGLE head is measured without --sweep")
         for tree in trees_of(loaded.card, plan):
             like = replace(loaded, card=replace(loaded.card, tree=tree.paths))
             for threshold in plan.thresholds:

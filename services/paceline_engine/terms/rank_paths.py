@@ -54,6 +54,26 @@ def likeliest_tree(rates: Sequence[Sequence[float]], *, node_count: int) -> tupl
     return tuple(sorted(filter(None, chosen), key=lambda path: (len(path), path)))
 
 
+def likeliest_comb(rates: Sequence[Sequence[float]], *, node_count: int) -> tuple[RankPath, ...]:
+    """Return the likeliest tree in which only the best guesses have guesses after them.
+
+    Args:
+        rates: For each depth, how often each rank is right where all before it were the best.
+        node_count: How many nodes at most; nodes that are never right are left out.
+    """
+    likely: list[tuple[float, int, RankPath]] = []
+    before = 1.0
+    for depth, own in enumerate(rates):
+        likely.extend(
+            (-before * rate, depth, (*(0,) * depth, rank))
+            for rank, rate in enumerate(own)
+            if before * rate > 0
+        )
+        before *= own[0] if own else 0.0
+    chosen = [path for _, _, path in sorted(likely)[:node_count]]
+    return tuple(sorted(chosen, key=lambda path: (len(path), path)))
+
+
 def check_tree(paths: Sequence[RankPath], *, reach: int, most_ranks: int) -> None:
     """Check that rank paths are a tree: parents before children, no node twice.
 

@@ -32,6 +32,7 @@ from paceline_engine.torch_backend.shared_rows import SharedRows
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from paceline_engine.torch_backend.feature_rows import FeatureRows
     from paceline_engine.torch_backend.shared_rows import ForwardRows
 
 _NAME = "paceline"
@@ -99,7 +100,11 @@ class LibraryDecoder:
 
     @contextmanager
     def _reading(self, rows: SharedRows) -> Iterator[None]:
-        """Keep the adapter's input of a forward's scored rows."""
+        """Keep the adapter's input of a forward's rows."""
+        if rows.features is not None:
+            with self._taking(rows.features):
+                yield
+            return
         if rows.read_at is None:
             yield
             return
@@ -116,6 +121,23 @@ class LibraryDecoder:
             yield
         finally:
             handle.remove()
+
+    @contextmanager
+    def _taking(self, features: FeatureRows) -> Iterator[None]:
+        """Tell an adapter what enters each layer of a forward."""
+
+        def reading(index: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+            return lambda _module, inputs: features.take(index, inputs[0][0])
+
+        handles = [
+            layer.register_forward_pre_hook(reading(index))
+            for index, layer in enumerate(self.layers)
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 class _KeptRows(DynamicCache):

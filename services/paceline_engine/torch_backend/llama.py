@@ -93,6 +93,8 @@ class FusedLlama:
                     rows, hidden = others.rows, others.hidden
                     rotation = self._rotation(rows)
                 rows.read = hidden[rows.scored]
+            if rows.features is not None:
+                rows.features.take(index, hidden)
             hidden = layer(hidden, rotation, rows)
         last = self._norm(hidden[rows.scored])
         if rows.read_at == len(self.layers):

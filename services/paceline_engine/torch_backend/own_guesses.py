@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from paceline.errors import PacelineError
 from paceline_contract.proposal import NOTHING, Proposal
 from paceline_engine.terms.items import Outcome
+from paceline_engine.torch_backend.chain_drafting import ChainDrafter
 from paceline_engine.torch_backend.device import on_device
 from paceline_engine.torch_backend.self_drafting import DecidedRow
 from paceline_engine.torch_backend.upper_rows import UpperRows
@@ -38,7 +39,7 @@ class OwnGuesses:
         drafter: Makes the guesses.
     """
 
-    def __init__(self, drafter: SelfDrafter, *, vocabulary_size: int) -> None:
+    def __init__(self, drafter: SelfDrafter | ChainDrafter, *, vocabulary_size: int) -> None:
         """Build it.
 
         Args:
@@ -57,9 +58,13 @@ class OwnGuesses:
         if feed.is_own:
             feed.parents = feed.parents or range(len(item.block))  # a chain is also a tree
 
+    def reads(self, feeds: Sequence[Feed]) -> bool:
+        """Whether it has to be told of a forward: guesses are asked for, or features are kept."""
+        return isinstance(self.drafter, ChainDrafter) or any(feed.proposes for feed in feeds)
+
     def most_streams(self, feed: Feed) -> int:
         """Return how many streams may be computed beside an item's rows."""
-        if feed.proposes is None:
+        if feed.proposes is None or isinstance(self.drafter, ChainDrafter):
             return 0
         return self.drafter.most_streams(scored_count=feed.scored_count)
 
@@ -67,6 +72,12 @@ class OwnGuesses:
         self, decoder: Decoder, feeds: Sequence[Feed], rows: SharedRows, *, together: bool
     ) -> Tensor:
         """Compute rows with the adapter's changes, and keep its inputs of the scored rows."""
+        if isinstance(self.drafter, ChainDrafter):
+            rows.features = self.drafter.begin([_text_of(feed) for feed in feeds], rows)
+            try:
+                return decoder(rows)
+            finally:
+                rows.features = None  # a cycle of references, as below
         size = self._vocabulary_size
         upper = UpperRows(self.drafter, feeds, rows, vocabulary_size=size, together=together)
         rows.read_at = self.drafter.read_at
@@ -106,18 +117,30 @@ class OwnGuesses:
         rows = []
         for item, judgement in decided:
             path, text = judgement.accepted_path, cast("KeyValues", item.cache)
+            read = None
             if text.tree:
                 # The path's indices among the tokens that were not pruned.
                 path = text.tree.path_of(_proposal_of(item).along(path))
                 # Then the row's tokens lie in one piece; the next call would do this anyway.
                 text.adopt(path)
-            read = self._read[text][path[-1] + 1 if path else 0]
+            if not isinstance(self.drafter, ChainDrafter):
+                read = self._read[text][path[-1] + 1 if path else 0]
             rows.append(
                 DecidedRow(
-                    text=text, length=len(item.prefix) + len(path), read=read, spec=item.spec
+                    text=text,
+                    length=len(item.prefix) + len(path),
+                    next_token=judgement.next_token,
+                    read=read,
+                    spec=item.spec,
                 )
             )
+        if isinstance(self.drafter, ChainDrafter):
+            return self.drafter.propose(rows)
         return self.drafter.propose(rows, vocabulary_size=self._vocabulary_size)
+
+
+def _text_of(feed: Feed) -> KeyValues:
+    return cast("KeyValues", feed.cache)
 
 
 def _proposal_of(item: Item) -> Proposal:

@@ -22,13 +22,15 @@ from paceline_engine.deciding.sampling import noisy_scores
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.rank_paths import (
     check_tree,
+    likeliest_comb,
     likeliest_tree,
     propose,
     prune_by_threshold,
     rank_counts,
 )
 from paceline_engine.terms.validation import MOST_TREE_TOKENS
-from paceline_engine.torch_backend.adapters.card import model_fingerprint
+from paceline_engine.torch_backend.adapters.card import MOST_REACH, model_fingerprint
+from paceline_engine.torch_backend.adapters.eagle import EagleHead
 from paceline_engine.torch_backend.adapters.files import load_adapter
 from paceline_engine.torch_backend.adapters.medusa import MedusaHeads
 from paceline_engine.torch_backend.adapters.streams import SeenTokens, Streams
@@ -67,8 +69,13 @@ def load_for(
     loaded = load_adapter(directory, model=model, fingerprint=model_fingerprint(files))
     if guesses is None:
         return loaded
+    if isinstance(loaded.module, EagleHead) and "hit_rates" not in loaded.card.training:
+        chain = tuple((0,) * depth for depth in range(1, min(guesses, MOST_REACH) + 1))
+        return replace(loaded, card=replace(loaded.card, tree=chain))
     try:
-        tree = likeliest_tree(loaded.card.training["hit_rates"], node_count=guesses)
+        # What follows a runner-up is another token's of a head that reads its own guesses.
+        likeliest = likeliest_comb if isinstance(loaded.module, EagleHead) else likeliest_tree
+        tree = likeliest(loaded.card.training["hit_rates"], node_count=guesses)
         check_tree(tree, reach=loaded.card.reach, most_ranks=MOST_TREE_TOKENS)
     except (KeyError, TypeError, ValueError):
         tree = ()
@@ -87,13 +94,16 @@ class DecidedRow:
     Attributes:
         text: The row sees the first tokens of this sequence.
         length: How many tokens it sees, itself included.
-        read: (E,) the adapter's input of the row; or (J, E) the last layer's output of its streams.
+        next_token: The token that it decided.
+        read: (E,) the adapter's input of the row; or (J, E) the last layer's output of its streams;
+            None for a head that keeps features.
         spec: How the sequence's tokens are chosen.
     """
 
     text: KeyValues
     length: int
-    read: Tensor
+    next_token: int
+    read: Tensor | None
     spec: SessionSpec
 
 
@@ -149,6 +159,7 @@ class SelfDrafter:
             ModelLoadError: its tree has no guesses that can be judged, or too many.
         """
         self.kind = adapter.card.kind
+        assert not isinstance(adapter.module, EagleHead), "see ChainDrafter"
         self._adapter = adapter.module
         self._model = model
         tree = adapter.card.tree
@@ -233,7 +244,7 @@ class SelfDrafter:
 
     def _guess(self, rows: Sequence[DecidedRow]) -> Iterator[Tensor]:
         """Yield the logits of each guess: (R, V)."""
-        read = torch.stack([row.read for row in rows])
+        read = torch.stack([row.read for row in rows if row.read is not None])
         if read.ndim == 3:  # streams that went along: (R, J, E)
             logits: Tensor = self._model.lm_head(self._model.model.norm(read))
             return iter(logits.unbind(1))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from paceline_engine.torch_backend.attention import SideBySide, TextRows
 from paceline_engine.torch_backend.in_place import TextsInPlace, in_place_kernels
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline_engine.torch_backend.attention import Attention
+    from paceline_engine.torch_backend.feature_rows import FeatureRows
     from paceline_engine.torch_backend.key_values import KeyValues
     from paceline_engine.torch_backend.stream_rows import StreamRows
 
@@ -47,6 +49,8 @@ class ForwardRows(ABC):
         change: Called with the input of layer `read_at`, (T, E); it returns other rows for the rest
             of the forward, or None. `read` is then about these other rows.
         streams: The rows that are streams beside others, with their low-rank weights; or None.
+        features: Told what enters each layer, (T, E), for an adapter that keeps some of it; or
+            None.
     """
 
     token_ids: Tensor
@@ -57,6 +61,7 @@ class ForwardRows(ABC):
     read: Tensor | None = None
     change: Callable[[Tensor], OtherRows | None] | None = None
     streams: StreamRows | None = None
+    features: FeatureRows | None = None
 
     @abstractmethod
     def attend(
@@ -162,6 +167,23 @@ class SharedRows(ForwardRows):
         """Keep a layer's new keys and values; return those of all sequences, (G, sum of L, D)."""
         self._keep(layer, keys, values)
         return joined_states([text.states for text in self._texts], layer)
+
+    def store_beside(self, states: Tensor, *, first_layer: int) -> None:
+        """Keep further state of the rows, (T, any width), in layers beyond the model's.
+
+        It is cut into pieces of the size of a layer's keys, and values, by turns.
+        """
+        keys, values = self._texts[0].states
+        layer_count, heads = len(keys) - first_layer, keys[0].shape[1]
+        widths = [heads * each[0].shape[-1] for each in (keys, values)]
+        wanted = layer_count * sum(widths)
+        states = functional.pad(states[: sum(self._counts)], (0, wanted - states.shape[-1]))
+        for index, own in enumerate(torch.split(states, sum(widths), -1)):
+            kept = (
+                torch.unflatten(each, -1, (heads, -1)).transpose(0, 1)
+                for each in torch.split(own, widths, -1)
+            )
+            self._keep(first_layer + index, *kept)
 
     def attend_to_made(
         self, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention

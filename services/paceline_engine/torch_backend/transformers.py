@@ -71,7 +71,9 @@ from paceline_engine.terms.backend import (
     TokenMemory,
 )
 from paceline_engine.terms.items import Draft, Judgement, Outcome
+from paceline_engine.torch_backend.adapters.eagle import EagleHead
 from paceline_engine.torch_backend.attention import TextRows
+from paceline_engine.torch_backend.chain_drafting import ChainDrafter, layers_beside
 from paceline_engine.torch_backend.cuda_graphs import CapturedForwards, capture_forwards
 from paceline_engine.torch_backend.decoders import choose_decoder, round_to_int8, take_sample
 from paceline_engine.torch_backend.device import on_device, usable_device, wait_for
@@ -136,6 +138,7 @@ class LoadedModel(ModelBackend):
         capture: bool = False,
         invariant: bool = False,
         weights: str = PLAIN,
+        head: EagleHead | None = None,
     ) -> None:
         """Choose how to compute a model. The subclass sets its description.
 
@@ -146,9 +149,11 @@ class LoadedModel(ModelBackend):
             capture: On CUDA, record forwards of few rows and replay them.
             invariant: See `TransformersBackend`.
             weights: See `TransformersBackend`.
+            head: What keeps features beside keys and values; None: nothing does.
 
         Raises:
-            ModelLoadError: it cannot be computed with such weights.
+            ModelLoadError: it cannot be computed with such weights, or the head is for another
+                model.
         """
         self.model = model
         self.device = device
@@ -165,7 +170,11 @@ class LoadedModel(ModelBackend):
         return_freed_memory()
         self._bytes_per_token = sample.bytes_per_token
         tile = TILE if invariant else 1
-        self._slabs = None if sample.shape is None else Slabs(sample.shape, tile=tile)
+        shape = sample.shape
+        if shape is not None and head is not None:
+            shape = replace(shape, layers=shape.layers + layers_beside(head, shape))
+            self._bytes_per_token = shape.bytes_per_token
+        self._slabs = None if shape is None else Slabs(shape, tile=tile)
         self._layers = self.decoder.layers if self.decoder else decoder_layers(model)
         for layer in self._layers:
             layer.register_forward_pre_hook(self._before_layer)
@@ -362,7 +371,7 @@ class LoadedModel(ModelBackend):
             rows: SharedRows = InvariantRows(texts, token_ids, counts, parents=parents)
         else:
             rows = SharedRows(texts, token_ids, counts, parents=parents, together=self.together)
-        if self.own_guesses is not None and any(feed.proposes for feed in feeds):
+        if self.own_guesses is not None and self.own_guesses.reads(feeds):
             logits = self.own_guesses.compute(self.decoder, feeds, rows, together=self.together)
             counts = [feed.scored_count for feed in feeds]  # trees may have been pruned
         else:
@@ -449,7 +458,7 @@ class TransformersBackend(LoadedModel):
                 With `invariant` they take two threads, too.
             adapter: Directory with an adapter for it; None: it does not draft for itself.
             guesses: How many it makes after a verdict; None: as the adapter's card says.
-            prune_below: See `SelfDrafter`.
+            prune_below: See `SelfDrafter` and `ChainDrafter`.
 
         Raises:
             ModelLoadError: it is not there, not plain data, its cache cannot be rolled back, it
@@ -475,13 +484,15 @@ class TransformersBackend(LoadedModel):
         loaded_adapter = (
             None if adapter is None else load_for(files, loaded, Path(adapter), guesses=guesses)
         )
+        head = _head_of(loaded_adapter)
         super().__init__(
             files.name,
             loaded,
             device=computed_on,
-            capture=capture,
+            capture=capture and head is None,  # every forward keeps features
             invariant=invariant,
             weights=weights,
+            head=head,
         )
         self.draft_head = draft_head
         self.description = describe(
@@ -534,14 +545,26 @@ class TransformersBackend(LoadedModel):
                 f"model {self.description.name!r} is computed in the library's own way, where no"
                 " adapter can read what it needs"
             )
-        drafter = SelfDrafter(
-            adapter,
-            self.model,
-            takes_trees=self.description.takes_trees,
-            # What a forward goes on with after pruning is no longer invariant.
-            prune_below=0 if self._invariant else prune_below,
-            goes_along=isinstance(self.decoder, FusedLlama) and not self._invariant,
-        )
+        takes_trees = self.description.takes_trees
+        drafter: SelfDrafter | ChainDrafter
+        if isinstance(adapter.module, EagleHead):
+            drafter = ChainDrafter(
+                adapter,
+                adapter.module,
+                self.model,
+                vocabulary_size=self.description.vocabulary_size,
+                takes_trees=takes_trees,
+                prune_below=prune_below,
+            )
+        else:
+            drafter = SelfDrafter(
+                adapter,
+                self.model,
+                takes_trees=takes_trees,
+                # What a forward goes on with after pruning is no longer invariant.
+                prune_below=0 if self._invariant else prune_below,
+                goes_along=isinstance(self.decoder, FusedLlama) and not self._invariant,
+            )
         size = self.description.vocabulary_size
         self.own_guesses = OwnGuesses(drafter, vocabulary_size=size)
         self.description = replace(
@@ -561,6 +584,13 @@ def _narrow_head(files: ModelFiles, model: Any, *, has_adapter: bool) -> DraftHe
     return DraftHead(
         model, files.draft_vocabulary, vocabulary_size=files.vocabulary_size, name=files.name
     )
+
+
+def _head_of(adapter: LoadedAdapter | None) -> EagleHead | None:
+    """Return an adapter's head, if it keeps features."""
+    if adapter is None or not isinstance(adapter.module, EagleHead):
+        return None
+    return adapter.module
 
 
 def _text_of(feed: Feed) -> KeyValues:

@@ -14,6 +14,7 @@ from paceline_engine.torch_backend.adapters.card import AdapterCard, model_finge
 from paceline_engine.torch_backend.adapters.files import load_adapter
 from paceline_engine.torch_backend.model_loading import load_model
 from paceline_training.objective import Joint
+from paceline_training.target_texts import load_texts, split_off
 from support.draft_vocabularies import narrowed
 from support.tiny_models import tiny_pair
 
@@ -53,6 +54,45 @@ def test_an_adapter_is_made_that_loads_beside_its_model(kind, tiny_pair, text, t
     lines = capsys.readouterr().out
     assert "step     4/4" in lines
     assert "hit rates" in lines
+
+
+def test_an_eagle_head_is_made_from_texts_that_the_model_writes_itself(
+    tiny_pair, text, tmp_path, capsys
+):
+    out = tmp_path / "eagle"
+    sizes = ("--own-texts", "70", "--draft-vocabulary", "60", "--tree-nodes", "5")
+    assert train("eagle", tiny_pair, text, out, *sizes) == 0
+    files = find_model_files(str(tiny_pair.target))
+    model = load_model(files, dtype="float32")
+    loaded = load_adapter(out, model=model, fingerprint=model_fingerprint(files))
+    texts = load_texts(out / "texts")
+    assert texts.shape == (70, 32)
+    chosen = loaded.module.draft_token_ids.tolist()
+    assert chosen == sorted({*chosen})
+    assert len(chosen) == 60
+    learnt, held_out = split_off(texts, count=3)
+    assert [len(learnt), len(held_out)] == [67, 3]
+    counts = learnt.flatten().bincount(minlength=320)
+    assert counts[chosen].sum() == counts.topk(60).values.sum()
+    assert loaded.card.tree == ((0,), (0, 0))
+    # Texts that are there are learnt from, with another seed, and by another folder's name.
+    made = sorted(path.name for path in (out / "texts").iterdir())
+    assert made == ["texts-00000.safetensors", "texts-00001.safetensors"]
+    again = tmp_path / "again"
+    more = ("--texts", str(out / "texts"), "--draft-vocabulary", "60", "--batch", "2")
+    model_at = ("--model", str(tiny_pair.target), "--out", str(again), "--reach", "2")
+    assert main(["train", "eagle", *model_at, *more, "--steps", "4"]) == 0
+    assert AdapterCard.read(again).weights_sha256 == loaded.card.weights_sha256
+    (again / "odd").mkdir()
+    capsys.readouterr()
+    assert main(["train", "eagle", *model_at, "--texts", str(again / "odd")]) == 1
+    assert "no .safetensors file with texts" in capsys.readouterr().err
+    # What is to be adopted is a head.
+    other = tmp_path / "medusa"
+    assert train("medusa", tiny_pair, text, other) == 0
+    adopting = ("--data", str(text), "--adopt", str(other))
+    assert main(["train", "eagle", *model_at, *adopting]) == 1
+    assert "is no EAGLE head" in capsys.readouterr().err
 
 
 def test_the_same_seed_gives_the_same_file_and_another_one_another(tiny_pair, text, tmp_path):
@@ -148,7 +188,20 @@ def test_a_model_that_is_there_is_not_written_over(tiny_pair, text, tmp_path, ca
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "say which: paceline train streams, or paceline train medusa"),
+        ([], "say which: paceline train streams, medusa, or eagle"),
+        (["medusa", "--model", "m", "--texts", "t", "--out", "o"], "are for paceline train eagle"),
+        (
+            ["streams", "--model", "m", "--data", "d", "--out", "o", "--adopt", "h"],
+            "are for paceline train eagle",
+        ),
+        (
+            ["eagle", "--model", "m", "--texts", "t", "--data", "d", "--out", "o"],
+            "--texts stands instead of --data",
+        ),
+        (
+            ["eagle", "--model", "m", "--data", "d", "--out", "o", "--fine-tune", "t"],
+            "learns the model's own distribution",
+        ),
         (["oracle"], "KIND: "),
         (["streams"], "--model, --data and --out are needed"),
         (["streams", "--model", "m", "--data", "d", "--out", "o", "--reach", "17"], "--reach: "),

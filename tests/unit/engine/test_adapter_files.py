@@ -41,7 +41,8 @@ def write(directory, adapter, *, kind="streams", packed=None):
         layers=adapter.upper_layers,
         rank=4,
         exit_rank=2,
-        tree=cartesian_tree((2, 1)),
+        tree=cartesian_tree((2, 1)) if kind == "streams" else ((0,), (0, 0)),
+        eagle=adapter.shape if kind == "eagle" else None,
         weights_sha256=hashlib.sha256(packed).hexdigest(),
         training={"steps": 3},
     )
@@ -56,13 +57,18 @@ def refusal(directory, model, fingerprint=FINGERPRINT):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "streams"])
+@pytest.mark.parametrize("kind", ["medusa", "streams", "eagle"])
 def test_what_was_written_is_read_again(kind, model, tmp_path):
     adapter = random_adapter(kind, model)
     card = write(tmp_path, adapter, kind=kind)
     loaded = load_adapter(tmp_path, model=model, fingerprint=FINGERPRINT)
     assert loaded.card == card
-    trunk = compute_trunk(model, TEXT, upper_layers=adapter.upper_layers)
+    trunk = compute_trunk(
+        model,
+        TEXT,
+        upper_layers=adapter.upper_layers,
+        feature_layers=adapter.feature_layers,
+    )
     before, after = (list(each.draft_logits(model, trunk)) for each in (adapter, loaded.module))
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
@@ -161,9 +167,38 @@ def test_a_card_that_says_nonsense_is_refused(change, complaint, tmp_path, model
     assert complaint in refusal(tmp_path, model)
 
 
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"feature_layers": [3, 2, 1]}, "feature_layers"),
+        ({"feature_layers": [1, 2, 4]}, "reads what enters layer 4, and the model has 4"),
+        ({"draft_vocabulary": 41}, "guesses 41 tokens, and the model has 40"),
+        ({"heads": 3}, "no multiple"),
+        ({"inner_width": 0}, "inner_width 0"),
+        ({"inner_width": 1 << 19}, "of another shape than its card says"),
+        ({"own_head": 1}, "own_head 1"),
+        ({"own_head": True}, "lacks lm_head.weight"),
+        ({"activation": "magic"}, "magic"),
+        ({"epsilon": 2.0}, "epsilon"),
+        ({"rope": {"rope_theta": 0}}, "rope_theta"),
+        ({"rope": {"rope_type": "dynamic"}}, "dynamic"),
+        ({"rope": {"mood": 1}}, "mood"),
+        ({"mood": 1}, "unknown key 'mood'"),
+        ({"feature_norms": "all"}, "feature_norms 'all'"),
+    ],
+)
+def test_a_heads_card_that_says_nonsense_is_refused(change, complaint, tmp_path, model):
+    write(tmp_path, random_adapter("eagle", model), kind="eagle")
+    path = tmp_path / "card.json"
+    card = json.loads(path.read_text())
+    path.write_text(json.dumps(card | {"eagle": card["eagle"] | change}))
+    assert complaint in refusal(tmp_path, model)
+
+
 @pytest.mark.parametrize("key", [x.name for x in dataclasses.fields(AdapterCard)])
 def test_a_card_without_one_of_its_facts_is_refused(key, tmp_path, model):
-    write(tmp_path, random_adapter("streams", model))
+    kind = "eagle" if key == "eagle" else "streams"
+    write(tmp_path, random_adapter(kind, model), kind=kind)
     path = tmp_path / "card.json"
     card = json.loads(path.read_text())
     del card[key]

@@ -583,7 +583,7 @@ async def test_models_of_other_families_give_what_they_give_without_it(family, i
     assert again == (first[0], 1 if is_kept else 40)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "streams"])
+@pytest.mark.parametrize("kind", ["medusa", "streams", "eagle"])
 async def test_a_model_that_drafts_for_itself_guesses_the_same_on_a_copy(kind, tiny_pair, tmp_path):
     adapter = write_adapter(
         tmp_path / "adapter", tiny_pair.target, kind=kind, tree=((0,), (1,), (0, 0))

@@ -171,6 +171,20 @@ async def test_reasoning_is_apart_under_both_names_and_is_counted(stream):
     assert usage["completion_tokens"] == len(THOUGHT) + len(CALL)
 
 
+async def test_tokens_of_reasoning_are_told_beside_those_of_a_prediction():
+    fake = FakeOrchestrator(
+        script=[Leg(said=(*THOUGHT, *HELLO), predicted=(9, 4))], chat_template=template_of()
+    )
+    async with gateway_over(fake) as gateway:
+        answer = await ask(gateway, prediction={"type": "content", "content": "x"})
+    details = answer["usage"]["completion_tokens_details"]
+    assert details == {
+        "accepted_prediction_tokens": 4,
+        "rejected_prediction_tokens": 5,
+        "reasoning_tokens": 5,
+    }
+
+
 async def test_an_answer_that_is_cut_while_it_thinks_has_no_content():
     async with gateway_over(model(THOUGHT)) as gateway:
         (choice,) = (await ask(gateway, max_tokens=3))["choices"]

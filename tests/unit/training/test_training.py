@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import math
@@ -16,9 +17,9 @@ from paceline_training.hit_rates import guess_ranks, hit_rates
 from paceline_training.objective import Joint, training_loss
 from paceline_training.training import CheckpointError, TrainingPlan, train_adapter
 from paceline_training.windows import TextWindows
-from support.tiny_adapters import tiny_model
+from support.tiny_adapters import eagle_adapter, tiny_model
 
-KINDS = ("medusa", "streams")
+KINDS = ("medusa", "streams", "eagle")
 PLAN = TrainingPlan(
     steps=12, rate=1e-2, decay="linear", warm_up_share=0.1, labels="model", checkpoint_steps=4
 )
@@ -41,6 +42,10 @@ def texts(model):
 
 
 def fresh(kind, model):
+    if kind == "eagle":
+        adapter = eagle_adapter(model, token_ids=range(38))
+        adapter.start_from(model, generator=torch.Generator().manual_seed(1))
+        return adapter
     adapter = build_adapter(kind, model, reach=3, layers=3, rank=16, exit_rank=4)
     adapter.start_from(model, generator=torch.Generator().manual_seed(1))
     return adapter
@@ -64,8 +69,12 @@ def same(one, other):
     return all(torch.equal(mine, yours) for mine, yours in pairs)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_hit_rates_rise_on_texts_that_it_did_not_learn_from(kind, model, texts, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "steps", "least"), [("medusa", 120, 0.8), ("streams", 120, 0.8), ("eagle", 200, 0.6)]
+)
+def test_hit_rates_rise_on_texts_that_it_did_not_learn_from(
+    kind, steps, least, model, texts, tmp_path
+):
     adapter = fresh(kind, model)
     held_out = Continuations(texts.token_ids[20:], texts.prompt_length)
 
@@ -73,9 +82,9 @@ def test_hit_rates_rise_on_texts_that_it_did_not_learn_from(kind, model, texts, 
         return [each[0] for each in hit_rates(guess_ranks(adapter, model, held_out), most=1)]
 
     before = rates()
-    train(adapter, model, texts, folder=tmp_path, plan=dataclasses.replace(PLAN, steps=120))
+    train(adapter, model, texts, folder=tmp_path, plan=dataclasses.replace(PLAN, steps=steps))
     assert min(before) < 0.1
-    assert min(rates()) > 0.8
+    assert min(rates()) > least
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -139,6 +148,35 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(kind, model, texts, tm
     assert same(resumed, whole)
 
 
+def test_a_limit_in_seconds_ends_the_schedule_and_a_resumed_run_has_what_was_left(
+    model, texts, tmp_path, monkeypatch
+):
+    now = iter(range(1000))  # a look at the clock takes a second
+    monkeypatch.setattr("paceline_training.training.time.monotonic", lambda: next(now))
+    plan = dataclasses.replace(PLAN, steps=100, seconds=10.0, report_steps=1, checkpoint_steps=1)
+    rates = [plan.rate_at(plan.place(0, seconds=spent)) for spent in range(2, 10)]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] < rates[0] / 5
+
+    def steps(*, until):
+        done = []
+
+        def report(progress):
+            done.append(progress.step)
+            if progress.step == until:
+                raise KilledError
+
+        with contextlib.suppress(KilledError):
+            train(fresh("medusa", model), model, texts, folder=tmp_path, plan=plan, report=report)
+        return done
+
+    assert steps(until=3) == [1, 2, 3]
+    rest = steps(until=None)
+    assert rest[0] == 3, "it goes on from the second step's checkpoint"
+    assert rest[-1] < 8, "the time before the kill counts"
+    assert steps(until=None) == []
+
+
 @pytest.mark.parametrize(
     ("plan", "run", "complaint"),
     [
@@ -183,6 +221,7 @@ class Oracle:
     """Guesses exactly what is right, or what the text says."""
 
     upper_layers = 0
+    feature_layers = ()
 
     def __init__(self, logits):
         self.logits = logits

@@ -26,6 +26,10 @@ class Adapter(Protocol):
     def upper_layers(self) -> int:
         """How many of the model's last layers have rows beside the main stream's."""
 
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """The layers of the model whose inputs it reads as features."""
+
     def start_from(self, model: Any, *, generator: torch.Generator) -> None:
         """Set the weights that training begins with."""
 

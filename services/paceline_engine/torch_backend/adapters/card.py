@@ -10,6 +10,7 @@ from paceline.plain_files import read_plain_file
 from paceline_engine.model_files.small_files import refuse_pointer
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.rank_paths import check_tree
+from paceline_engine.torch_backend.adapters.eagle import EagleShape
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,19 +18,19 @@ if TYPE_CHECKING:
     from paceline_engine.model_files.files import ModelFiles
     from paceline_engine.terms.rank_paths import RankPath
 
-AdapterKind: TypeAlias = Literal["medusa", "streams"]
+AdapterKind: TypeAlias = Literal["medusa", "streams", "eagle"]
 
 CARD_FILE = "card.json"
 FORMAT_VERSION = 1
 
 _MOST_CARD_BYTES = 4 << 20  # with the figures of its training: those bundled have 20 KB
 # A larger number would be a mistake: each guess costs rows in every forward.
-_MOST_REACH = 16
+MOST_REACH = 16
 _MOST_LAYERS = 4096
 _MOST_RANK = 65536
 _MOST_NODES = 4096
 _LIMITS = {
-    "reach": (1, _MOST_REACH),
+    "reach": (1, MOST_REACH),
     "layers": (0, _MOST_LAYERS),
     "rank": (0, _MOST_RANK),
     "exit_rank": (0, _MOST_RANK),
@@ -61,6 +62,7 @@ class AdapterCard:
         training: How it was made and what was measured, `hit_rates` among it: for each depth how
             often each rank was right.
         format_version: Of card and weights.
+        eagle: The sizes of an EAGLE head; None for the other kinds.
     """
 
     kind: AdapterKind
@@ -74,10 +76,14 @@ class AdapterCard:
     weights_sha256: str
     training: dict[str, Any]
     format_version: int = FORMAT_VERSION
+    eagle: EagleShape | None = None
 
     def write(self, directory: Path) -> None:
         """Write it into an adapter's directory."""
-        text = json.dumps(asdict(self), indent=2)
+        found = asdict(self)
+        if self.eagle is None:
+            del found["eagle"]  # as in cards from before there were such heads
+        text = json.dumps(found, indent=2)
         (directory / CARD_FILE).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
@@ -122,7 +128,14 @@ def _checked(found: Any) -> AdapterCard:
             raise TypeError(f"{key} {found[key]!r} is no text")
     if unknown := found.keys() - AdapterCard.__dataclass_fields__.keys():
         raise ValueError(f"unknown key {min(unknown)!r}")
-    return AdapterCard(**{**found, "tree": _tree(found["tree"], reach=found["reach"])})
+    tree = _tree(found["tree"], reach=found["reach"])
+    return AdapterCard(**{**found, "tree": tree, "eagle": _eagle(found)})
+
+
+def _eagle(found: Any) -> EagleShape | None:
+    if (found["kind"] == "eagle") != ("eagle" in found):
+        raise ValueError("an adapter of the kind eagle has its shape in the key 'eagle'")
+    return EagleShape.read(found["eagle"]) if "eagle" in found else None
 
 
 def _tree(found: Any, *, reach: int) -> tuple[RankPath, ...]:

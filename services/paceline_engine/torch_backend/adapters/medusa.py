@@ -28,6 +28,7 @@ class MedusaHeads(nn.Module):
     """
 
     upper_layers = 0
+    feature_layers: tuple[int, ...] = ()
 
     def __init__(self, *, reach: int, width: int, vocabulary_size: int) -> None:
         """Build heads that guess nothing yet.

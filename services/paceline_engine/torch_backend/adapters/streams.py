@@ -114,6 +114,8 @@ class Streams(nn.Module):
     norm and head. Difference: the paper's is no residual, which would leave logits of its rank.
     """
 
+    feature_layers: tuple[int, ...] = ()
+
     def __init__(
         self,
         *,

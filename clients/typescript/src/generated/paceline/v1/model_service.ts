@@ -124,7 +124,7 @@ export interface GetModelInfoResponse {
   selfDraftDepth: number;
   /**
    * The kind of adapter with which it drafts for itself: "streams" (Speculative Streaming),
-   * "medusa" or "simulated". Empty if it does not draft for itself.
+   * "medusa", "eagle" or "simulated". Empty if it does not draft for itself.
    */
   selfDraftKind: string;
   /** The stages of a drafter that is a stack, largest first. Empty for any other server. */

@@ -1,0 +1,276 @@
+"""A target's own guesses with an EAGLE head: features kept with a sequence, and chains of guesses.
+
+Theory of operation
+-------------------
+
+The head needs the features of all tokens of a sequence, not only of the row that decides
+(`adapters/eagle.py`). So every forward keeps the features of its rows, whether guesses are asked
+for or not. They lie where the rows' keys and values lie, in further layers of the same buffers:
+
+    layers of a sequence's buffers | 0 .. N - 1      | N                | N + 1 ..        |
+                                   | the model's     | the head's own   | features, cut   |
+                                   | keys and values | keys and values  | into pieces     |
+    written                        | by forwards     | before guesses   | by forwards     |
+
+Therefore they are copied, moved, cut and paid for as keys and values are, and a tree's accepted
+path takes its features along.
+
+The head's own keys and values are made late: row p reads the features of token p and the token
+p + 1, which is certain only when the verdict is there. `_known` has the tokens for which they were
+made. Before guesses, the rows from the first difference on are made again, from features:
+
+    tokens        | t0 | t1 | t2 | t3 | next |
+    known         | t0 | t1 | x               |     after t1 came x
+    rows 0 ..     | ok | anew ...        |          row 1 has read x
+
+What a forward writes over, and what a path's adoption moves, lies at or behind the sequence's end
+before that forward. So each forward cuts `_known` there (`begin`).
+
+Rows of guesses are never kept: a chain's keys and values live until the proposal is made.
+
+Letters: R sequences, E the model's width, H heads, G key and value heads, D their width, N the
+model's layers.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from paceline_engine.deciding.decisions import rank_from
+from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.terms.model_cache import common_length
+from paceline_engine.terms.rank_paths import propose, rank_counts
+from paceline_engine.terms.validation import MOST_TREE_TOKENS
+from paceline_engine.torch_backend.feature_rows import FeatureRows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_contract.proposal import Proposal
+    from paceline_engine.terms.draft_tree import Ranked
+    from paceline_engine.terms.model_cache import ModelCache
+    from paceline_engine.torch_backend.adapters.eagle import EagleHead
+    from paceline_engine.torch_backend.adapters.files import LoadedAdapter
+    from paceline_engine.torch_backend.key_values import KeyValues
+    from paceline_engine.torch_backend.kv_arena import KeyValueShape
+    from paceline_engine.torch_backend.self_drafting import DecidedRow
+    from paceline_engine.torch_backend.shared_rows import SharedRows
+
+
+def layers_beside(head: EagleHead, shape: KeyValueShape) -> int:
+    """Return how many layers of a sequence's buffers the head takes.
+
+    Raises:
+        ModelLoadError: its keys and values are of another shape than the model's.
+    """
+    own = head.shape
+    if (own.kv_heads, own.head_width, own.head_width) != (
+        shape.heads,
+        shape.key_width,
+        shape.value_width,
+    ):
+        raise ModelLoadError(
+            f"the head has {own.kv_heads} key and value heads of width {own.head_width}, and the"
+            f" model has {shape.heads} of width {shape.key_width}: they must be the same"
+        )
+    width = head.fc.out_features
+    return 1 + -(-width // (shape.heads * (shape.key_width + shape.value_width)))
+
+
+class ChainDrafter:
+    """An EAGLE head beside a loaded model. Worker thread only.
+
+    A proposal is a chain, with runners-up at each depth: what follows a runner-up is not computed.
+
+    Attributes:
+        depth: The most tokens of a path that it proposes.
+        kind: The adapter's kind.
+    """
+
+    prunes = False
+
+    def __init__(
+        self,
+        adapter: LoadedAdapter,
+        head: EagleHead,
+        model: Any,
+        *,
+        vocabulary_size: int,
+        takes_trees: bool,
+        prune_below: float,
+    ) -> None:
+        """Build it.
+
+        Args:
+            adapter: With its card.
+            head: The adapter's module.
+            model: The one that the adapter was loaded for.
+            vocabulary_size: The tokens that can be chosen: the model's head may have more rows.
+            takes_trees: Whether the model judges trees. If not, only the best guesses are proposed.
+            prune_below: A chain ends where the probability of all its guesses together is below
+                this; 0: it does not.
+
+        Raises:
+            ModelLoadError: its tree has no guesses that it can make, or too many; or it can guess
+                no token that can be chosen.
+        """
+        self.kind = adapter.card.kind
+        self._head = head
+        self._model = model
+        self._paths = tuple(
+            path for path in adapter.card.tree if not any(path if not takes_trees else path[:-1])
+        )
+        if not 0 < len(self._paths) <= MOST_TREE_TOKENS:
+            raise ModelLoadError(
+                f"the adapter's card has a tree of {len(self._paths)} guesses that follow the best"
+                f" ones, which is not in [1, {MOST_TREE_TOKENS}]"
+            )
+        token_ids = head.draft_token_ids  # they ascend
+        self._token_ids = token_ids[: int((token_ids < vocabulary_size).sum())]
+        if not len(self._token_ids):
+            raise ModelLoadError("the head can guess no token that the model can choose")
+        self._prune_below = prune_below
+        self._widths = rank_counts(self._paths)
+        self.depth = len(self._widths)
+        self._own_layer = model.config.num_hidden_layers
+        self._known: WeakKeyDictionary[ModelCache, array[int]] = WeakKeyDictionary()
+
+    def begin(self, texts: Sequence[KeyValues], rows: SharedRows) -> FeatureRows:
+        """Begin a forward that appends rows to sequences: their features are kept."""
+        for text in texts:
+            if (known := self._known.get(text)) is not None:
+                del known[text.length + 1 :]
+        store = partial(rows.store_beside, first_layer=self._own_layer + 1)
+        return FeatureRows(self._head, store=store)
+
+    def propose(self, rows: Sequence[DecidedRow]) -> list[Proposal]:
+        """Guess what follows each row's next token, a token at a time.
+
+        Guesses are ordered as a drafter's alternatives are: with the noise that the target has at
+        their positions (`rank_from`). The best one is what the next guess follows.
+        """
+        feature = self._catch_up(rows)
+        chains = going = [_Chain(row, row.next_token) for row in rows]
+        for step, width in enumerate(self._widths):
+            read = self._head.read(self._model, _on([it.last for it in going], feature), feature)
+            positions = _on([it.row.length - 1 + step for it in going], feature)
+            queries, keys, values = self._head.project(read, positions=positions)
+            if step:  # the first row's are the sequence's
+                for chain, key, value in zip(going, keys, values, strict=True):
+                    chain.states.append((key, value))
+            output = self._head.finish(read, self._attend(going, queries))
+            logits = self._head.score(self._model, output)[:, : len(self._token_ids)]
+            places = []
+            for place, chain in enumerate(going):
+                (ranked,) = rank_from(
+                    logits[place : place + 1],
+                    spec=chain.row.spec,
+                    positions=[chain.row.length + 1 + step],
+                    count=width,
+                    token_ids=self._token_ids,
+                )
+                if chain.take(ranked, least=self._prune_below):
+                    places.append(place)
+            if not places:
+                break
+            feature = self._head.carry(output)
+            if len(places) < len(going):
+                feature, going = feature[places], [going[place] for place in places]
+        return [propose(self._paths, chain.guesses) for chain in chains]
+
+    def _catch_up(self, rows: Sequence[DecidedRow]) -> Tensor:
+        """Make the keys and values of all certain rows; return the last rows' features: (R, E)."""
+        features: list[Tensor] = []
+        following: list[int] = []
+        positions: list[int] = []
+        counts: list[int] = []
+        for row in rows:
+            tokens = row.text.token_ids[: row.length]
+            tokens.append(row.next_token)
+            known = self._known.get(row.text, array("I"))
+            start = min(max(0, common_length(known, tokens) - 1), row.length - 1)
+            # What is made below is known only when it is there.
+            self._known[row.text] = known[: start + 1]
+            features.append(self._features(row.text, start, row.length - start))
+            following.extend(tokens[start + 1 :])
+            positions.extend(range(start, row.length))
+            counts.append(row.length - start)
+        every = torch.cat(features)
+        read = self._head.read(self._model, _on(following, every), every)
+        keys, values = self._head.keys_and_values(read, positions=_on(positions, every))
+        own = zip(rows, counts, torch.split(keys, counts), torch.split(values, counts), strict=True)
+        for row, count, own_keys, own_values in own:
+            kept = row.text.between(row.length - count, count)
+            for layers, states in zip(kept, (own_keys, own_values), strict=True):
+                layers[self._own_layer].copy_(states.transpose(0, 1))
+            tokens = row.text.token_ids[: row.length]
+            tokens.append(row.next_token)
+            self._known[row.text] = tokens
+        return torch.stack([each[-1] for each in features])
+
+    def _features(self, text: KeyValues, start: int, count: int) -> Tensor:
+        """Return the features of some rows: (count, E)."""
+        keys, values = text.between(start, count)
+        first = self._own_layer + 1
+        parts = [
+            each.transpose(0, 1).flatten(1)
+            for pair in zip(keys[first:], values[first:], strict=True)
+            for each in pair
+        ]
+        return torch.cat(parts, -1)[:, : self._head.fc.out_features]
+
+    def _attend(self, chains: Sequence[_Chain], queries: Tensor) -> Tensor:
+        """Attend with each chain's last row to the certain rows and its own: (R, H, D)."""
+        seen = []
+        for chain, query in zip(chains, queries, strict=True):
+            kept = chain.row.text.until(chain.row.length)
+            keys, values = (each[self._own_layer] for each in kept)
+            if chain.states:
+                own_keys, own_values = (
+                    torch.stack(each, 1)[None] for each in zip(*chain.states, strict=True)
+                )
+                keys, values = torch.cat((keys, own_keys), 2), torch.cat((values, own_values), 2)
+            # (1, G, H / G, D): the heads of a group lie one below the other, as rows.
+            asked = query.view(1, keys.shape[1], -1, query.shape[-1])
+            seen.append(functional.scaled_dot_product_attention(asked, keys, values).view_as(query))
+        return torch.stack(seen)
+
+
+@dataclass(slots=True)
+class _Chain:
+    """Guesses after one row, while they are made.
+
+    Attributes:
+        row: The row that decided.
+        last: The token that the next row reads.
+        states: The keys and values of the chain's own rows: (G, D) each.
+        guesses: At each depth, best first.
+        probability: That all best guesses so far are right, by the head.
+    """
+
+    row: DecidedRow
+    last: int
+    states: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    guesses: list[list[int]] = field(default_factory=list)
+    probability: float = 1.0
+
+    def take(self, ranked: Ranked, *, least: float) -> bool:
+        """Take the guesses of a depth, unless the chain has become too unlikely: then it ends."""
+        self.last, probability = ranked[0]
+        self.probability *= probability
+        if self.probability < least:
+            return False
+        self.guesses.append([token for token, _ in ranked])
+        return True
+
+
+def _on(numbers: Sequence[int], like: Tensor) -> Tensor:
+    return torch.tensor(numbers).to(like.device, non_blocking=True)

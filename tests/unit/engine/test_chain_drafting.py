@@ -1,0 +1,331 @@
+"""Targets with an EAGLE head: their proposals are the slow head's, and leave no trace."""
+
+from __future__ import annotations
+
+import random
+import threading
+from array import array
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from paceline_contract.proposal import Proposal
+from paceline_engine.deciding.decisions import rank_from
+from paceline_engine.model_files.files import find_model_files
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.terms.backend import ForwardInterrupted, ModelLoadError
+from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.items import Draft, Item, Judge
+from paceline_engine.terms.rank_paths import propose
+from paceline_engine.torch_backend.adapters.card import AdapterCard
+from paceline_engine.torch_backend.adapters.files import load_adapter
+from paceline_engine.torch_backend.adapters.trunk import compute_trunk
+from paceline_engine.torch_backend.chain_drafting import ChainDrafter
+from paceline_engine.torch_backend.llama import FusedLlama
+from paceline_engine.torch_backend.transformers import TransformersBackend
+from paceline_training.run import AdapterSizes, TextPlan, run_training
+from paceline_training.training import TrainingPlan
+from support.eagle_reference import SlowHead
+from support.tiny_adapters import write_adapter
+from support.trees import random_tree
+from unit.engine.conftest import NEVER, continuation
+
+SPECS = [
+    SessionSpec(200),
+    SessionSpec(200, SamplingParameters(0.8, top_p=0.9), seed=3),
+    SessionSpec(200, SamplingParameters(1.2, top_k=20), seed=8),
+]
+SPEC = SPECS[0]
+PROMPT = [5, 6, 7, 8, 9]
+REACH = 3
+VOCABULARY_SIZE = 300
+# A chain with runners-up.
+PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 1))
+# The last ones are rows of the target's head that stand for no token.
+SHAPE = {"token_ids": [*range(2, 302, 3), 310, 319]}
+
+
+@pytest.fixture(scope="module")
+def adapter(tiny_pair, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("adapters") / "eagle"
+    return write_adapter(
+        directory, tiny_pair.target, kind="eagle", tree=PATHS, reach=REACH, shape=SHAPE
+    )
+
+
+@pytest.fixture(scope="module", params=["fused", "library", "together", "invariant", "int8"])
+def backend(request, tiny_pair, adapter):
+    how = {"adapter": str(adapter), "dtype": "float32"}
+    if request.param == "int8":
+        how["weights"] = "int8"
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "library":
+            patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
+        is_invariant = request.param == "invariant"
+        model = TransformersBackend(str(tiny_pair.target), invariant=is_invariant, **how)
+    assert isinstance(model.decoder, FusedLlama) == (request.param != "library")
+    assert isinstance(model.own_guesses.drafter, ChainDrafter)
+    model.together = request.param == "together"
+    model.is_rounded = request.param == "int8"
+    return model
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_pair, adapter):
+    """What is to be proposed after a text and the next token, by the slow head."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_pair.target).double().eval()
+    fingerprint = AdapterCard.read(adapter).fingerprint
+    head = load_adapter(adapter, model=model, fingerprint=fingerprint).module
+    known = {}
+
+    @torch.no_grad()
+    def guess(text, next_token, spec=SPEC):
+        if (key := (*text, next_token, spec.seed)) in known:
+            return known[key]
+        trunk = compute_trunk(model, torch.tensor([text]), feature_layers=head.feature_layers)
+        ranked = []
+
+        def choose(step, logits):
+            position = len(text) + 1 + step
+            own = logits[None, :VOCABULARY_SIZE].float()
+            (found,) = rank_from(own, spec=spec, positions=[position], count=3)
+            ranked.append([token for token, _ in found])
+            return ranked[-1][0]
+
+        slow = SlowHead(head.state_dict(), head.shape, model)
+        slow.chain(trunk.features[0], [*text, next_token], steps=REACH, choose=choose)
+        known[key] = propose(PATHS, ranked)
+        return known[key]
+
+    return guess
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=["greedy", "nucleus", "top-k"])
+def test_what_is_proposed_is_what_the_slow_head_guesses(backend, expected, spec):
+    if backend.is_rounded:
+        pytest.skip("its features are others in eight bits")
+    chance = random.Random(spec.seed)
+    text = continuation(ModelText(backend, spec), PROMPT, 24)
+    served = ModelText(backend, spec)
+    done = 0
+    while done < 12:
+        right = text[done : done + chance.randint(0, 4)]
+        tree = random_tree(chance, right, size=9, vocabulary_size=VOCABULARY_SIZE)
+        given = tree if chance.random() < 0.5 else Proposal((*right, 7, 8))
+        judged = served.judge(
+            [*PROMPT, *text[:done]], given.token_ids, parents=given.parents, propose=True
+        )
+        accepted = given.along(judged.accepted_path)
+        assert [*accepted, judged.next_token] == text[done : done + len(accepted) + 1]
+        after = [*PROMPT, *text[:done], *accepted]
+        assert judged.proposal == expected(after, judged.next_token, spec)
+        done += len(accepted) + 1
+
+
+def test_decoding_by_proposals_is_plain_decoding(backend, tiny_pair):
+    weights = "int8" if backend.is_rounded else "plain"
+    plain = TransformersBackend(str(tiny_pair.target), dtype="float32", weights=weights)
+    for spec in SPECS:
+        served, text, proposal = ModelText(backend, spec), list(PROMPT), Proposal()
+        while len(text) < 24:
+            judged = served.judge(text, proposal.token_ids, parents=proposal.parents, propose=True)
+            text += [*proposal.along(judged.accepted_path), judged.next_token]
+            proposal = judged.proposal
+            assert len(proposal) == len(PATHS) or spec is not SPEC  # filters leave fewer
+            assert max(proposal.token_ids) < VOCABULARY_SIZE
+        made = text[len(PROMPT) :]
+        assert made == continuation(ModelText(plain, spec), PROMPT, len(made))
+
+
+def test_a_trained_head_saves_forwards(tiny_pair, tmp_path):
+    files = find_model_files(str(tiny_pair.target))
+    plain = TransformersBackend(str(tiny_pair.target), dtype="float32")
+    prompts = [[5 + n, 6, 7, 8] for n in range(8)]
+    texts = [[*each, *continuation(ModelText(plain, SPEC), each, 28)] for each in prompts]
+    learnt = torch.tensor(texts)
+    torch.set_num_threads(1)
+    run_training(
+        files,
+        sizes=AdapterSizes(
+            kind="eagle",
+            reach=3,
+            layers=0,
+            rank=0,
+            exit_rank=0,
+            tree_nodes=3,
+            draft_vocabulary=160,
+        ),
+        text=TextPlan(streams=[learnt], validation=learnt, window=32, batch=8, seed=1),
+        plan=TrainingPlan(
+            steps=80,
+            rate=1e-2,
+            decay="cosine",
+            warm_up_share=0.1,
+            labels="model",
+            report_steps=1000,
+        ),
+        out=tmp_path / "head",
+        checkpoint=tmp_path / "checkpoint.pt",
+        device="cpu",
+        tell=lambda _: None,
+    )
+    backend = TransformersBackend(str(tiny_pair.target), adapter=str(tmp_path / "head"))
+    forwards = 0
+    for text in texts[:3]:
+        served, made, proposal = ModelText(backend, SPEC), text[:4], Proposal()
+        while len(made) < len(text):
+            judged = served.judge(made, proposal.token_ids, parents=proposal.parents, propose=True)
+            made += [*proposal.along(judged.accepted_path), judged.next_token]
+            proposal, forwards = judged.proposal, forwards + 1
+        assert made[: len(text)] == text
+    assert forwards < 0.7 * 3 * 28
+
+
+def test_whatever_happened_before_guesses_are_those_of_the_text_alone(backend, expected):
+    """Cuts, other texts, drafts, trees, interrupts and calls that do not ask leave no trace."""
+    chance = random.Random(11)
+    alphabet = [5, 6, 7]
+    compared = 0
+    for _ in range(3):
+        text, prefix = ModelText(backend, SPEC), [5, 6, 7]
+        for _ in range(40):
+            prefix = prefix[: chance.randint(1, len(prefix))]
+            prefix += [chance.choice(alphabet) for _ in range(chance.randint(0, 4))]
+            what = chance.random()
+            if what < 0.2:
+                text.interrupt = threading.Event()
+                text.interrupt.set()
+                with pytest.raises(ForwardInterrupted):
+                    text.judge(prefix, [7, 7], propose=True)
+                text.interrupt = threading.Event()
+            elif what < 0.3:
+                text.draft_chain(prefix, count=2)
+            elif what < 0.4:
+                text.rank(prefix, width=3)
+            else:
+                tree = random_tree(chance, [5, 6], size=5, vocabulary_size=VOCABULARY_SIZE)
+                judged = text.judge(
+                    prefix, tree.token_ids, parents=tree.parents, propose=what > 0.6
+                )
+                if what > 0.6 and not backend.is_rounded:
+                    after = [*prefix, *tree.along(judged.accepted_path)]
+                    assert judged.proposal == expected(after, judged.next_token)
+                    compared += 1
+    assert compared > 30 or backend.is_rounded
+
+
+def test_each_gets_what_it_would_get_alone(backend):
+    chance = random.Random(5)
+
+    def items():
+        chance.seed(5)
+        made = []
+        for n in range(7):
+            tree = random_tree(chance, (), size=1 + n, vocabulary_size=VOCABULARY_SIZE)
+            spec = SPECS[n % 3]
+            prefix = array("I", [7 + n, *range(3 * n)])
+            task = Judge(tree, propose=n % 3 != 2)
+            made.append(Item(backend.new_cache(spec), spec, prefix=prefix, task=task))
+        draft = Item(backend.new_cache(SPEC), SPEC, prefix=array("I", PROMPT), task=Draft())
+        return [*made, draft]
+
+    together = backend.run(items(), NEVER)
+    alone = [backend.run([each], NEVER)[0] for each in items()]
+    assert [each.judgement for each in together] == [each.judgement for each in alone]
+    proposed = [len(each.judgement.proposal) > 0 for each in together[:-1]]
+    assert proposed == [n % 3 != 2 for n in range(7)]
+
+
+def test_a_long_prompt_in_parts_is_a_prompt(backend, expected):
+    if backend.is_rounded:
+        pytest.skip("its features are others in eight bits")
+    prompt = [5 + n % 40 for n in range(30)]
+    item = Item(backend.new_cache(SPEC), SPEC, prefix=array("I", prompt), task=Judge(Proposal()))
+    item.task = Judge(Proposal(), propose=True)
+    steps = 0
+    judgement = None
+    while judgement is None:
+        (outcome,) = backend.run([item], NEVER, row_limit=8)
+        judgement, steps = outcome.judgement, steps + 1
+    assert steps == 4
+    assert judgement.proposal == expected(prompt, judgement.next_token)
+
+
+def test_features_are_paid_for_and_logits_are_to_the_bit_as_without(tiny_pair, adapter):
+    how = {"dtype": "float32"}
+    with_head = TransformersBackend(str(tiny_pair.target), adapter=str(adapter), **how)
+    without = TransformersBackend(str(tiny_pair.target), **how)
+    shape = with_head._slabs.shape
+    before, after = (each.token_memory().bytes_per_token for each in (without, with_head))
+    assert after == before * shape.layers // 4
+    assert shape.layers > 4
+    found = []
+    for model in (with_head, without):
+        task = Judge(Proposal((1, 2, 3), (0, 0, 1)), propose=model is with_head)
+        item = Item(model.new_cache(SPEC), SPEC, prefix=array("I", PROMPT), task=task)
+        feed = model._feed(item, None)
+        model._make_room(feed)
+        found.append(model._forward([feed], NEVER)[0].clone())
+    assert torch.equal(*found)
+
+
+def test_guesses_are_chosen_by_hit_rates_and_only_the_best_have_guesses_after_them(
+    tiny_pair, tmp_path
+):
+    training = {"hit_rates": [[0.6, 0.3], [0.5, 0.4], [0.5, 0.1]]}
+    sizes = {"kind": "eagle", "tree": PATHS, "reach": REACH, "shape": SHAPE}
+    rated = write_adapter(tmp_path / "rated", tiny_pair.target, **sizes, training=training)
+    model = TransformersBackend(str(tiny_pair.target), adapter=str(rated), guesses=4)
+    proposal = ModelText(model, SPEC).judge(PROMPT, propose=True).proposal
+    assert proposal.parents == (0, 0, 1, 1)  # of 0.6, 0.3, 0.3 and 0.24
+    assert model.description.self_draft_depth == 2
+    bushy = write_adapter(
+        tmp_path / "bushy", tiny_pair.target, **{**sizes, "tree": ((0,), (1,), (1, 0))}
+    )
+    model = TransformersBackend(str(tiny_pair.target), adapter=str(bushy))
+    assert ModelText(model, SPEC).judge(PROMPT, propose=True).proposal.parents == (0, 0)
+
+
+def test_a_chain_ends_where_it_becomes_unlikely(tiny_pair, adapter):
+    whole_chains, pruning = (
+        TransformersBackend(str(tiny_pair.target), adapter=str(adapter), prune_below=least)
+        for least in (0, 0.9)
+    )
+    prompts = [[5 + n, 6, 7] for n in range(12)]
+
+    def proposals(model):
+        items = []
+        for prompt in prompts:
+            cache, prefix = model.new_cache(SPEC), array("I", prompt)
+            task = Judge(Proposal(), propose=True)
+            items.append(Item(cache, SPEC, prefix=prefix, task=task))
+        return [outcome.judgement.proposal for outcome in model.run(items, NEVER)]
+
+    depths = set()
+    for whole, short in zip(proposals(whole_chains), proposals(pruning), strict=True):
+        depth = max([*short.depths(), -1]) + 1
+        depths.add(depth)
+        fits = [index for index, own in enumerate(whole.depths()) if own < depth]
+        assert short == whole.only(fits)
+    assert len(depths) > 1
+    alone = [ModelText(pruning, SPEC).judge(prompt, propose=True).proposal for prompt in prompts]
+    assert alone == proposals(pruning)
+
+
+def test_a_head_of_other_keys_or_of_no_vocabulary_is_refused(tiny_pair, tmp_path):
+    sizes = {"kind": "eagle", "tree": PATHS, "reach": REACH}
+
+    def refusal(name, **shape):
+        directory = write_adapter(
+            tmp_path / name, tiny_pair.target, **sizes, shape={**SHAPE, **shape}
+        )
+        with pytest.raises(ModelLoadError) as caught:
+            TransformersBackend(str(tiny_pair.target), adapter=str(directory))
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "must be the same" in refusal("keys", kv_heads=2)
+    assert "does not ascend" in refusal("order", token_ids=[5, 4, 9])
+    assert "does not ascend" in refusal("beyond", token_ids=[5, 9, 320])
+    assert "no token that the model can choose" in refusal("padding", token_ids=[310, 319])
