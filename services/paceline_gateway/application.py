@@ -23,7 +23,7 @@ from paceline_gateway.message_errors import PATH as MESSAGES
 from paceline_gateway.message_errors import MessagesError, speak_anthropics
 from paceline_gateway.messages import answer_messages
 from paceline_gateway.models import describe_model, list_models
-from paceline_gateway.responses import respond
+from paceline_gateway.responses import respond, speak_responses
 from paceline_gateway.sampling_defaults import SamplingDefaults
 from paceline_gateway.static_page import page_routes
 from paceline_gateway.tokenizing import detokenize, tokenize, version
@@ -150,7 +150,12 @@ def application(
                 ),
                 prompt="messages",
             ),
-            post("/v1/responses", partial(respond, turns=turns), prompt="input"),
+            post(
+                "/v1/responses",
+                partial(respond, turns=turns),
+                prompt="input",
+                speak=speak_responses,
+            ),
             post(
                 MESSAGES,
                 partial(answer_messages, turns=turns),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline_gateway.errors import RequestError
+from paceline_gateway.errors import RequestError, renamed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,11 +46,8 @@ class MessagesError(RequestError):
     """
 
     def __init__(self, error: RequestError, *, request_id: str) -> None:
-        told = error.body["error"]
-        param = told["param"]
+        told = renamed(error, _NAMES).body["error"]
         message = told["message"]
-        if param in _NAMES and message.startswith(f"{param}:"):
-            message = _NAMES[param] + message.removeprefix(param)
         is_full = error.status == 503 or told["code"] == "overloaded"
         super().__init__(message, status=_OVERLOADED if is_full else error.status)
         self.headers = error.headers

@@ -154,6 +154,8 @@ class _Turn(Fields):
                 kind in _OF_USERS and role != "user"
             ):
                 raise _problem("has a block of the kind {kind}, of another role", kind=kind)
+        if not value and role != "assistant":  # whose answer may have said nothing
+            raise _problem("must have blocks")
         return value
 
     @property
@@ -170,8 +172,6 @@ class _Turn(Fields):
                 yield Message(
                     role="user" if self.role == "user" else "system", content=_joined(texts)
                 )
-        if not self.content:
-            yield Message(role="user", content="")
 
     @property
     def _answer(self) -> Message:

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from paceline_gateway.answer_blocks import AnswerBlocks, Began, Ended, Grew, Kind
+from paceline_gateway.errors import renamed
 from paceline_gateway.json_body import parse
 from paceline_gateway.parameter_types import ANY_OBJECT
 from paceline_gateway.rendering import details, finish_reason, usage
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from paceline_gateway.turns import Turn, Turns
 
 _ID_PREFIXES = {Kind.REASONING: "rs", Kind.CONTENT: "msg", Kind.CALL: "fc"}
+_NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format"}
 _EVENTS = {
     Kind.REASONING: "response.reasoning_text",
     Kind.CONTENT: "response.output_text",
@@ -42,6 +44,11 @@ async def respond(connection: Connection, content: bytes, *, turns: Turns) -> No
     answer = _Answer(connection, body, turn, model=model)
     await turn.deliver(answer.take)
     await answer.end()
+
+
+def speak_responses(connection: Connection) -> None:
+    """Have a connection name parameters as this interface does."""
+    connection.translate = lambda it: renamed(it, _NAMES)
 
 
 async def _unheard(body: ResponseBody, turns: Turns) -> dict[str, bool]:

@@ -267,6 +267,7 @@ WRONG = [
     ({"max_tokens": None}, "max_tokens: is needed"),
     ({"max_tokens": 0}, "max_tokens: "),
     ({"messages": []}, "messages: "),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content: must have blocks"),
     ({"messages": None}, "messages: is needed"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role: "),
     (said("user", IMAGE), 'messages[1].content[0]: is a block of the kind "image"'),

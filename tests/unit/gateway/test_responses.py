@@ -206,3 +206,13 @@ async def test_what_was_cut_is_incomplete():
         )
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert [it.status for it in answer.output] == ["completed", "incomplete"]
+
+
+async def test_what_servers_refuse_has_this_interfaces_names():
+    for field, param in (("max_tokens", "max_output_tokens"), ("sampling.grammar", "text.format")):
+        leg = Leg(error=errors.InvalidFieldError.of(field, "is wrong"), refuses=True)
+        fake = FakeOrchestrator(script=[leg], chat_template=TEMPLATE)
+        async with gateway_over(fake) as gateway:
+            answer = await gateway.post("/v1/responses", **ASKED)
+        told = answer.json()["error"]
+        assert (told["param"], told["message"]) == (param, f"{param}: is wrong")
