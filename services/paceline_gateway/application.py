@@ -21,7 +21,7 @@ from paceline_gateway.generations import Generations
 from paceline_gateway.live_stream import describe, watch
 from paceline_gateway.message_errors import PATH as MESSAGES
 from paceline_gateway.message_errors import MessagesError, speak_anthropics
-from paceline_gateway.messages import answer_messages
+from paceline_gateway.messages import answer_messages, count_tokens
 from paceline_gateway.models import describe_model, list_models
 from paceline_gateway.responses import respond, speak_responses
 from paceline_gateway.sampling_defaults import SamplingDefaults
@@ -159,6 +159,12 @@ def application(
             post(
                 MESSAGES,
                 partial(answer_messages, turns=turns),
+                prompt="messages",
+                speak=speak_anthropics,
+            ),
+            post(
+                f"{MESSAGES}/count_tokens",
+                partial(count_tokens, turns=turns),
                 prompt="messages",
                 speak=speak_anthropics,
             ),

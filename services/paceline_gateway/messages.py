@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import from_json
 
 from paceline import FinishReason
+from paceline.errors import ContextLengthExceededError
 from paceline_gateway.answer_blocks import AnswerBlocks, Began, Ended, Grew, Kind
+from paceline_gateway.generations import is_about_max_tokens
 from paceline_gateway.json_body import parse
-from paceline_gateway.message_schemas import MessagesBody
+from paceline_gateway.message_schemas import CountBody, MessagesBody
 from paceline_gateway.rendering import details
 from paceline_gateway.turns import leave_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline import GenerateOptions
     from paceline_gateway.answer_blocks import Block
     from paceline_gateway.answer_parts import AnswerPart
     from paceline_gateway.connection import Connection
-    from paceline_gateway.message_schemas import CountBody
     from paceline_gateway.turns import Turn, Turns
 
 
@@ -28,7 +30,35 @@ async def answer_messages(connection: Connection, content: bytes, *, turns: Turn
     body = parse(MessagesBody, content, ignored=connection.ignored)
     model = await turns.orchestrators.check_model(body.model)
     leave_out(await _unheard(body, turns), connection)
-    turn = await turns.begin(connection, body.conversation, body.options(), wanted=body.grammar)
+    options = body.options()
+    try:
+        await _deliver(connection, body, options, turns=turns, model=model)
+    except ContextLengthExceededError as error:
+        if not is_about_max_tokens(error):
+            raise
+        # As with Anthropic's newer models, the whole room is used.
+        room = (await turns.orchestrators.info()).context_length
+        options["max_tokens"] = max(1, room - await turns.count(body.conversation))
+        await _deliver(connection, body, options, turns=turns, model=model)
+
+
+async def count_tokens(connection: Connection, content: bytes, *, turns: Turns) -> None:
+    """Count the tokens that a conversation has as a prompt."""
+    body = parse(CountBody, content, ignored=connection.ignored)
+    await turns.orchestrators.check_model(body.model)
+    leave_out(await _unheard(body, turns), connection)
+    await connection.answer({"input_tokens": await turns.count(body.conversation)})
+
+
+async def _deliver(
+    connection: Connection,
+    body: MessagesBody,
+    options: GenerateOptions,
+    *,
+    turns: Turns,
+    model: str,
+) -> None:
+    turn = await turns.begin(connection, body.conversation, options, wanted=body.grammar)
     answer = _Answer(connection, body, turn, model=model)
     await turn.deliver(answer.take)
     await answer.end()
@@ -129,7 +159,8 @@ class _Answer:
         finished = self._turn.choice.finished
         reason, sequence = "end_turn", None
         if finished.finish_reason is FinishReason.LENGTH:
-            reason = "max_tokens"
+            is_full = finished.usage.completion_token_count < self._body.max_tokens
+            reason = "model_context_window_exceeded" if is_full else "max_tokens"
         elif finished.finish_reason is FinishReason.STOP_STRING:
             reason, sequence = "stop_sequence", finished.stop_string
         elif self._turn.reader.call_count:

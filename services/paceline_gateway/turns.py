@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from paceline_gateway.generations import Choice, Generations
     from paceline_gateway.orchestrators import Orchestrators
 
+_COUNT_SECONDS = 30.0
+
 TakeParts: TypeAlias = "Callable[[Sequence[AnswerPart]], Awaitable[None]]"
 
 
@@ -108,6 +110,22 @@ class Turns:
             templates=self._templates,
             param=param,
         )
+
+    async def count(self, conversation: Conversation) -> int:
+        """Count the tokens of a conversation's prompt.
+
+        Raises:
+            RequestError: See `write`.
+            PacelineError: See `write`; or the prompt has more tokens than the context.
+        """
+        prompt = await self.write(conversation)
+        found = await self.orchestrators.client.tokenize(
+            prompt,
+            add_special_tokens=WRITTEN["add_special_tokens"],
+            parse_special_tokens=WRITTEN["parse_special_tokens"],
+            timeout=_COUNT_SECONDS,
+        )
+        return len(found.token_ids)
 
     async def begin(
         self,

@@ -74,6 +74,15 @@ async def test_a_tool_is_called_and_its_result_answered():
     assert prompt.index('"city": "Bonn"') < prompt.index("sunny")
 
 
+async def test_tokens_are_counted_and_models_listed():
+    async with gateway_over(model()) as gateway, client_of(gateway) as client:
+        counted = await client.messages.count_tokens(model="fake", messages=[USER], tools=TOOLS)
+        (request,) = gateway.requests
+        models = [it.id async for it in client.models.list()]
+    assert counted.input_tokens == len(request.text)
+    assert models == ["fake"]
+
+
 @pytest.mark.parametrize(
     ("more", "key", "kind"),
     [

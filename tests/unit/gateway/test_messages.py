@@ -384,3 +384,32 @@ async def test_leaving_a_stream_cancels_the_work():
                     break
         async with asyncio.timeout(90):
             await fake.cancelled.wait()
+
+
+async def test_the_tokens_of_a_conversation_are_counted_as_it_is_written():
+    async with gateway_over(model(HELLO)) as gateway:
+        body = {"messages": USER, "system": "Be brief.", "tools": TOOLS}
+        counted = await gateway.post("/v1/messages/count_tokens", **body)
+        await ask(gateway, **body)
+        asked, answered = gateway.requests
+        refused = await gateway.post("/v1/messages/count_tokens", messages=[])
+    assert counted.json() == {"input_tokens": len(answered.text.encode())}
+    assert (asked.add_special_tokens, asked.parse_special_tokens) == (False, True)
+    assert refused.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_an_answer_has_the_room_that_the_context_has():
+    # The fake's context is 100 tokens, and a letter is a token.
+    full = errors.ContextLengthExceededError.of("max_tokens", "must be in [1, 78] with this prompt")
+    long = errors.ContextLengthExceededError.of("prompt", "must be less than 100 tokens")
+    legs = [Leg(error=full, refuses=True), Leg(), Leg(error=long, refuses=True)]
+    async with gateway_over(FakeOrchestrator(script=legs, chat_template=TEMPLATE)) as gateway:
+        hello = [{"role": "user", "content": "hello"}]
+        answer = await ask(gateway, messages=hello, max_tokens=32_000)
+        first, _, second = gateway.requests
+        refused = await gateway.post("/v1/messages", **ASKED)
+    assert answer["stop_reason"] == "model_context_window_exceeded"
+    assert (first.max_tokens, second.max_tokens) == (32_000, 100 - len(first.text))
+    assert answer["usage"]["output_tokens"] == second.max_tokens
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("messages: ")
