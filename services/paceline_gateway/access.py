@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from paceline_gateway.settings import GatewaySettings
     from paceline_serving.admission import Admission
 
+# Anthropic's clients send a key by itself.
+_OTHER_HEADER = "x-api-key"
 # JSON may write a letter of two UTF-8 bytes with six bytes, and an id of five digits with eight.
 _JSON_BYTES = 3
 
@@ -90,7 +92,7 @@ class Access:
             return
         with ExitStack() as stack:
             try:
-                caller = self._keys.find(headers.get(HEADER, ""))
+                caller = self._keys.find(_authorization(headers))
                 stack.enter_context(caller.admitted())
             except UnauthenticatedError as error:
                 raise no_key(error) from None
@@ -143,3 +145,9 @@ class Access:
 
     async def _most_body_bytes(self) -> int:
         return _JSON_BYTES * await self._orchestrators.most_request_bytes()
+
+
+def _authorization(headers: Mapping[str, str]) -> str:
+    """Return a request's key as OpenAI's clients send it; empty if there is none."""
+    other = headers.get(_OTHER_HEADER, "")
+    return headers.get(HEADER, "") or (f"Bearer {other}" if other else "")

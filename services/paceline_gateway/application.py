@@ -19,11 +19,15 @@ from paceline_gateway.endpoint import Endpoint
 from paceline_gateway.errors import RequestError
 from paceline_gateway.generations import Generations
 from paceline_gateway.live_stream import describe, watch
+from paceline_gateway.message_errors import PATH as MESSAGES
+from paceline_gateway.message_errors import MessagesError, speak_anthropics
+from paceline_gateway.messages import answer_messages, count_tokens
 from paceline_gateway.models import describe_model, list_models
-from paceline_gateway.responses import respond
+from paceline_gateway.responses import respond, speak_responses
 from paceline_gateway.sampling_defaults import SamplingDefaults
 from paceline_gateway.static_page import page_routes
 from paceline_gateway.tokenizing import detokenize, tokenize, version
+from paceline_gateway.turns import Turns
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -81,6 +85,12 @@ def application(
     dialects = Dialects(
         tool_parser=settings.tool_parser, reasoning_parser=settings.reasoning_parser
     )
+    turns = Turns(
+        orchestrators=orchestrators,
+        templates=templates,
+        dialects=dialects,
+        generations=generations,
+    )
     endpoint = partial(
         Endpoint,
         access=Access(settings, orchestrators=orchestrators, requests=requests),
@@ -108,8 +118,8 @@ def application(
         shown = path.replace(":path}", "}")
         return Route(path, endpoint(shown, handler), methods=["GET"])
 
-    def post(path: str, handler: Handler, *, prompt: str) -> Route:
-        return Route(path, endpoint(path, handler, prompt=prompt), methods=["POST"])
+    def post(path: str, handler: Handler, *, prompt: str, **more: Any) -> Route:
+        return Route(path, endpoint(path, handler, prompt=prompt, **more), methods=["POST"])
 
     routed = _Application(
         routes=[
@@ -142,13 +152,21 @@ def application(
             ),
             post(
                 "/v1/responses",
-                partial(
-                    respond,
-                    orchestrators=orchestrators,
-                    templates=templates,
-                    generations=generations,
-                ),
+                partial(respond, turns=turns),
                 prompt="input",
+                speak=speak_responses,
+            ),
+            post(
+                MESSAGES,
+                partial(answer_messages, turns=turns),
+                prompt="messages",
+                speak=speak_anthropics,
+            ),
+            post(
+                f"{MESSAGES}/count_tokens",
+                partial(count_tokens, turns=turns),
+                prompt="messages",
+                speak=speak_anthropics,
             ),
             get("/paceline/info", partial(describe, orchestrators=orchestrators)),
             post(
@@ -168,8 +186,10 @@ def application(
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
-    """Answer 404 and 405 in OpenAI's form, too."""
+    """Answer 404 and 405 in the interface's form, too."""
     assert isinstance(error, HTTPException)
     words = f"{request.method} {request.url.path[:200]} is not served here"
     refusal = RequestError(words, status=error.status_code, code="unknown_url")
+    if request.url.path.startswith(MESSAGES):
+        refusal = MessagesError(refusal, request_id="")
     return JSONResponse(refusal.body, status_code=error.status_code, headers=error.headers)

@@ -47,6 +47,8 @@ class Connection:
         lane: The client's lane in the orchestrators' queues.
         ignored: The places of unknown fields in the body; None: such fields are refused.
         error_event: Turns an error's body into the last event of a stream, with its name.
+        translate: Turns an error into the form of the request's interface.
+        headers: Further headers of the answer.
     """
 
     def __init__(
@@ -72,6 +74,8 @@ class Connection:
         self.lane = ""
         self.error_event: Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], str]]
         self.error_event = lambda body: (body, "")
+        self.translate: Callable[[RequestError], RequestError] = lambda error: error
+        self.headers: dict[str, str] = {}
 
     @property
     def path(self) -> str:
@@ -100,6 +104,7 @@ class Connection:
         A client may still be sending its body, and read nothing before the body's end. Closing the
         connection at once could lose the answer, so the rest of the body is read and dropped.
         """
+        error = self.translate(error)
         if self.status:
             content, name = self.error_event(error.body)
             await self.event(content, name=name)
@@ -212,7 +217,7 @@ class Connection:
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self.status = status
-        told = {"x-request-id": self.request_id}
+        told = {"x-request-id": self.request_id, **self.headers}
         if self.ignored:
             told[IGNORED_HEADER] = self.shown_ignored
         pairs = {**told, **headers}.items()

@@ -100,37 +100,50 @@ def with_effort(options: dict[str, Any], effort: str | None) -> dict[str, Any]:
 TemplateOptions: TypeAlias = Annotated[dict[str, Any], AfterValidator(_options)]
 
 
-class _Function(Fields):
+FunctionName: TypeAlias = Annotated[_Name, Field(pattern=_TOOL_NAME)]
+Parameters: TypeAlias = Annotated[dict[str, Any], AfterValidator(_parameters)]
+
+
+class Function(Fields):
     """A function of a tool."""
 
-    name: Annotated[_Name, Field(pattern=_TOOL_NAME)]
+    name: FunctionName
     description: str = ""
-    parameters: Annotated[dict[str, Any], AfterValidator(_parameters)] | None = None
+    parameters: Parameters | None = None
     strict: bool | None = None
+
+    @property
+    def tool(self) -> Tool:
+        """The tool."""
+        return Tool(
+            name=self.name,
+            description=self.description,
+            parameters=self.parameters,
+            strict=self.strict,
+        )
 
 
 class _FunctionTool(Fields):
     """A tool that is a function."""
 
     type: str
-    function: _Function
+    function: Function
 
     @property
     def tool(self) -> Tool:
         """The tool."""
-        told = self.function
-        return Tool(
-            name=told.name,
-            description=told.description,
-            parameters=told.parameters,
-            strict=told.strict,
-        )
+        return self.function.tool
 
 
 def only_functions(value: object) -> object:
     """Refuse a tool of a kind that is not known here; the caller may leave it out."""
+    return only_of_kind(value, "function")
+
+
+def only_of_kind(value: object, known: str) -> object:
+    """Refuse a tool of another kind; a tool without a kind passes."""
     kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind != "function":
+    if isinstance(kind, str) and kind != known:
         raise PydanticCustomError(
             "unknown_kind",
             "is a tool of the kind {kind}, which is not supported",

@@ -42,6 +42,7 @@ class Endpoint:
         route: The route's path, for metrics and logs.
         handler: Answers the route's requests.
         prompt: The name of the prompt's parameter.
+        speak: Prepares a connection for the route's interface, unless that is OpenAI's.
         access: Admits requests.
         orchestrators: Know how large a body may be; checked again if they refuse this gateway.
         metrics: Count requests.
@@ -57,6 +58,7 @@ class Endpoint:
         handler: Handler,
         *,
         prompt: str = "prompt",
+        speak: Callable[[Connection], None] = lambda _: None,
         access: Access,
         orchestrators: Orchestrators,
         metrics: GatewayMetrics,
@@ -68,6 +70,7 @@ class Endpoint:
         self._route = route
         self._handler = handler
         self._prompt = prompt
+        self._speak = speak
         self._access = access
         self._orchestrators = orchestrators
         self._metrics = metrics
@@ -91,6 +94,7 @@ class Endpoint:
             has_cut=self._has_cut,
         )
         connection.ignored = None if self._strict else []
+        self._speak(connection)
         with (
             self._metrics.request(self._route, lambda: connection.status),
             call.recorded(lambda: str(connection.status or LEFT)),

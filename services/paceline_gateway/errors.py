@@ -116,6 +116,26 @@ class RequestError(Exception):
         return {"error": self._error}
 
 
+def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """Return an error with its interface's own name of the parameter.
+
+    Args:
+        names: The interface's names, by those that errors have otherwise.
+    """
+    told = error.body["error"]
+    param: str | None = told["param"]
+    if param is None or param not in names:
+        return error
+    message: str = told["message"]
+    if message.startswith(f"{param}:"):
+        message = names[param] + message.removeprefix(param)
+    other = RequestError(
+        message, status=error.status, kind=told["type"], param=names[param], code=told["code"]
+    )
+    other.headers = error.headers
+    return other
+
+
 def no_key(error: errors.UnauthenticatedError) -> RequestError:
     """Say that a client's own key is missing or wrong."""
     refusal = RequestError(error.message, status=401, code="invalid_api_key")

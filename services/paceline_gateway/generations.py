@@ -124,7 +124,7 @@ class Choice:
                         yield event
                 return
             except ContextLengthExceededError as error:
-                if self._without_default is None or not _is_about_max_tokens(error):
+                if self._without_default is None or not is_about_max_tokens(error):
                     raise
                 # Room for fewer tokens than this default is also less than the orchestrator's own
                 # default, so the orchestrator uses the whole room.
@@ -143,7 +143,8 @@ class Choice:
             self._resumed()
 
 
-def _is_about_max_tokens(error: ContextLengthExceededError) -> bool:
+def is_about_max_tokens(error: ContextLengthExceededError) -> bool:
+    """Whether a prompt has its place in the context, and `max_tokens` has not."""
     return any(violation.field == "max_tokens" for violation in error.violations)
 
 

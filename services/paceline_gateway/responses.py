@@ -1,89 +1,104 @@
-"""/v1/responses: text in, text out, whole or as OpenAI's named events."""
+"""/v1/responses: a conversation's next turn, whole or as OpenAI's named events."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any
 
-from paceline_gateway.chat_template import WRITTEN, write_prompt
-from paceline_gateway.generations import deliver
+from paceline_gateway.answer_blocks import AnswerBlocks, Began, Ended, Grew, Kind
+from paceline_gateway.errors import renamed
 from paceline_gateway.json_body import parse
+from paceline_gateway.parameter_types import ANY_OBJECT
 from paceline_gateway.rendering import details, finish_reason, usage
-from paceline_gateway.schemas import ResponseBody
+from paceline_gateway.response_schemas import ResponseBody
+from paceline_gateway.turns import leave_out
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from paceline import Chunk, GenerateOptions
-    from paceline_gateway.chat_template import ChatTemplates
+    from paceline_gateway.answer_blocks import Block
+    from paceline_gateway.answer_parts import AnswerPart
     from paceline_gateway.connection import Connection
-    from paceline_gateway.generations import Choice, Generations
-    from paceline_gateway.orchestrators import Orchestrators
+    from paceline_gateway.conversation import Tool
+    from paceline_gateway.turns import Turn, Turns
+
+_ID_PREFIXES = {Kind.REASONING: "rs", Kind.CONTENT: "msg", Kind.CALL: "fc"}
+_NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format"}
+_EVENTS = {
+    Kind.REASONING: "response.reasoning_text",
+    Kind.CONTENT: "response.output_text",
+    Kind.CALL: "response.function_call_arguments",
+}
+# The events of a text have log probabilities, which cannot be requested here.
+_LOGPROBS: Mapping[Kind, dict[str, Any]] = {Kind.CONTENT: {"logprobs": []}}
 
 
-async def respond(
-    connection: Connection,
-    content: bytes,
-    *,
-    orchestrators: Orchestrators,
-    templates: ChatTemplates,
-    generations: Generations,
-) -> None:
+async def respond(connection: Connection, content: bytes, *, turns: Turns) -> None:
     """Answer a conversation, rendered by the model's template; nothing is stored."""
     body = parse(ResponseBody, content, ignored=connection.ignored)
-    model = await orchestrators.check_model(body.model)
-    prompt = await write_prompt(
-        body.conversation, orchestrators=orchestrators, templates=templates, param="input"
+    model = await turns.orchestrators.check_model(body.model)
+    leave_out(await _unheard(body, turns), connection)
+    turn = await turns.begin(
+        connection, body.conversation, body.options(), wanted=body.text, param="input"
     )
-    options = generations.completed({**body.options(), **WRITTEN})
-    (choice,) = generations.choices([prompt], options, count=1, connection=connection)
-    answer = _Answer(connection, body, options=options, model=model)
-    await deliver([choice], answer.take)
-    await answer.end(choice)
+    answer = _Answer(connection, body, turn, model=model)
+    await turn.deliver(answer.take)
+    await answer.end()
+
+
+def speak_responses(connection: Connection) -> None:
+    """Have a connection name parameters as this interface does."""
+    connection.translate = lambda it: renamed(it, _NAMES)
+
+
+async def _unheard(body: ResponseBody, turns: Turns) -> dict[str, bool]:
+    """Tell which parameters make no difference."""
+    asked = body.reasoning
+    effort = {} if asked.effort is None else body.conversation.template_options
+    return {
+        "reasoning.effort": await turns.unheard(effort),
+        "reasoning.summary": asked.summary is not None,
+        "reasoning.generate_summary": asked.generate_summary is not None,
+        **{f"include.{name}": True for name in body.include},
+    }
 
 
 class _Answer:
-    """An answer: one message that grows."""
+    """An answer: a list of items, the last of which grows."""
 
     def __init__(
-        self, connection: Connection, body: ResponseBody, *, options: GenerateOptions, model: str
+        self, connection: Connection, body: ResponseBody, turn: Turn, *, model: str
     ) -> None:
         self._connection = connection
         self._body = body
-        self._options = options
-        self._message_id = f"msg_{connection.request_id}"
+        self._turn = turn
         self._frame = {
             "id": f"resp_{connection.request_id}",
             "object": "response",
             "created_at": int(time.time()),
             "model": model,
         }
-        self._texts: list[str] = []
+        self._blocks = AnswerBlocks(needs_one=True)
         self._sequence = 0
 
-    async def take(self, _choice: Choice, chunk: Chunk | None) -> None:
-        """Keep a chunk; send it if the answer is streamed."""
+    async def take(self, parts: Sequence[AnswerPart]) -> None:
+        """Keep parts; send them if the answer is streamed."""
         if self._body.stream and not self._connection.status:
             await self._begin()
-        if chunk is None or not chunk.text:
-            return
-        self._texts.append(chunk.text)
-        if self._body.stream:
-            await self._part("response.output_text.delta", delta=chunk.text, logprobs=[])
+        for step in self._blocks.take(parts):
+            if self._body.stream:
+                await self._tell(step, "completed")
 
-    async def end(self, choice: Choice) -> None:
+    async def end(self) -> None:
         """Send the whole answer, or the last events of the stream."""
-        status = "completed" if finish_reason(choice) == "stop" else "incomplete"
-        whole = self._response(status, choice)
+        status = "completed" if finish_reason(self._turn.choice) == "stop" else "incomplete"
+        for step in self._blocks.finish():
+            if self._body.stream:
+                await self._tell(step, status)
+        whole = self._response(status)
         if not self._body.stream:
             await self._connection.answer(whole)
             return
-        text = "".join(self._texts)
-        await self._part("response.output_text.done", text=text, logprobs=[])
-        await self._part("response.content_part.done", part=_part(text))
-        await self._event(
-            "response.output_item.done", output_index=0, item=self._message(status, [_part(text)])
-        )
         await self._event(f"response.{status}", response=whole)
         await self._connection.end_events()
 
@@ -91,75 +106,149 @@ class _Answer:
         self._connection.error_event = self._error
         await self._connection.begin_events()
         for name in ("response.created", "response.in_progress"):
-            await self._event(name, response=self._response("in_progress", None))
-        item = self._message("in_progress", [])
-        await self._event("response.output_item.added", output_index=0, item=item)
-        await self._part("response.content_part.added", part=_part(""))
+            await self._event(name, response=self._response("in_progress"))
 
-    async def _part(self, name: str, **fields: Any) -> None:
-        """Send an event about the one part of the one message."""
-        await self._event(name, item_id=self._message_id, output_index=0, content_index=0, **fields)
+    async def _tell(self, step: Began | Grew | Ended, status: str) -> None:
+        """Send the events of a step; `status` is that of an item which ends."""
+        match step:
+            case Began(block):
+                item = self._item(block, "in_progress")
+                await self._event("response.output_item.added", output_index=block.index, item=item)
+                if block.kind is not Kind.CALL:
+                    await self._part(block, "response.content_part.added", part=_part(block))
+            case Grew(block, text):
+                name = f"{_EVENTS[block.kind]}.delta"
+                await self._part(block, name, delta=text, **_LOGPROBS.get(block.kind, {}))
+            case Ended(block):
+                await self._end(block, status)
 
-    async def _event(self, name: str, **fields: Any) -> None:
-        content = {"type": name, "sequence_number": self._sequence, **fields}
+    async def _end(self, block: Block, status: str) -> None:
+        name = f"{_EVENTS[block.kind]}.done"
+        if block.kind is Kind.CALL:
+            await self._part(block, name, name=block.name, arguments=block.text)
+        else:
+            await self._part(block, name, text=block.text, **_LOGPROBS.get(block.kind, {}))
+            await self._part(block, "response.content_part.done", part=_part(block))
+        await self._event(
+            "response.output_item.done",
+            output_index=block.index,
+            item=self._item(block, status),
+        )
+
+    async def _part(self, block: Block, event: str, **fields: Any) -> None:
+        """Send an event about what is in an item."""
+        place: dict[str, Any] = {"item_id": self._id(block), "output_index": block.index}
+        if block.kind is not Kind.CALL:
+            place["content_index"] = 0  # each item has one part
+        await self._event(event, **place, **fields)
+
+    async def _event(self, event: str, **fields: Any) -> None:
+        content = {"type": event, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        await self._connection.event(content, name=name)
+        await self._connection.event(content, name=event)
 
     def _error(self, body: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
         """Return an error in this interface's form and in the general one, which packages raise."""
         told = {name: body["error"][name] for name in ("code", "message", "param")}
         return {"type": "error", **told, "sequence_number": self._sequence, **body}, "error"
 
-    def _message(self, status: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self._message_id,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": parts,
-        }
+    def _id(self, block: Block) -> str:
+        """Name an item: the first of each kind after the request."""
+        number = sum(it.kind is block.kind for it in self._blocks.blocks[: block.index])
+        suffix = f"_{number}" if number else ""
+        return f"{_ID_PREFIXES[block.kind]}_{self._connection.request_id}{suffix}"
 
-    def _response(self, status: str, choice: Choice | None) -> dict[str, Any]:
-        """Return the answer so far; without a choice, an answer that has just begun."""
-        body = self._body
-        parts = [_part("".join(self._texts))]
+    def _item(self, block: Block, status: str) -> dict[str, Any]:
+        """Write an item; one that has just begun is empty."""
+        content = [_part(block)] if status != "in_progress" else []
+        item: dict[str, Any] = {"id": self._id(block), "status": status}
+        match block.kind:
+            case Kind.REASONING:
+                return {**item, "type": "reasoning", "summary": [], "content": content}
+            case Kind.CONTENT:
+                return {**item, "type": "message", "role": "assistant", "content": content}
+            case Kind.CALL:
+                call = {"call_id": block.id, "name": block.name, "arguments": block.text}
+                return {**item, "type": "function_call", **call}
+
+    def _items(self, status: str) -> list[dict[str, Any]]:
+        """Write all items; only the last one can be cut."""
+        blocks = self._blocks.blocks
+        return [self._item(it, status if it is blocks[-1] else "completed") for it in blocks]
+
+    def _response(self, status: str) -> dict[str, Any]:
+        """Return the answer so far: one in progress has just begun."""
+        body, choice = self._body, self._turn.choice
+        is_done = status != "in_progress"
         extra: dict[str, Any] = {}
-        if choice is not None and body.paceline is not None:
+        if is_done and body.paceline is not None:
             extra["paceline"] = {"choices": [details(choice)]}
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             **self._frame,
             "status": status,
-            "output": [self._message(status, parts)] if choice is not None else [],
-            "usage": _usage(choice) if choice is not None else None,
+            "output": self._items(status) if is_done else [],
+            "usage": self._usage() if is_done else None,
             "error": None,
             "incomplete_details": reason,
             "instructions": body.instructions or None,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
-            "parallel_tool_calls": False,
+            "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": None,
+            "reasoning": {"effort": body.reasoning.effort, "summary": None},
             "store": False,
-            "temperature": self._options["temperature"],
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "none",
-            "tools": [],
-            "top_p": self._options["top_p"],
+            "temperature": self._turn.options["temperature"],
+            "text": {"format": _format(body)},
+            "tool_choice": _choice(body),
+            "tools": [_tool(it) for it in body.conversation.tools],
+            "top_p": self._turn.options["top_p"],
             "truncation": "disabled",
             **extra,
         }
 
+    def _usage(self) -> dict[str, Any]:
+        counts = usage([self._turn.choice])
+        thought = self._turn.reader.reasoning_token_count or 0
+        return {
+            "input_tokens": counts["prompt_tokens"],
+            "input_tokens_details": counts["prompt_tokens_details"],
+            "output_tokens": counts["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": thought},
+            "total_tokens": counts["total_tokens"],
+        }
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+def _part(block: Block) -> dict[str, Any]:
+    """Write the one part of an item."""
+    if block.kind is Kind.REASONING:
+        return {"type": "reasoning_text", "text": block.text}
+    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
 
 
-def _usage(choice: Choice) -> dict[str, Any]:
-    counts = usage([choice])
+def _format(body: ResponseBody) -> dict[str, Any]:
+    if body.text is None:
+        return {"type": "text"}
+    if body.text == ANY_OBJECT:
+        return {"type": "json_object"}
+    return {"type": "json_schema", "name": "answer", "schema": body.text.json_schema}
+
+
+def _choice(body: ResponseBody) -> str | dict[str, Any]:
+    choice = body.tool_choice
+    if choice.names is None:
+        return choice.mode
+    named = [{"type": "function", "name": it} for it in choice.names]
+    if choice.mode == "required" and len(named) == 1:
+        return named[0]
+    return {"type": "allowed_tools", "mode": choice.mode, "tools": named}
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
     return {
-        "input_tokens": counts["prompt_tokens"],
-        "input_tokens_details": counts["prompt_tokens_details"],
-        "output_tokens": counts["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": counts["total_tokens"],
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description or None,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, cast
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from paceline import (
@@ -39,21 +39,17 @@ from paceline_gateway.conversation_schemas import (
 )
 from paceline_gateway.parameter_types import (
     MOST_UINT32,
-    AnyBoolean,
     Biases,
     Content,
     FalseOnly,
     NoList,
-    NoObject,
     NoText,
-    NoToolChoice,
     Prediction,
     Prompt,
     Prompts,
     ResponseFormat,
     Stops,
     StructuredOutputs,
-    TextFormat,
     one_of,
     only,
 )
@@ -61,13 +57,8 @@ from paceline_gateway.request_fields import Fields
 
 _STRATEGIES = tuple(it.value for it in Strategy if it is not Strategy.UNKNOWN)
 _DRAFTERS = tuple(it.value for it in DrafterKind if it is not DrafterKind.UNKNOWN)
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _RULES = tuple(it.value for it in VerificationRule if it is not VerificationRule.UNKNOWN)
-
-
-def _items(value: object) -> object:
-    """Turn text into a user's message."""
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
 class Extension(Fields):
@@ -91,8 +82,8 @@ class CompletionExtension(Extension):
     parse_special_tokens: bool | None = None
 
 
-class _Request(Fields):
-    """The parameters of all three kinds of request."""
+class AnyRequest(Fields):
+    """The parameters of all kinds of request."""
 
     model: str
     stream: bool = False
@@ -130,7 +121,7 @@ class StreamOptions(Fields):
     include_obfuscation: FalseOnly = None
 
 
-class Body(_Request):
+class Body(AnyRequest):
     """The common parameters of completions and chat."""
 
     stream_options: StreamOptions | None = None
@@ -349,7 +340,7 @@ class ChatBody(Body):
     tool_choice: Choice = ToolChoice()
     parallel_tool_calls: bool = True
     chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
-    reasoning_effort: Annotated[str, one_of(*_EFFORTS)] | None = None
+    reasoning_effort: Annotated[str, one_of(*EFFORTS)] | None = None
     modalities: Annotated[object, only(["text"])] = None
 
     @field_validator("top_logprobs")
@@ -394,47 +385,7 @@ class ChatBody(Body):
         return options
 
 
-class InputItem(TextMessage):
-    """A message in the form of the responses interface."""
-
-    type: Annotated[str, one_of("message")] = "message"
-    id: object = None
-    status: object = None
-
-
-class ResponseBody(_Request):
-    """POST /v1/responses: text in, text out."""
-
-    input: Annotated[list[InputItem], BeforeValidator(_items), Field(min_length=1)]
-    instructions: str = ""
-    max_output_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
-    reasoning: NoObject = None
-    text: TextFormat = None
-    tools: NoList = None
-    tool_choice: NoToolChoice = None
-    parallel_tool_calls: AnyBoolean = None
-    truncation: Annotated[object, only("disabled")] = None
-    background: FalseOnly = None
-    include: NoList = None
-    stream_options: Annotated[object, only({}, {"include_obfuscation": False})] = None
-
-    @property
-    def conversation(self) -> Conversation:
-        """The conversation, with the instructions in front."""
-        first = [Message(role="system", content=self.instructions)] if self.instructions else []
-        return Conversation(messages=(*first, *(it.message for it in self.input)))
-
-    def options(self) -> GenerateOptions:
-        """Return the options for the client library."""
-        options = super().options()
-        if self.max_output_tokens is not None:
-            options["max_tokens"] = self.max_output_tokens
-        if self.text is not None:
-            options["grammar"] = self.text
-        return options
-
-
-class LiveBody(_Request):
+class LiveBody(AnyRequest):
     """POST /paceline/generate: one text or conversation, as a stream with its timeline's events."""
 
     prompt: str | None = None

@@ -6,21 +6,19 @@ would be to answer another question, so they are refused by name.
 
 from __future__ import annotations
 
-from paceline_gateway.schemas import (
-    ChatBody,
-    CompletionBody,
-    Extension,
-    InputItem,
-    LiveBody,
-    ResponseBody,
-)
+from paceline_gateway.message_schemas import MessagesBody
+from paceline_gateway.response_schemas import InputItem, ResponseBody
+from paceline_gateway.schemas import ChatBody, CompletionBody, Extension, LiveBody
 
-_BODIES = (ChatBody, CompletionBody, Extension, InputItem, LiveBody, ResponseBody)
+_BODIES = (ChatBody, CompletionBody, Extension, InputItem, LiveBody, MessagesBody, ResponseBody)
 # Fields of our own requests that change nothing in the text.
 _HARMLESS = frozenset(
     {
         "annotations",
         "background",
+        "cache_control",
+        "call_id",
+        "encrypted_content",
         "id",
         "include",
         "metadata",
@@ -50,6 +48,7 @@ _OF_OTHERS = frozenset(
         "bad_words",
         "chat_template",
         "chat_template_kwargs",
+        "container",
         "continue_final_message",
         "conversation",
         "documents",

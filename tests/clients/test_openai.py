@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import subprocess
+import sys
 from functools import reduce
 from importlib.metadata import version
 
@@ -20,6 +21,8 @@ from support.fake_orchestrator import PROMPT_LENGTH, FakeOrchestrator, Leg
 from support.gateway import TEMPLATE, gateway_over
 from support.keys import SECRET, entry
 from support.processes import GatewayProcess, running
+from support.spoken import CALL, THOUGHT, model
+from support.spoken import HELLO as SAYS_HELLO
 
 DRIVER = ROOT / "tests/clients/drivers/openai_driver.mjs"
 PACKAGE = ROOT / "clients/typescript/node_modules/openai/package.json"
@@ -195,6 +198,27 @@ async def test_calls_and_reasoning_arrive_whole_or_as_deltas_that_add_up(ask, st
     assert json.loads(arguments) == {"city": "Bonn"}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_has_items_for_reasoning_and_calls(ask, stream):
+    asked = {"tools": [{"type": "function", **TOOLS[0]["function"], "strict": False}]}
+    async with gateway_over(model([*THOUGHT, *CALL])) as gateway:
+        told = await ask(gateway, "responses", max_output_tokens=99, stream=stream, **asked)
+    whole = told["events"][-1]["response"] if stream else told["whole"]
+    thought, message, call = whole["output"]
+    assert [it["content"][0]["text"] for it in (thought, message)] == ["it is far", "I look."]
+    assert (call["name"], json.loads(call["arguments"])) == ("weather", {"city": "Bonn"})
+    assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] == 5
+    if stream:
+        done = [it for it in told["events"] if it["type"] == "response.output_item.done"]
+        assert [it["item"] for it in done] == whole["output"]
+        deltas = [
+            it["delta"]
+            for it in told["events"]
+            if it["type"] == "response.function_call_arguments.delta"
+        ]
+        assert "".join(deltas) == call["arguments"]
+
+
 async def test_several_choices_log_probabilities_and_the_extension_arrive(ask):
     more = {"n": 2, "logprobs": 2, "paceline": {"strategy": "speculative"}}
     async with gateway_over() as gateway:
@@ -323,6 +347,20 @@ def test_the_pages_node_example_streams_text(words_system):
         ran = subprocess.run(("node", printed), capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == expected
+
+
+async def test_the_pages_example_of_responses_calls_a_tool():
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (example,) = [it for it in blocks if "client.responses.create" in it]
+    async with gateway_over(model(CALL, SAYS_HELLO)) as gateway:
+        program = example.replace("http://127.0.0.1:8000", gateway.url)
+        ran = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE
+        )
+        async with asyncio.timeout(120):
+            printed, _ = await ran.communicate()
+        assert (ran.returncode, printed) == (0, b"Hello\n")
+        assert '"sky": "clear"' in gateway.requests[1].text
 
 
 def test_the_page_says_which_packages_these_are():

@@ -46,6 +46,7 @@ class Leg:
     shift: int = 0  # added to positions: a broken server
     omits_finish: bool = False
     said: tuple[tuple[int, str], ...] = ()  # tokens and their texts, instead of numbers
+    stop_string: str = ""  # what ended it, instead of an end of text
     own_tokens: set[int] = field(default_factory=set)  # the target's; the others were drafted
     prompt_length: int = PROMPT_LENGTH
     predicted: tuple[int, int] = (0, 0)  # tokens that were predicted, and accepted among them
@@ -233,6 +234,9 @@ def _said(leg: Leg, request: pb.GenerateRequest) -> Iterator[pb.GenerateResponse
     finished = _finished(min(most, len(leg.said)), leg)
     if most >= len(leg.said):
         finished.finish_reason = pb.FINISH_REASON_EOS
+    if leg.stop_string:
+        finished.finish_reason = pb.FINISH_REASON_STOP_STRING
+        finished.stop_string = leg.stop_string
     yield pb.GenerateResponse(finished=finished)
 
 

@@ -17,12 +17,13 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_contract.shares import FairShares
 from paceline_gateway.errors import RequestError, of_paceline
 from paceline_gateway.json_body import parse
+from paceline_gateway.message_schemas import MessagesBody
+from paceline_gateway.response_schemas import ResponseBody
 from paceline_gateway.schemas import (
     ChatBody,
     CompletionBody,
     Extension,
     LiveBody,
-    ResponseBody,
 )
 from support.gateway import gateway_over
 
@@ -260,6 +261,7 @@ JSON = st.recursive(
 BODIES = {
     ChatBody: CHAT,
     CompletionBody: TEXT,
+    MessagesBody: {**CHAT, "max_tokens": 1},
     ResponseBody: {"model": "fake", "input": "hi"},
 }
 FIELDS = sorted({name for body_class in BODIES for name in body_class.model_fields})

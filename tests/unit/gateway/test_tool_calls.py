@@ -11,46 +11,15 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import InvalidFieldError
-from paceline.v1.model_service_pb2 import ChatTemplate
 from paceline_gateway.connection import IGNORED_HEADER
 from support.fake_orchestrator import FakeOrchestrator, Leg
 from support.gateway import TEMPLATE, gateway_over
+from support.spoken import CALL, HELLO, THOUGHT, model, template_of
 
 PAGE = Path(__file__).parents[3] / "docs/http.md"
-FOLDER = Path(__file__).parent / "tool_families"
-IDS = {"<tool_call>": 900, "</tool_call>": 901, "<think>": 902, "</think>": 903, "<|im_end|>": 904}
 USER = [{"role": "user", "content": "What is the weather in Bonn?"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
-HELLO = ((5, "Hel"), (6, "lo"), (904, ""))
-CALL = (
-    (5, "I"),
-    (6, " look.\n"),
-    (900, ""),
-    (7, '\n{"name": "wea'),
-    (8, 'ther", "arguments": {"ci'),
-    (9, 'ty": "Bo'),
-    (10, 'nn"}'),
-    (11, "}\n"),
-    (901, ""),
-    (904, ""),
-)
-THOUGHT = ((902, ""), (12, "\nit"), (13, " is"), (14, " far\n"), (903, ""), (15, "\n\n"))
-
-
-def template_of(name="hermes", *, special=tuple(IDS), ids=IDS):
-    return ChatTemplate(
-        fingerprint=f"{name}-{len(special)}-{len(ids)}",
-        source=(FOLDER / f"{name}.jinja").read_text(),
-        named_tokens={"bos_token": "<s>", "eos_token": "<|im_end|>"},
-        special_tokens=special,
-        added_token_ids=ids,
-    )
-
-
-def model(*said, template=None):
-    legs = [Leg(said=tuple(it)) for it in said]
-    return FakeOrchestrator(script=legs, chat_template=template or template_of())
 
 
 async def ask(gateway, **body):
@@ -124,7 +93,9 @@ async def test_two_steps_call_a_tool_and_answer_with_its_result():
 
 
 async def test_the_pages_example_calls_a_tool_and_prints_the_answer():
-    _, example = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    _, example, *_ = re.findall(
+        r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )
     async with gateway_over(model(CALL, HELLO)) as gateway:
         program = example.replace("http://127.0.0.1:8000", gateway.url)
         assert program != example

@@ -9,7 +9,9 @@ import pytest
 from paceline_gateway.connection import IGNORED_HEADER
 from paceline_gateway.errors import RequestError
 from paceline_gateway.json_body import parse
-from paceline_gateway.schemas import ChatBody, CompletionBody, LiveBody, ResponseBody
+from paceline_gateway.message_schemas import MessagesBody
+from paceline_gateway.response_schemas import ResponseBody
+from paceline_gateway.schemas import ChatBody, CompletionBody, LiveBody
 from paceline_gateway.text_changing import TEXT_CHANGING
 from support.gateway import gateway_over
 
@@ -17,6 +19,7 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 BODIES = {
     ChatBody: CHAT,
     CompletionBody: {"model": "m", "prompt": "p"},
+    MessagesBody: {**CHAT, "max_tokens": 1},
     ResponseBody: {"model": "m", "input": "hi"},
     LiveBody: {"model": "m", "prompt": "p"},
 }
