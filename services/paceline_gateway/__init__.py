@@ -1,1 +1,1 @@
-"""The gateway: OpenAI's HTTP interface, as a client of orchestrators."""
+"""The gateway: OpenAI's and Anthropic's HTTP interfaces, as a client of orchestrators."""
