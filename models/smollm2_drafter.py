@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,7 +36,7 @@ class OtherTargetError(Exception):
 
 
 def lay_out(target: str, output: Path, *, own: Path = SHIPPED) -> None:
-    """Write a drafter's folder.
+    """Write a drafter's folder, whole or not at all; one that is there is replaced.
 
     Args:
         target: As a server's --model.
@@ -53,14 +55,20 @@ def lay_out(target: str, output: Path, *, own: Path = SHIPPED) -> None:
     drafter = shallow(whole, card["layers"])
     drafter.model.load_state_dict(load_file(own / WEIGHTS), strict=False)
     torch.nn.Module.to(drafter, dtype=torch.bfloat16)
-    drafter.save_pretrained(output)
-    for path in output.glob("*.safetensors"):
-        path.chmod(0o644)  # Written readable by its owner alone.
-    for name, content in files.small.contents.items():
-        if name not in {CONFIG, GENERATION_CONFIG}:
-            (output / name).parent.mkdir(exist_ok=True)
-            (output / name).write_bytes(content)
-    (output / DRAFT_VOCABULARY).write_bytes((own / DRAFT_VOCABULARY).read_bytes())
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=output.parent) as folder:
+        made = Path(folder) / output.name
+        drafter.save_pretrained(made)
+        for path in made.glob("*.safetensors"):
+            path.chmod(0o644)  # Written readable by its owner alone.
+        for name, content in files.small.contents.items():
+            if name not in {CONFIG, GENERATION_CONFIG}:
+                (made / name).parent.mkdir(exist_ok=True)
+                (made / name).write_bytes(content)
+        (made / DRAFT_VOCABULARY).write_bytes((own / DRAFT_VOCABULARY).read_bytes())
+        if output.exists():
+            shutil.rmtree(output)
+        made.replace(output)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

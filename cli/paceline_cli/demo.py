@@ -77,9 +77,9 @@ class DemoSettings(Settings):
     """Show everything once: real text, equal outputs, speed, and the timeline of a request.
 
     The first part runs real models in real processes on this machine: SmolLM2-135M-Instruct, which
-    answers questions, if `make smollm2` fetched it, otherwise the bundled models. The second part
-    simulates a node with 8 GPUs: each forward is a wait, as in the DSI paper. The exit code is 0 if
-    every output was identical to plain decoding, otherwise 1.
+    answers questions, with its drafter, if `make smollm2` fetched it, otherwise the bundled
+    models. The second part simulates a node with 8 GPUs: each forward is a wait, as in the DSI
+    paper. The exit code is 0 if every output was identical to plain decoding, otherwise 1.
     """
 
     prompts: int = Field(6, ge=1, le=100, description="most prompts to compare on")
@@ -102,11 +102,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _demo(settings: DemoSettings, models: ServedModels) -> int:
-    drafts = (
-        f"a drafter of {_size(models.drafter)} million weights"
-        if models.drafter
-        else "drafts from the text itself"
-    )
+    drafts = "drafts from the text itself (Max-Gram)"
+    if models.drafter is not None:
+        beside = "" if models.bundled else " beside Max-Gram"
+        drafts = f"a drafter of {_size(models.drafter)} million weights{beside}"
     _heading(
         f"1. Real models, in real processes on this machine: {_REAL_TARGETS} targets of"
         f" {_size(models.target)} million weights ({models.target.name}), and {drafts}"

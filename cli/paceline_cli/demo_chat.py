@@ -58,7 +58,8 @@ class ShownPrompt:
 
 async def shown_prompts(client: AsyncClient, *, has_drafter: bool) -> list[ShownPrompt]:
     """Write the questions by the model's template, if it has one; one text is continued."""
-    own: GenerateOptions = {} if has_drafter else {"drafter": DrafterKind.MAX_GRAM}
+    kind = DrafterKind.SERVER_AND_MAX_GRAM if has_drafter else DrafterKind.MAX_GRAM
+    own: GenerateOptions = {"drafter": kind}
     text = ShownPrompt(_TEXT, Asked(_TEXT, own), is_continued=True)
     try:
         template = await client.chat_template()

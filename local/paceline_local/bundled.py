@@ -8,8 +8,6 @@ from pathlib import Path
 
 from paceline.errors import InvalidFieldError
 
-_SMOLLM2 = "smollm2"
-
 
 @dataclass(frozen=True, slots=True)
 class BundledModels:
@@ -98,15 +96,13 @@ def find_served_models(folder: Path | None) -> ServedModels:
 
 def find_smollm2() -> ServedModels | None:
     """Find what `make smollm2` made, in the checkout around this package or working directory."""
-    found = next((each for each in _guesses("build", _SMOLLM2) if _is_one_model(each)), None)
+    found = next((each for each in _guesses("build", "smollm2") if _is_one_model(each)), None)
     return None if found is None else ServedModels(found, _drafter_for(found))
 
 
 def _drafter_for(model: Path) -> Path | None:
-    places = [model / "drafter"]
-    if model.name == _SMOLLM2:
-        places += _guesses("models", f"{_SMOLLM2}-drafter")
-    return next(filter(_is_one_model, places), None)
+    drafter = model / "drafter"
+    return drafter if _is_one_model(drafter) else None
 
 
 def _is_one_model(path: Path) -> bool:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import smollm2
 import widen
 from support.gguf_files import GgufParts, write_gguf
+from support.smollm2_folder import smollm2_folder
 from support.tiny_models import build_tokenizer
 
-SMOLLM2 = Path(__file__).parents[2] / "build" / "smollm2"
 QUESTION = "What is the capital of France, and what is it known for?"
 
 
@@ -71,8 +69,7 @@ def test_the_demo_of_one_model_asks_by_its_template_and_continues_a_text(templat
 
 @pytest.mark.long
 def test_the_demo_of_a_real_model_answers(tmp_path):
-    if smollm2.main(["--output", str(SMOLLM2)]):
-        pytest.skip("SmolLM2 cannot be fetched here")
-    shown = demo(SMOLLM2, tmp_path, "--prompts=1")
+    shown = demo(smollm2_folder(), tmp_path, "--prompts=1")
     assert f"{QUESTION}\nThe capital of France is Paris." in shown
-    assert "2 targets of 135 million weights (smollm2)" in shown
+    targets = "2 targets of 135 million weights (smollm2)"
+    assert f"{targets}, and a drafter of 35 million weights beside Max-Gram" in shown

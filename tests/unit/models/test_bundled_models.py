@@ -19,6 +19,7 @@ MODELS = Path(__file__).parents[3] / "models"
 ADAPTERS = sorted(MODELS.glob("python-target-*"))
 SIZE_LIMIT_BYTES = 25_000_000
 SIZE_LIMIT_WITH_ADAPTERS_BYTES = 35_000_000
+SIZE_LIMIT_OF_DRAFTER_BYTES = 15_000_000
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +37,20 @@ def test_the_adapters_table_is_that_of_their_cards():
     assert replace_adapters(text, MODELS) == text
 
 
+def stored_bytes(folders):
+    return sum(path.stat().st_size for path in MODELS.glob(f"{folders}/*.safetensors"))
+
+
 def test_the_adapters_are_for_the_bundled_target():
     files = find_model_files(str(MODELS / "python-target"))
     model = load_model(files, dtype="float32")
     for folder in ADAPTERS:
         load_adapter(folder, model=model, fingerprint=model_fingerprint(files))
-    assert sum(path.stat().st_size for path in MODELS.rglob("*.safetensors")) < (
-        SIZE_LIMIT_WITH_ADAPTERS_BYTES
-    )
+    assert stored_bytes("python-*") < SIZE_LIMIT_WITH_ADAPTERS_BYTES
+
+
+def test_the_drafter_for_a_fetched_target_has_its_own_weights_alone():
+    assert stored_bytes("smollm2-drafter") < SIZE_LIMIT_OF_DRAFTER_BYTES
 
 
 def test_what_was_held_out_is_what_the_rule_holds_out(training):

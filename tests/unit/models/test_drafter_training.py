@@ -381,6 +381,21 @@ def test_it_is_refused_for_another_target(finished, model, tmp_path):
     assert not (tmp_path / "drafter").exists()
 
 
+def test_a_drafter_is_replaced_whole_or_not_at_all(finished, target, tmp_path):
+    output = tmp_path / "models" / "drafter"
+    lay_out(str(target), output, own=finished)
+    (output / "of-a-former-one").touch()
+    (finished / "draft_vocabulary.json").rename(finished / "away")
+    with pytest.raises(FileNotFoundError):
+        lay_out(str(target), output, own=finished)
+    assert (output / "of-a-former-one").exists()
+    (finished / "away").rename(finished / "draft_vocabulary.json")
+    lay_out(str(target), output, own=finished)
+    assert not (output / "of-a-former-one").exists()
+    assert (output / "model.safetensors").exists()
+    assert [*output.parent.iterdir()] == [output]
+
+
 def test_a_card_counts_what_would_be_accepted(finished, target, tmp_path):
     lay_out(str(target), tmp_path / "drafter", own=finished)
     models = [TransformersBackend(str(folder)) for folder in (target, tmp_path / "drafter")]
