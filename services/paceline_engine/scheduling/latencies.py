@@ -174,7 +174,7 @@ def measure(
     tokens = array("I", (n % backend.description.vocabulary_size for n in range(longest)))
 
     def new_text(length: int) -> ModelText:
-        # Not the whole context: a captured forward takes memory for all reserved tokens at once.
+        # Just what is needed, so that buffers are taken once and never moved.
         return ModelText(backend, SessionSpec(reserve_length=length), interrupt=interrupt)
 
     def prefill_ns(prompt: array[int]) -> int:

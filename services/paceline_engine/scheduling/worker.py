@@ -311,6 +311,9 @@ class ModelWorker:
             forget_locals(error)
             self._finish(batch, [error] * len(batch.jobs))
         else:
+            for each in answers:
+                if isinstance(each, Exception):  # one item's alone: it holds the scores of all
+                    forget_locals(each)
             self._finish(batch, answers)
 
     def _run(self, batch: Batch) -> Sequence[Any]:

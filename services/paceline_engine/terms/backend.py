@@ -57,13 +57,17 @@ def few_names(names: Iterable[str]) -> str:
 def forget_locals(error: BaseException) -> None:
     """Clear the variables of the ended functions that an error and its causes came through.
 
-    An error holds its traceback, and this all tensors of the forward that failed. The next forward
+    An error holds its traceback, and this holds all tensors of the forward that failed. The next forward
     would find no memory for its own. The traceback keeps its lines.
     """
-    chain: BaseException | None = error
-    while chain is not None:
-        clear_frames(chain.__traceback__)
-        chain = chain.__cause__ or chain.__context__
+    known: dict[int, BaseException] = {}  # a library may make a circle of causes
+    left: list[BaseException | None] = [error]
+    while left:
+        found = left.pop()
+        if found is not None and id(found) not in known:
+            known[id(found)] = found
+            clear_frames(found.__traceback__)
+            left += [found.__cause__, found.__context__]
 
 
 class DeviceLostError(Exception):

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 _flash_attention = torch.ops.aten._scaled_dot_product_flash_attention  # noqa: SLF001
 _FLASH_DTYPES = frozenset({torch.float16, torch.bfloat16})
 _MOST_FLASH_WIDTH, _FLASH_WIDTHS = 256, 8
+_FIRST_WITH_FLASH = (8, 0)  # Ampere
 
 FEW_ROWS = 16
 """With more rows a sequence keeps a kernel busy, and a kernel of its own costs nothing."""
@@ -209,7 +210,8 @@ class TextRows:
         window_is_over = how.window is not None and self.length > how.window
         sees_all_before = self.tree is None and not window_is_over
         if self.start == 0 and count > 1 and sees_all_before:
-            if heads != kv_heads and queries.device.type != "cpu" and not takes_flash(queries):
+            is_flash = takes_flash(queries, values=values)
+            if heads != kv_heads and queries.device.type != "cpu" and not is_flash:
                 # Else torch takes a kernel with products of (H, t, t).
                 keys, values = (
                     each.repeat_interleave(heads // kv_heads, 1) for each in (keys, values)
@@ -222,7 +224,7 @@ class TextRows:
                 scale=how.scale,
                 enable_gqa=heads != keys.shape[1],
             )[0]
-        if count > 1 and sees_all_before and takes_flash(queries):
+        if count > 1 and sees_all_before and takes_flash(queries, values=values):
             return attend_at_end(queries[None], keys=keys, values=values, how=how)[0]
         mask = None
         if count > 1 or not sees_all_before:
@@ -353,15 +355,22 @@ def attend_apart(
     return seen.reshape(*queries.shape[:-1], -1)
 
 
-def takes_flash(queries: Tensor) -> bool:
-    """Whether `attend_at_end` computes queries of such a device, dtype and width."""
+def takes_flash(queries: Tensor, *, values: Tensor) -> bool:
+    """Whether `attend_at_end` computes queries and values of such devices, dtypes and widths."""
     width = queries.shape[-1]
     return (
-        queries.device.type != "cpu"
-        and queries.dtype in _FLASH_DTYPES
+        queries.dtype in _FLASH_DTYPES
+        and width == values.shape[-1]
         and width <= _MOST_FLASH_WIDTH
         and width % _FLASH_WIDTHS == 0
+        and _has_flash(queries.device)
     )
+
+
+def _has_flash(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= _FIRST_WITH_FLASH
+    return device.type != "cpu"
 
 
 def attend_at_end(queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention) -> Tensor:

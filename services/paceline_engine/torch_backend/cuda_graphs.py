@@ -317,7 +317,12 @@ def capture_forwards(
     """
     if device.type == "cuda" and isinstance(decoder, FusedLlama) and shape is not None:
         kernels = in_place_kernels(
-            device, shape.dtype, shape.heads, shape.key_width, shape.value_width
+            device,
+            shape.dtype,
+            kv_heads=shape.heads,
+            group=decoder.group,
+            key_width=shape.key_width,
+            value_width=shape.value_width,
         )
         if kernels is not None:
             return CapturedForwards(decoder, shape, kernels)

@@ -158,9 +158,26 @@ class Kernels(Protocol):
 
 @lru_cache
 def in_place_kernels(
-    device: torch.device, dtype: torch.dtype, heads: int, key_width: int, value_width: int
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    kv_heads: int,
+    group: int,
+    key_width: int,
+    value_width: int,
 ) -> Kernels | None:
     """Return the kernels, if they work for such keys and values; else None.
+
+    A tile has the rows of all query heads of a group, so large groups of wide heads may take more
+    of a multiprocessor's memory than it has: then the kernels fail when they are launched.
+
+    Args:
+        device: The device.
+        dtype: Of queries, keys and values.
+        kv_heads: G.
+        group: How many query heads each of them has.
+        key_width: The width of keys and queries.
+        value_width: The width of values.
 
     Cost: the first call compiles them, in some seconds, and compares them with torch's.
     """
@@ -170,11 +187,11 @@ def in_place_kernels(
         from paceline_engine.torch_backend import in_place_kernels
 
         kernels = cast("Kernels", in_place_kernels)
-        slabs = Slabs(KeyValueShape(1, heads, key_width, value_width, dtype, device))
+        slabs = Slabs(KeyValueShape(1, kv_heads, key_width, value_width, dtype, device))
         texts = [_random_text(KeyValues(slabs, reserve_length=2048), n) for n in (70, 1500)]
         for counts in ((1, 1), (3, 16)):
             rows = [TextRows(text, count) for text, count in zip(texts, counts, strict=True)]
-            off = _difference(rows, kernels)
+            off = _difference(rows, kernels, group=group)
             if not off < torch.finfo(dtype).eps * 16:
                 _log.warning("sequences are attended one by one: the kernels are off by %g", off)
                 return None
@@ -194,13 +211,13 @@ def _random_text(text: KeyValues, length: int) -> KeyValues:
     return text
 
 
-def _difference(rows: Sequence[TextRows], kernels: Kernels) -> float:
+def _difference(rows: Sequence[TextRows], kernels: Kernels, *, group: int) -> float:
     """Return by how much what the kernels compute differs from what torch does."""
     first = rows[0].kept.keys
     how = Attention(scale=first.shape[-1] ** -0.5)
     count = sum(text.count for text in rows)
     generator = torch.Generator(first.device).manual_seed(1)
-    queries = first.new_empty(2 * first.shape[2], count, first.shape[-1])
+    queries = first.new_empty(group * first.shape[2], count, first.shape[-1])
     queries.normal_(generator=generator)
     seen = TextsInPlace(rows, kernels).attend(0, queries, how=how)
     own = torch.split(queries, [text.count for text in rows], 1)

@@ -115,8 +115,10 @@ def attend(
     seen = queries.new_empty((count, heads, value_width))
     parts, weights = seen, seen
     if splits > 1:
-        parts = queries.new_empty((splits, count, heads, value_width), dtype=torch.float32)
-        weights = queries.new_empty((splits, count, heads), dtype=torch.float32)
+        # Of tiles' rows, and not of all: a part of a prompt beside them has thousands.
+        places = (splits, len(table) * rows, heads)
+        parts = queries.new_empty((*places, value_width), dtype=torch.float32)
+        weights = queries.new_empty(places, dtype=torch.float32)
     _attend[(len(table), kv_heads, splits)](
         seen,
         parts,
@@ -128,10 +130,11 @@ def attend(
         queries,
         queries.stride(0),
         queries.stride(1),
-        count,
+        len(table) * rows,
         scale * _LOG2_E,
         -1 if window is None else window,
         splits,
+        TILE=rows,
         GROUP=group,
         KV_HEADS=kv_heads,
         ROWS=tile_rows,
@@ -146,20 +149,24 @@ def attend(
         num_warps=8 if tile_rows > 64 else 4,
     )
     if splits > 1:
-        _combine[(count, heads)](
+        _combine[(len(table) * rows, heads)](
             seen,
             parts,
             weights,
-            count,
+            table,
+            len(table) * rows,
             heads,
             splits,
+            TILE=rows,
             VALUE_WIDTH=value_width,
             MOST_VALUE_WIDTH=triton.next_power_of_2(value_width),
         )
     return seen
 
 
-@triton.jit(do_not_specialize=["layer", "count", "window", "splits"])  # type: ignore[untyped-decorator]
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["layer", "tile_row_count", "window", "splits"]
+)
 def _attend(  # type: ignore[no-untyped-def]
     seen,
     parts,
@@ -171,10 +178,11 @@ def _attend(  # type: ignore[no-untyped-def]
     queries,
     queries_head,
     queries_row,
-    count,
+    tile_row_count,
     scale,
     window,
     splits,
+    TILE: tl.constexpr,  # noqa: N803
     GROUP: tl.constexpr,  # noqa: N803
     KV_HEADS: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
@@ -259,13 +267,13 @@ def _attend(  # type: ignore[no-untyped-def]
 
     safe = tl.where(total == 0.0, 1.0, total)
     result = sums / safe[:, None]
-    place = (first_row + row) * heads + query_head
     is_kept = is_row[:, None] & (value_column < VALUE_WIDTH)[None, :]
     if IS_SPLIT:
-        place += split * count * heads
+        place = (split * tile_row_count + tile * TILE + row) * heads + query_head
         tl.store(parts + place[:, None] * VALUE_WIDTH + value_column[None, :], result, mask=is_kept)
         tl.store(weights + place, largest + tl.log2(total), mask=is_row)
     else:
+        place = (first_row + row) * heads + query_head
         tl.store(
             seen + place[:, None] * VALUE_WIDTH + value_column[None, :],
             result.to(seen.dtype.element_ty),
@@ -273,30 +281,38 @@ def _attend(  # type: ignore[no-untyped-def]
         )
 
 
-@triton.jit(do_not_specialize=["count", "splits"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["tile_row_count", "splits"])  # type: ignore[untyped-decorator]
 def _combine(  # type: ignore[no-untyped-def]
     seen,
     parts,
     weights,
-    count,
+    table,
+    tile_row_count,
     heads,
     splits,
+    TILE: tl.constexpr,  # noqa: N803
     VALUE_WIDTH: tl.constexpr,  # noqa: N803
     MOST_VALUE_WIDTH: tl.constexpr,  # noqa: N803
 ):
-    place = tl.program_id(0) * heads + tl.program_id(1)
+    tile_row, head = tl.program_id(0), tl.program_id(1)
+    entry, row = table + tile_row // TILE * 9, tile_row % TILE
+    # A tile may have fewer rows; nothing was computed for the others.
+    is_row = row < tl.load(entry + 7)
+    place = tile_row * heads + head
     column = tl.arange(0, MOST_VALUE_WIDTH)
     is_there = column < VALUE_WIDTH
     largest = tl.load(weights + place)
     for split in range(1, splits):
-        largest = tl.maximum(largest, tl.load(weights + split * count * heads + place))
+        largest = tl.maximum(largest, tl.load(weights + split * tile_row_count * heads + place))
     total = tl.full([], 0.0, tl.float32)
     sums = tl.zeros([MOST_VALUE_WIDTH], tl.float32)
     for split in range(splits):
-        own = split * count * heads + place
+        own = split * tile_row_count * heads + place
         weight = tl.exp2(tl.load(weights + own) - largest)
         sums += weight * tl.load(parts + own * VALUE_WIDTH + column, mask=is_there, other=0.0)
         total += weight
     tl.store(
-        seen + place * VALUE_WIDTH + column, (sums / total).to(seen.dtype.element_ty), mask=is_there
+        seen + ((tl.load(entry + 6) + row) * heads + head) * VALUE_WIDTH + column,
+        (sums / total).to(seen.dtype.element_ty),
+        mask=is_there & is_row,
     )

@@ -53,6 +53,7 @@ class FusedLlama:
 
     Attributes:
         layers: The decoder layers, as modules, so that hooks can be put on them.
+        group: H / G, how many query heads each key head has.
     """
 
     def __init__(self, model: Any, *, packs: bool = True) -> None:
@@ -72,6 +73,7 @@ class FusedLlama:
         ]
         self.layers: Sequence[nn.Module] = layers
         self._own_layers = layers
+        self.group = layers[0].group
         self._embedding = body.embed_tokens
         is_tied = self._embedding.weight is model.lm_head.weight
         self._head = _head(model.lm_head, packs=packs)
@@ -159,6 +161,7 @@ class _Layer(nn.Module):
 
     Attributes:
         products: Those with its weights, in the order of the names above.
+        group: H / G.
     """
 
     def __init__(self, layer: Any, *, index: int, packs: bool) -> None:
@@ -172,6 +175,7 @@ class _Layer(nn.Module):
         self._width = attention.head_dim
         self._heads = attention.q_proj.out_features // self._width
         self._kv_heads = attention.k_proj.out_features // self._width
+        self.group = self._heads // self._kv_heads
         self._attention = Attention(scale=attention.scaling)
         self._head_norm = _head_norm(attention, heads=self._heads, kv_heads=self._kv_heads)
 

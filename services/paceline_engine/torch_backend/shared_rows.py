@@ -122,6 +122,7 @@ class SharedRows(ForwardRows):
             )
         ]
         self._together = together and len(texts) > 1
+        self._in_place_by_group: dict[int, TextsInPlace | None] = {}
         self.token_ids = torch.tensor([id_ for each in token_ids for id_ in each]).to(
             device, non_blocking=True
         )
@@ -149,9 +150,11 @@ class SharedRows(ForwardRows):
         self, layer: int, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention
     ) -> Tensor:
         """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
-        if self._together and how.is_plain and self._in_place is not None:
-            self._in_place.keep(layer, keys, values)
-            return self._in_place.attend(layer, queries, how=how)
+        if self._together and how.is_plain:
+            in_place = self._in_place(len(queries) // len(keys))
+            if in_place is not None:
+                in_place.keep(layer, keys, values)
+                return in_place.attend(layer, queries, how=how)
         self._keep(layer, keys, values)
         if self._together and how.is_plain:
             return self._all_together.attend(layer, queries, how=how)
@@ -216,12 +219,26 @@ class SharedRows(ForwardRows):
     def _parts(self) -> Sequence[TextRows | SideBySide]:
         return [run[0] if len(run) == 1 else SideBySide(run) for run in runs(self._texts)]
 
-    @cached_property
-    def _in_place(self) -> TextsInPlace | None:
+    def _in_place(self, group: int) -> TextsInPlace | None:
+        """Return what attends to all sequences where they lie; None: no kernels do that here.
+
+        Args:
+            group: How many query heads each key head has.
+        """
+        if group in self._in_place_by_group:
+            return self._in_place_by_group[group]
         keys, values = self._texts[0].kept.keys, self._texts[0].kept.values
-        sizes = (keys.shape[2], keys.shape[-1], values.shape[-1])
-        kernels = in_place_kernels(keys.device, keys.dtype, *sizes)
-        return None if kernels is None else TextsInPlace(self._texts, kernels)
+        kernels = in_place_kernels(
+            keys.device,
+            keys.dtype,
+            kv_heads=keys.shape[2],
+            group=group,
+            key_width=keys.shape[-1],
+            value_width=values.shape[-1],
+        )
+        in_place = None if kernels is None else TextsInPlace(self._texts, kernels)
+        self._in_place_by_group[group] = in_place
+        return in_place
 
     @cached_property
     def _all_together(self) -> TextsTogether:

@@ -215,6 +215,21 @@ def test_whatever_happened_before_guesses_are_those_of_the_text_alone(backend, e
     assert compared > 30 or backend.is_rounded
 
 
+def test_a_text_that_begins_as_a_kept_one_has_its_features_too(backend, expected):
+    if backend.is_rounded:
+        pytest.skip("its features are others in eight bits")
+    kept = ModelText(backend, SPEC)
+    for length in (3, 9):  # the head's own keys and values are there for a part
+        kept.judge([*range(5, 5 + length)], [7, 7], propose=length == 3)
+    kept.cache.end()
+    for prefix in ([*range(5, 14)], [5, 6, 7, 8, 60, 61]):
+        text = ModelText(backend, SPEC)
+        text.cache.begin_like(kept.cache)
+        judged = text.judge(prefix, propose=True)
+        assert text.row_count < len(prefix), "its beginning is copied"
+        assert judged.proposal == expected(prefix, judged.next_token)
+
+
 def test_each_gets_what_it_would_get_alone(backend):
     chance = random.Random(5)
 

@@ -7,9 +7,10 @@ from array import array
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline_engine.torch_backend.attention import Attention
+from paceline_engine.torch_backend.attention import Attention, takes_flash
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 from paceline_engine.torch_backend.shared_rows import SharedRows
@@ -36,10 +37,19 @@ class Watched(TorchDispatchMode):
 
 
 def attend(
-    device: str, *, lengths, counts, width=64, dtype=torch.bfloat16, how=None, parents=None
+    device: str,
+    *,
+    lengths,
+    counts,
+    width=64,
+    value_width=None,
+    dtype=torch.bfloat16,
+    how=None,
+    parents=None,
 ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, ...]]]:
     """Attend with random states; return the result, and each sequence's queries, keys, values."""
-    shape = KeyValueShape(1, KV_HEADS, width, width, dtype, torch.device(device))
+    widths = (width, value_width or width)
+    shape = KeyValueShape(1, KV_HEADS, *widths, dtype, torch.device(device))
     slabs, texts = Slabs(shape), []
     generator = None if device == "meta" else torch.Generator(device).manual_seed(3)
 
@@ -57,7 +67,8 @@ def attend(
         texts, [range(count) for count in counts], counts, parents=parents, together=True
     )
     queries, keys, values = (
-        states(heads, sum(counts), width) for heads in (HEADS, KV_HEADS, KV_HEADS)
+        states(heads, sum(counts), wide)
+        for heads, wide in ((HEADS, width), (KV_HEADS, width), (KV_HEADS, widths[1]))
     )
     with Watched() as watched:
         seen = rows.attend(
@@ -97,6 +108,7 @@ def test_rows_after_a_prompt_take_flash_attention_and_make_no_mask(count):
         {"dtype": torch.float32},
         {"width": 12},
         {"width": 512},
+        {"value_width": 32},
         {"how": Attention(scale=0.1, window=100)},
         {"parents": [[0, 0, 1]]},
     ],
@@ -106,6 +118,14 @@ def test_what_flash_attention_does_not_compute_gets_a_mask(why):
     attend("meta", lengths=[400], counts=[4], **why)
     assert "_scaled_dot_product_flash_attention.default" not in attend.watched.names
     assert attend.watched.largest >= 4 * 404
+
+
+@pytest.mark.parametrize(("capability", "has_it"), [((7, 5), False), ((8, 0), True)], ids=str)
+def test_a_gpu_without_flash_attention_is_not_asked_for_it(monkeypatch, capability, has_it):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    with FakeTensorMode():
+        queries = torch.empty(HEADS, 4, 64, dtype=torch.float16, device="cuda")
+    assert takes_flash(queries, values=queries) is has_it
 
 
 def test_long_sequences_are_read_where_they_lie():

@@ -259,6 +259,42 @@ async def test_a_running_job_is_interrupted_and_the_next_one_runs():
 
 
 @pytest.mark.usefixtures("no_collector")
+async def test_an_error_that_a_caller_holds_has_nothing_of_the_forwards_that_failed():
+    held, steps = [], []
+
+    class Hidden:
+        """A forward's tensor."""
+
+    def fail(error, *, cause=None):
+        hidden = Hidden()
+        held.append(weakref.ref(hidden))
+        raise error from cause
+
+    def step(_):
+        caught = []
+        for error in (KeyError("cause"), OSError("context")):
+            try:
+                fail(error)
+            except (KeyError, OSError) as found:
+                caught.append(found)
+        cause, context = caught
+        try:
+            raise context
+        except OSError:
+            fail(ZeroDivisionError("told"), cause=cause)
+
+    async with working() as worker:
+        outlet = Outlet()
+        worker.submit(item(step), outlet=outlet)
+        with pytest.raises(ZeroDivisionError) as told:
+            steps += [each async for each in outlet]
+        await worker.run(lambda _: None)
+        assert isinstance(told.value.__cause__, KeyError)
+        assert isinstance(told.value.__context__, OSError)
+        assert [each() for each in held] == [None] * 3
+
+
+@pytest.mark.usefixtures("no_collector")
 async def test_of_a_forward_that_was_given_up_nothing_stays_until_a_collector_comes():
     entered = threading.Event()
 
