@@ -107,6 +107,10 @@ class AnswerReader(Protocol):
         """How many calls have begun."""
 
     @property
+    def is_within_call(self) -> bool:
+        """Whether the finished answer was cut within a call: then its arguments are not whole."""
+
+    @property
     def reasoning_token_count(self) -> int | None:
         """Tokens of the reasoning so far; None if they cannot be counted."""
 
@@ -121,6 +125,7 @@ class PlainReader:
     """Reads an answer that is nothing but content."""
 
     call_count = 0
+    is_within_call = False
     reasoning_token_count: int | None = None
 
     def read(self, chunk: Chunk) -> Sequence[AnswerPart]:

@@ -8,7 +8,7 @@ from paceline.errors import PacelineError
 from paceline_gateway.chat_template import WRITTEN, write_prompt
 from paceline_gateway.conversation_schemas import with_effort
 from paceline_gateway.dialects.answering import check_tools, plan_answer, unheard
-from paceline_gateway.errors import RequestError, of_grammar
+from paceline_gateway.errors import RequestError, of_grammar, renamed
 from paceline_gateway.generations import deliver
 from paceline_gateway.json_body import parse
 from paceline_gateway.rendering import ChatForm, CompletionForm, StreamedAnswer, WholeAnswer
@@ -32,6 +32,7 @@ async def complete(
 ) -> None:
     """Continue prompts."""
     body = parse(CompletionBody, content, ignored=connection.ignored)
+    connection.translate = lambda it: renamed(it, body.given_names)
     if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
         raise RequestError(
             "max_tokens: must be 1 or more, unless `echo` or `prompt_logprobs` is there",
@@ -62,6 +63,7 @@ async def chat(
 ) -> None:
     """Continue a conversation, rendered by the model's template."""
     body = parse(ChatBody, content, ignored=connection.ignored)
+    connection.translate = lambda it: renamed(it, body.given_names)
     model = await orchestrators.check_model(body.model)
     conversation = body.conversation
     template = await orchestrators.chat_template()
@@ -79,9 +81,10 @@ async def chat(
     try:
         await deliver(choices, answer.take)
     except PacelineError as error:
-        if plan.is_of_tools and (refusal := of_grammar(error, param="tools")) is not None:
-            raise refusal from error
-        raise
+        refusal = of_grammar(error, param=plan.reason)
+        if refusal is None:
+            raise
+        raise refusal from error
     await answer.end(choices)
 
 

@@ -192,10 +192,14 @@ def of_paceline(error: errors.PacelineError, *, prompt: str) -> RequestError:
     )
 
 
-def of_grammar(error: errors.PacelineError, *, param: str) -> RequestError | None:
-    """Turn an error about a grammar, which follows from a parameter, into OpenAI's form."""
+def of_grammar(error: errors.PacelineError, *, param: str | None) -> RequestError | None:
+    """Turn an error about a grammar that the gateway made into OpenAI's form.
+
+    Args:
+        param: The parameter from which the grammar was made; None: the client wrote it itself.
+    """
     violation = _violation(error)
-    if violation is None or not violation.field.startswith("sampling.grammar"):
+    if param is None or violation is None or not violation.field.startswith("sampling.grammar"):
         return None
     # The grammar itself, which may follow the reason, is the gateway's.
     reason = _EXCERPT.split(violation.description, maxsplit=1)[0]

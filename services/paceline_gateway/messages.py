@@ -163,7 +163,7 @@ class _Answer:
             reason = "model_context_window_exceeded" if is_full else "max_tokens"
         elif finished.finish_reason is FinishReason.STOP_STRING:
             reason, sequence = "stop_sequence", finished.stop_string
-        elif self._turn.reader.call_count:
+        elif self._turn.reader.call_count and not self._turn.reader.is_within_call:
             reason = "tool_use"
         return {"stop_reason": reason, "stop_sequence": sequence}
 

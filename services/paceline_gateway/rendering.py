@@ -169,10 +169,9 @@ class ChatForm(Form):
 
     def finish_reason(self, choice: Choice) -> str:
         """Say why a choice ended: also for calls, which their client has to run."""
-        reason = finish_reason(choice)
-        return (
-            "tool_calls" if reason == "stop" and self._reader(choice.index).call_count else reason
-        )
+        reason, reader = finish_reason(choice), self._reader(choice.index)
+        can_run = reader.call_count and not reader.is_within_call
+        return "tool_calls" if reason == "stop" and can_run else reason
 
     def usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Count tokens; those of the reasoning, if all of them can be counted."""

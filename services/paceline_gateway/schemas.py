@@ -6,7 +6,7 @@ changes nothing. What only serves the caller's books (user, metadata) is ignored
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -54,6 +54,9 @@ from paceline_gateway.parameter_types import (
     only,
 )
 from paceline_gateway.request_fields import Fields
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _STRATEGIES = tuple(it.value for it in Strategy if it is not Strategy.UNKNOWN)
 _DRAFTERS = tuple(it.value for it in DrafterKind if it is not DrafterKind.UNKNOWN)
@@ -201,6 +204,11 @@ class Body(AnyRequest):
     def includes_usage(self) -> bool:
         """Whether a stream's last chunk has the numbers of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def given_names(self) -> Mapping[str, str]:
+        """The names that this request has for parameters, by those that errors have otherwise."""
+        return {} if self.structured_outputs is None else {"response_format": "structured_outputs"}
 
     def options(self) -> GenerateOptions:
         """Return the options for the client library."""
@@ -366,6 +374,14 @@ class ChatBody(Body):
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls,
             template_options=with_effort(self.chat_template_kwargs, self.reasoning_effort),
+        )
+
+    @property
+    def given_names(self) -> Mapping[str, str]:
+        """The names of this request; of two lengths the newer one counts, and of two formats."""
+        names = {} if self.response_format is not None else dict(super().given_names)
+        return names | (
+            {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
         )
 
     @property

@@ -39,13 +39,13 @@ class Turn:
         choice: Its generation.
         options: How it is generated, with the defaults.
         reader: Reads it.
-        is_of_tools: Whether tools are why it follows a grammar.
+        reason: See `Plan`.
     """
 
     choice: Choice
     options: GenerateOptions
     reader: AnswerReader
-    is_of_tools: bool
+    reason: str | None
 
     async def deliver(self, take: TakeParts) -> None:
         """Generate the turn; hand over its parts as they become certain.
@@ -53,7 +53,7 @@ class Turn:
         `take` is called at the first chunk, with parts or none, so that an answer can begin.
 
         Raises:
-            RequestError: The request's tools cannot be enforced.
+            RequestError: The request's tools or format cannot be enforced.
             Exception: The generation or `take` failed.
         """
 
@@ -63,9 +63,10 @@ class Turn:
         try:
             await deliver([self.choice], read)
         except PacelineError as error:
-            if self.is_of_tools and (refusal := of_grammar(error, param="tools")) is not None:
-                raise refusal from error
-            raise
+            refusal = of_grammar(error, param=self.reason)
+            if refusal is None:
+                raise
+            raise refusal from error
 
 
 class Turns:
@@ -153,7 +154,7 @@ class Turns:
         if plan.grammar is not None:
             options["grammar"] = plan.grammar
         (choice,) = self._generations.choices([prompt], options, count=1, connection=connection)
-        return Turn(choice, options, plan.new_reader(), plan.is_of_tools)
+        return Turn(choice, options, plan.new_reader(), plan.reason)
 
     async def unheard(self, names: Iterable[str]) -> bool:
         """Whether the model's template knows none of these names."""

@@ -86,12 +86,13 @@ class Plan:
 
     Attributes:
         grammar: What it follows, if anything.
-        is_of_tools: Whether tools are why it follows a grammar.
+        reason: The parameter from which the gateway made the grammar; None: the grammar is the
+            request's own.
         new_reader: Makes what reads one choice.
     """
 
     grammar: Grammar | None
-    is_of_tools: bool
+    reason: str | None
     new_reader: Callable[[], AnswerReader]
 
 
@@ -207,7 +208,8 @@ def plan_answer(
     def new_reader() -> AnswerReader:
         return _reader(conversation, dialect, stage)
 
-    return Plan(grammar, is_of_tools and grammar is not None, new_reader)
+    reason = "tools" if is_of_tools else "response_format"
+    return Plan(grammar, None if grammar is wanted else reason, new_reader)
 
 
 def _check_format(conversation: Conversation, dialect: Dialect, wanted: Grammar) -> None:
@@ -247,7 +249,8 @@ def _reader(conversation: Conversation, dialect: Dialect, stage: Stage) -> Answe
         return DialectReader(parser, marks=dialect.marks, counts_reasoning=True)
     calls = reasoning = None
     if conversation.offered_tools and dialect.family is not None:
-        calls = CallParser(dialect.family, tools, most_calls=most_calls)
+        is_demanded = conversation.tool_choice.mode == "required"
+        calls = CallParser(dialect.family, tools, most_calls=most_calls, is_demanded=is_demanded)
     if dialect.reasoning is not None:
         reasoning = ReasoningParser(dialect.reasoning, stage)
     if calls is None and reasoning is None:

@@ -52,22 +52,32 @@ class CallParser:
         family: How the model writes them.
         tools: The tools that there are.
         most_calls: Further calls are left out; None: none are.
+        is_demanded: Whether a grammar makes the answer nothing but calls. Then what an answer
+            that is cut holds of a call is never content.
 
     Attributes:
         call_count: Calls that have begun.
+        is_within_call: Whether the finished answer was cut within a call's arguments.
     """
 
     def __init__(
-        self, family: Family, tools: Sequence[Tool] = (), *, most_calls: int | None = None
+        self,
+        family: Family,
+        tools: Sequence[Tool] = (),
+        *,
+        most_calls: int | None = None,
+        is_demanded: bool = False,
     ) -> None:
         self._family = family
         self._schemas: Mapping[str, Mapping[str, Any]]
         self._schemas = {it.name: it.parameters or {} for it in tools}
         self._most_calls = most_calls
+        self._is_demanded = is_demanded
         place = family.call.index(Hole.ARGUMENTS)
         self._head: Sequence[Piece] = family.call[:place]
         self._tail: Sequence[Piece] = family.call[place + 1 :]
         self.call_count = 0
+        self.is_within_call = False
         self._text = ""
         self._space = ""  # before the opening, while it is not known to be one
         self._is_in_section = False
@@ -91,7 +101,11 @@ class CallParser:
         """End the answer; return what was held back."""
         state, text, self._text = self._state, self._text, ""
         if state == self._in_arguments:
+            self.is_within_call = True
             self._tell_arguments(self._arguments.cut(text))
+        elif self._is_demanded:
+            if state == self._in_head:
+                self._begin_cut_call(text)
         elif state in (self._in_head, self._in_object):
             self._say(self._space + text)
         elif state == self._in_content and not (self._follows_call and text.isspace()):
@@ -114,6 +128,15 @@ class CallParser:
             id_ = self._family.new_id(self.call_count, name)
             self._parts.append(ToolCallBegin(self.call_count, id_, name))
         self.call_count += 1
+
+    def _begin_cut_call(self, text: str) -> None:
+        """Begin the call in whose head the answer ends, if its name is there."""
+        before = () if self._is_in_section else self._family.begin
+        place = self._head.index(Hole.NAME) + 1
+        found = read_pieces(text, 0, (*before, *self._head[:place]))
+        if isinstance(found, Found):
+            self.is_within_call = True
+            self._begin_call(self._name(found.name))
 
     def _tell_arguments(self, text: str) -> None:
         if text and self._is_told:

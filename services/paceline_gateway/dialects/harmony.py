@@ -11,6 +11,7 @@ other message is content. The prompt ends behind `<|start|>assistant`.
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from typing import TYPE_CHECKING
@@ -47,12 +48,15 @@ class HarmonyParser:
 
     Attributes:
         call_count: Calls that have begun.
+        is_within_call: Whether the finished answer was cut within a call's arguments.
         stage: Where the answer is: unknown in a message's head.
     """
 
     def __init__(self, *, most_calls: int | None = None) -> None:
         self._most_calls = most_calls
         self.call_count = 0
+        self.is_within_call = False
+        self._arguments = ""  # of the last call
         self.stage = Stage.UNKNOWN
         self._text = ""
         self._is_in_head = True
@@ -72,6 +76,8 @@ class HarmonyParser:
         text, self._text = self._text, ""
         if not self._is_in_head:
             self._tell(text)
+            # The mark behind a call may be missing: a server stops at it.
+            self.is_within_call = self._is_call and not _is_json(self._arguments)
         elif not any(mark in text for mark in MARKS) and not self.call_count:
             # A model that does not speak in channels.
             self._parts += [ContentDelta(text)] if text else []
@@ -114,14 +120,24 @@ class HarmonyParser:
             id_ = f"call_{secrets.token_hex(12)}"
             self._parts.append(ToolCallBegin(self.call_count, id_, name))
         self.call_count += 1
+        self._arguments = ""
 
     def _tell(self, text: str) -> None:
         if not text:
             return
         if self._is_call:
+            self._arguments += text
             if self._most_calls is None or self.call_count <= self._most_calls:
                 self._parts.append(ArgumentsDelta(self.call_count - 1, text))
         elif self.stage is Stage.REASONING:
             self._parts.append(ReasoningDelta(text))
         else:
             self._parts.append(ContentDelta(text))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

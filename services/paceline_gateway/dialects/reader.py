@@ -28,6 +28,10 @@ class TextParser(Protocol):
         """How many calls have begun."""
 
     @property
+    def is_within_call(self) -> bool:
+        """Whether the finished answer was cut within a call: then its arguments are not whole."""
+
+    @property
     def stage(self) -> Stage:
         """Where the answer is; always an answer where no reasoning is looked for."""
 
@@ -54,6 +58,11 @@ class PartsParser:
     def call_count(self) -> int:
         """How many calls have begun."""
         return self._calls.call_count if self._calls is not None else 0
+
+    @property
+    def is_within_call(self) -> bool:
+        """Whether the finished answer was cut within a call."""
+        return self._calls is not None and self._calls.is_within_call
 
     @property
     def stage(self) -> Stage:
@@ -101,6 +110,11 @@ class DialectReader:
     def call_count(self) -> int:
         """How many calls have begun."""
         return self._parser.call_count
+
+    @property
+    def is_within_call(self) -> bool:
+        """Whether the finished answer was cut within a call."""
+        return self._parser.is_within_call
 
     @property
     def reasoning_token_count(self) -> int | None:

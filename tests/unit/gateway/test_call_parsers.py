@@ -113,6 +113,22 @@ def test_a_call_that_is_cut_is_told_as_far_as_it_was_there(name):
     assert len(seen) > 2
 
 
+@pytest.mark.parametrize("name", BY_NAME)
+def test_what_is_cut_of_a_demanded_call_is_never_content(name):
+    family = BY_NAME[name]
+    text = written_calls(family, [("weather", {"city": "Bonn", "n": 1})])
+    seen = set()
+    for end in range(len(text) + 1):
+        parser = parser_of(family, is_demanded=True)
+        _, content, calls = read(parser, text[:end])
+        assert content == ""
+        seen.update(calls)
+        assert [name for name, _ in calls] in ([], ["weather"])
+        is_whole = [arguments for _, arguments in calls] == ['{"city": "Bonn", "n": 1}']
+        assert parser.is_within_call == (bool(calls) and not is_whole)
+    assert ("weather", "") in seen  # from where its name is certain
+
+
 @pytest.mark.parametrize(
     ("name", "text", "calls"),
     [
@@ -243,6 +259,14 @@ def test_channels_are_reasoning_content_and_calls():
     assert read(HarmonyParser(), "plain") == ("", "plain", [])
     older = "<|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}<|call|>"
     assert read(HarmonyParser(), older) == ("", "", [("now", "{}")])
+
+
+def test_a_call_in_a_channel_is_whole_once_its_arguments_are():
+    brace = HARMONY.index("}")
+    for end in (*range(HARMONY.index("{"), brace + 2), len(HARMONY)):
+        parser = HarmonyParser()
+        read(parser, HARMONY[:end])
+        assert parser.is_within_call == (end <= brace)
 
 
 @given(

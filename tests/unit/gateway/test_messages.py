@@ -165,13 +165,15 @@ async def test_only_one_call_is_told_if_only_one_may_be():
 
 
 async def test_why_an_answer_ended_is_told():
-    fake = model(CALL, CALL, HELLO)
+    fake = model(CALL, CALL, HELLO, [*CALL[:6], CALL[-1]])
     fake.script[2].stop_string = "END"
     async with gateway_over(fake) as gateway:
         cut = await ask(gateway, tools=TOOLS, max_tokens=6)
         streamed = put_together(await events_of(gateway, max_tokens=1))
         stopped = await ask(gateway, stop_sequences=["END", "x"])
         (*_, request) = gateway.requests
+        ended = await ask(gateway, tools=TOOLS)
+    assert ended["stop_reason"] == "end_turn"  # within a call, which is not to be run
     assert (cut["stop_reason"], streamed["stop_reason"]) == ("max_tokens", "max_tokens")
     assert cut["content"][1]["input"] == {}
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "END")

@@ -116,6 +116,22 @@ async def test_a_call_that_max_tokens_cuts_is_told_as_far_as_it_came():
     assert choice["finish_reason"] == "length"
 
 
+async def test_a_call_that_is_cut_is_no_reason_to_run_it():
+    cut = [*CALL[:6], CALL[-1]]
+    fake = model(cut, cut, cut, [*CALL[2:4], CALL[-1]])
+    fake.script[0].stop_string = "nn"
+    async with gateway_over(fake) as gateway:
+        (stopped,) = (await ask(gateway, tools=TOOLS, stop="nn"))["choices"]
+        (ended,) = (await ask(gateway, tools=TOOLS))["choices"]
+        _, streamed = await events_of(gateway, tools=TOOLS)
+        (begun,) = (await ask(gateway, tools=TOOLS, tool_choice="required"))["choices"]
+    assert [it["finish_reason"] for it in (stopped, ended, begun)] == ["stop"] * 3
+    assert streamed == "stop"
+    (call,) = ended["message"]["tool_calls"]
+    assert call["function"]["arguments"] == '{"city": "Bo'
+    assert not begun["message"]["content"]  # no mark of a call that was demanded
+
+
 async def test_each_choice_is_read_for_itself():
     async with gateway_over(model(CALL, HELLO)) as gateway:
         answer = await ask(gateway, tools=TOOLS, n=2)
@@ -191,7 +207,30 @@ async def test_what_servers_refuse_of_a_grammar_is_a_fault_of_the_tools():
         assert told["param"] == "tools"
         assert told["message"] == "tools: cannot be enforced: no such thing"
         schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
-        assert (await refusal_of(gateway, response_format=schema))["param"] == "response_format"
+        told = await refusal_of(gateway, response_format=schema)
+        assert told["param"] == "response_format"
+        # The gateway made a grammar of the schema, as the model may think first.
+        assert told["message"] == "response_format: cannot be enforced: no such thing"
+        told = await refusal_of(gateway, structured_outputs={"json": SCHEMA})
+        assert told["message"] == "structured_outputs: cannot be enforced: no such thing"
+
+
+async def test_a_refusal_names_the_parameter_that_the_request_has():
+    error = InvalidFieldError.of("max_tokens", "is too many")
+    grammar = InvalidFieldError.of("sampling.grammar", "is none")
+    legs = [Leg(error=it, refuses=True) for it in (error, error, grammar)]
+    fake = FakeOrchestrator(script=legs, chat_template=template_of())
+    async with gateway_over(fake) as gateway:
+        assert (await refusal_of(gateway, max_tokens=9))["param"] == "max_tokens"
+        told = await refusal_of(gateway, max_completion_tokens=9)
+        assert told["param"] == "max_completion_tokens"
+        assert told["message"] == "max_completion_tokens: is too many"
+        body = {"prompt": "a", "structured_outputs": {"regex": "("}}
+        told = (await gateway.post("/v1/completions", **body)).json()["error"]
+        assert (told["param"], told["message"]) == (
+            "structured_outputs",
+            "structured_outputs: is none",
+        )
 
 
 async def test_log_probabilities_come_with_calls():
