@@ -57,8 +57,8 @@ def few_names(names: Iterable[str]) -> str:
 def forget_locals(error: BaseException) -> None:
     """Clear the variables of the ended functions that an error and its causes came through.
 
-    An error holds its traceback, and this holds all tensors of the forward that failed. The next forward
-    would find no memory for its own. The traceback keeps its lines.
+    An error holds its traceback, and this holds all tensors of the forward that failed. The next
+    forward would find no memory for its own. The traceback keeps its lines.
     """
     known: dict[int, BaseException] = {}  # a library may make a circle of causes
     left: list[BaseException | None] = [error]
