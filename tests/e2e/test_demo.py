@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from xml.etree import ElementTree as ET
@@ -72,4 +73,8 @@ def test_the_demo_of_a_real_model_answers(tmp_path):
     shown = demo(smollm2_folder(), tmp_path, "--prompts=1")
     assert f"{QUESTION}\nThe capital of France is Paris." in shown
     targets = "2 targets of 135 million weights (smollm2)"
-    assert f"{targets}, and a drafter of 35 million weights beside Max-Gram" in shown
+    has_room = (os.cpu_count() or 1) > 2  # else a drafter would take the targets' time
+    drafts = (
+        "a drafter of 35 million weights beside Max-Gram" if has_room else "drafts from the text"
+    )
+    assert f"{targets}, and {drafts}" in shown
