@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 MOST_NAMES = 65_536
 """Most names of fields in one body: a conversation of 20,000 messages has 40,000."""
 
+MOST_FAULTS = 8192
+"""Most wrong and unknown fields of which each is looked at: some microseconds for each."""
+
 _STEPS_A_TURN = 4096
+_FIRST_ITEMS = 64
 # The rest of a string with its end. The pattern never backtracks.
 _STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
@@ -78,7 +82,8 @@ def parse(body_class: type[_BodyT], content: bytes, *, ignored: list[str] | None
         ignored: Takes the places of unknown fields, which are left out; None: they are refused.
 
     Raises:
-        RequestError: The body is not JSON, or a parameter is wrong, unknown or not supported.
+        RequestError: The body is not JSON; a parameter is wrong, unknown or not supported; or
+            more than `MOST_FAULTS` are.
     """
     content = content.removeprefix(codecs.BOM_UTF8)
     try:
@@ -93,6 +98,8 @@ def parse(body_class: type[_BodyT], content: bytes, *, ignored: list[str] | None
         try:
             return body_class.model_validate(value)
         except ValidationError as error:
+            if error.error_count() > MOST_FAULTS:
+                raise _too_many_faults(body_class, value) from None
             problems = error.errors(include_url=False, include_context=False)
         unknown = [problem["loc"] for problem in problems if _may_be_left_out(problem)]
         if ignored is None or not unknown:
@@ -109,6 +116,20 @@ def _refusal(problem: ErrorDetails) -> RequestError:
         param=param[:200],
         code="unsupported_parameter" if problem["type"] in _UNSUPPORTED else None,
     )
+
+
+def _too_many_faults(body_class: type[BaseModel], value: dict[str, Any]) -> RequestError:
+    """Name a fault among the first items of lists, or say that there are too many."""
+    first = {it: v[:_FIRST_ITEMS] if isinstance(v, list) else v for it, v in value.items()}
+    try:
+        body_class.model_validate(first)
+    except ValidationError as error:
+        if error.error_count() <= MOST_FAULTS:
+            for problem in error.errors(include_url=False, include_context=False):
+                # A fault of a whole list may be one only of its first items.
+                if len(problem["loc"]) > 1 and not _may_be_left_out(problem):
+                    return _refusal(problem)
+    return RequestError(f"the body has more than {MOST_FAULTS} wrong and unknown fields")
 
 
 def _may_be_left_out(problem: ErrorDetails) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
 from pydantic import (
@@ -191,35 +191,38 @@ def _joined(texts: tuple[str, ...]) -> str | tuple[str, ...]:
 
 
 def _merged(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Make one message of messages of one role in a row: many templates want roles in turn."""
+    """Make one message of messages of one role in a row: many templates want roles in turn.
+
+    Cost: linear; a body may have thousands of messages of one role.
+    """
     merged: list[Message] = []
-    for message in messages:
-        before = merged[-1] if merged else None
-        if (
-            before is None
-            or before.role != message.role
-            or message.role not in {"user", "assistant"}
-        ):
-            merged.append(message)
-            continue
-        merged[-1] = Message(
-            role=message.role,
-            content=_both(before.content, message.content),
-            reasoning=_BETWEEN.join(filter(None, (before.reasoning, message.reasoning))),
-            tool_calls=(*before.tool_calls, *message.tool_calls),
-        )
+    for role, run in groupby(messages, lambda it: it.role):
+        of_role = list(run)
+        merged += [_one(of_role)] if role in {"user", "assistant"} else of_role
     return tuple(merged)
 
 
-def _both(
-    first: str | tuple[str, ...] | None, second: str | tuple[str, ...] | None
-) -> str | tuple[str, ...] | None:
-    if not first or not second:
-        return first or second
-    if isinstance(first, str) and isinstance(second, str):
-        return first + _BETWEEN + second
-    parts = [(it,) if isinstance(it, str) else it for it in (first, second)]
-    return (*parts[0], _BETWEEN, *parts[1])
+def _one(run: Sequence[Message]) -> Message:
+    """Make one message of some of one role."""
+    if len(run) == 1:
+        return run[0]
+    return Message(
+        role=run[0].role,
+        content=_together([it.content for it in run if it.content]) or run[-1].content,
+        reasoning=_BETWEEN.join(it.reasoning for it in run if it.reasoning),
+        tool_calls=tuple(chain.from_iterable(it.tool_calls for it in run)),
+    )
+
+
+def _together(contents: Sequence[str | tuple[str, ...]]) -> str | tuple[str, ...]:
+    texts = [it for it in contents if isinstance(it, str)]
+    if len(texts) == len(contents):
+        return _BETWEEN.join(texts)
+    parts: list[str] = []
+    for content in contents:
+        parts += [_BETWEEN] if parts else []
+        parts += [content] if isinstance(content, str) else content
+    return tuple(parts)
 
 
 class _ClientTool(Fields):

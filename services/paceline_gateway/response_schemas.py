@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
 from pydantic import (
@@ -161,30 +162,41 @@ class InputItem(Fields):
 
 
 def _merged(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Put the items of one answer together: reasoning, then what was said, then calls."""
-    merged: list[Message] = []
+    """Put the items of one answer together: reasoning, then what was said, then calls.
+
+    Cost: linear; a body may have thousands of calls in a row.
+    """
+    runs: list[list[Message]] = []
     for message in messages:
-        before = merged[-1] if merged else None
-        if before is None or not _goes_on(before, message):
-            merged.append(message)
-            continue
-        merged[-1] = Message(
-            role="assistant",
-            content=before.content if message.content is None else message.content,
-            name=before.name or message.name,
-            reasoning=before.reasoning or message.reasoning,
-            tool_calls=(*before.tool_calls, *message.tool_calls),
-        )
-    return tuple(it for it in merged if not _says_nothing(it))
+        if runs and _goes_on(runs[-1], message):
+            runs[-1].append(message)
+        else:
+            runs.append([message])
+    return tuple(it for it in map(_one, runs) if not _says_nothing(it))
 
 
-def _goes_on(before: Message, message: Message) -> bool:
+def _one(run: Sequence[Message]) -> Message:
+    """Make one message of the items of an answer."""
+    if len(run) == 1:
+        return run[0]
+    return Message(
+        role="assistant",
+        content=next((it.content for it in run if it.content is not None), None),
+        name=next((it.name for it in run if it.name), ""),
+        reasoning=next((it.reasoning for it in run if it.reasoning), ""),
+        tool_calls=tuple(chain.from_iterable(it.tool_calls for it in run)),
+    )
+
+
+def _goes_on(run: Sequence[Message], message: Message) -> bool:
     """Whether an item belongs to the same answer as the items before it."""
-    if before.role != "assistant" or message.role != "assistant":
+    first = run[0]
+    if first.role != "assistant" or message.role != "assistant":
         return False
     if message.tool_calls:
         return True
-    return message.content is not None and before.content is None and not before.tool_calls
+    is_thought_alone = len(run) == 1 and first.content is None and not first.tool_calls
+    return message.content is not None and is_thought_alone
 
 
 def _says_nothing(message: Message) -> bool:

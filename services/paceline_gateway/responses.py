@@ -94,7 +94,7 @@ class _Answer:
         status = "completed" if finish_reason(self._turn.choice) == "stop" else "incomplete"
         for step in self._blocks.finish():
             if self._body.stream:
-                await self._tell(step, status)
+                await self._tell(step, self._last(status))
         whole = self._response(status)
         if not self._body.stream:
             await self._connection.answer(whole)
@@ -173,8 +173,12 @@ class _Answer:
 
     def _items(self, status: str) -> list[dict[str, Any]]:
         """Write all items; only the last one can be cut."""
-        blocks = self._blocks.blocks
-        return [self._item(it, status if it is blocks[-1] else "completed") for it in blocks]
+        blocks, last = self._blocks.blocks, self._last(status)
+        return [self._item(it, last if it is blocks[-1] else "completed") for it in blocks]
+
+    def _last(self, status: str) -> str:
+        """Return the last item's status: the model itself may end within a call."""
+        return "incomplete" if self._turn.reader.is_within_call else status
 
     def _response(self, status: str) -> dict[str, Any]:
         """Return the answer so far: one in progress has just begun."""

@@ -200,12 +200,15 @@ async def test_what_agents_send_and_makes_no_difference_is_named():
 
 
 async def test_what_was_cut_is_incomplete():
-    async with gateway_over(model(CALL)) as gateway:
+    async with gateway_over(model(CALL, [*CALL[:6], CALL[-1]])) as gateway:
         answer = await gateway.client.responses.create(
             model="fake", input="hi", tools=[TOOL], max_output_tokens=6
         )
+        ended = await gateway.client.responses.create(model="fake", input="hi", tools=[TOOL])
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert [it.status for it in answer.output] == ["completed", "incomplete"]
+    # The model itself ended within a call, which is not to be run.
+    assert [it.status for it in ended.output] == ["completed", "incomplete"]
 
 
 async def test_what_servers_refuse_has_this_interfaces_names():

@@ -8,7 +8,7 @@ import pytest
 
 from paceline_gateway.connection import IGNORED_HEADER
 from paceline_gateway.errors import RequestError
-from paceline_gateway.json_body import parse
+from paceline_gateway.json_body import MOST_FAULTS, parse
 from paceline_gateway.message_schemas import MessagesBody
 from paceline_gateway.response_schemas import ResponseBody
 from paceline_gateway.schemas import ChatBody, CompletionBody, LiveBody
@@ -105,3 +105,18 @@ async def test_a_strict_gateway_refuses_unknown_fields():
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "cache_salt"
         assert IGNORED_HEADER not in answer.headers
+
+
+def test_of_faults_beyond_number_the_first_is_named():
+    with pytest.raises(RequestError) as refused:
+        read(ChatBody, {**CHAT, "messages": [{"a": 1}] * MOST_FAULTS}, [])
+    assert refused.value.body["error"]["param"] == "messages[0].role"
+
+
+def test_more_unknown_fields_than_are_looked_at_are_refused_and_not_left_out():
+    message = {"role": "user", "content": "hi", "unknown": 1}
+    ignored: list[str] = []
+    read(ChatBody, {**CHAT, "messages": [message] * MOST_FAULTS}, ignored)
+    assert len(ignored) == MOST_FAULTS
+    with pytest.raises(RequestError, match=f"more than {MOST_FAULTS} wrong and unknown fields"):
+        read(ChatBody, {**CHAT, "messages": [message] * (MOST_FAULTS + 1)}, [])
