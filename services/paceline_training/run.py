@@ -279,6 +279,11 @@ def _go_on(
             raise ModelLoadError(
                 f"adapter {str(directory)!r} has {size} {there}, and what is to be trained {wanted}"
             )
+    if isinstance(adapter, EagleHead) and loaded.card.eagle != adapter.shape:
+        raise ModelLoadError(
+            f"adapter {str(directory)!r} is an EAGLE head of other sizes, or computed in another"
+            f" way: {loaded.card.eagle}, and what is to be trained {adapter.shape}"
+        )
     adapter.load_state_dict(loaded.module.state_dict())
     return loaded.card
 

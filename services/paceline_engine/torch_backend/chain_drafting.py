@@ -52,7 +52,7 @@ from paceline_engine.terms.validation import MOST_TREE_TOKENS
 from paceline_engine.torch_backend.feature_rows import FeatureRows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from paceline_contract.proposal import Proposal
     from paceline_engine.terms.draft_tree import Ranked
@@ -63,6 +63,10 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.kv_arena import KeyValueShape
     from paceline_engine.torch_backend.self_drafting import DecidedRow
     from paceline_engine.torch_backend.shared_rows import SharedRows
+
+
+# Rows of a long prompt are made in parts, as its forward was: each takes memory several times.
+_ROWS_AT_ONCE = 1024
 
 
 def layers_beside(head: EagleHead, shape: KeyValueShape) -> int:
@@ -188,10 +192,7 @@ class ChainDrafter:
 
     def _catch_up(self, rows: Sequence[DecidedRow]) -> Tensor:
         """Make the keys and values of all certain rows; return the last rows' features: (R, E)."""
-        features: list[Tensor] = []
-        following: list[int] = []
-        positions: list[int] = []
-        counts: list[int] = []
+        missing: list[_Missing] = []
         for row in rows:
             tokens = row.text.token_ids[: row.length]
             tokens.append(row.next_token)
@@ -199,22 +200,32 @@ class ChainDrafter:
             start = min(max(0, common_length(known, tokens) - 1), row.length - 1)
             # What is made below is known only when it is there.
             self._known[row.text] = known[: start + 1]
-            features.append(self._features(row.text, start, row.length - start))
-            following.extend(tokens[start + 1 :])
-            positions.extend(range(start, row.length))
-            counts.append(row.length - start)
-        every = torch.cat(features)
-        read = self._head.read(self._model, _on(following, every), every)
-        keys, values = self._head.keys_and_values(read, positions=_on(positions, every))
-        own = zip(rows, counts, torch.split(keys, counts), torch.split(values, counts), strict=True)
-        for row, count, own_keys, own_values in own:
-            kept = row.text.between(row.length - count, count)
-            for layers, states in zip(kept, (own_keys, own_values), strict=True):
+            for begin in range(start, row.length, _ROWS_AT_ONCE):
+                end = min(begin + _ROWS_AT_ONCE, row.length)
+                missing.append(_Missing(row.text, begin, end, tokens))
+        for part in _in_parts(missing):
+            self._make(part)
+        return torch.cat([self._features(row.text, row.length - 1, 1) for row in rows])
+
+    def _make(self, missing: Sequence[_Missing]) -> None:
+        """Make the keys and values of some rows."""
+        counts = [it.end - it.begin for it in missing]
+        features = torch.cat(
+            [
+                self._features(it.text, it.begin, count)
+                for it, count in zip(missing, counts, strict=True)
+            ]
+        )
+        following = [id_ for it in missing for id_ in it.tokens[it.begin + 1 : it.end + 1]]
+        positions = [position for it in missing for position in range(it.begin, it.end)]
+        read = self._head.read(self._model, _on(following, features), features)
+        keys, values = self._head.keys_and_values(read, positions=_on(positions, features))
+        parts = (torch.split(each, counts) for each in (keys, values))
+        for it, *own in zip(missing, *parts, strict=True):
+            kept = it.text.between(it.begin, it.end - it.begin)
+            for layers, states in zip(kept, own, strict=True):
                 layers[self._own_layer].copy_(states.transpose(0, 1))
-            tokens = row.text.token_ids[: row.length]
-            tokens.append(row.next_token)
-            self._known[row.text] = tokens
-        return torch.stack([each[-1] for each in features])
+            self._known[it.text] = it.tokens[: it.end + 1]
 
     def _features(self, text: KeyValues, start: int, count: int) -> Tensor:
         """Return the features of some rows: (count, E)."""
@@ -242,6 +253,37 @@ class ChainDrafter:
             asked = query.view(1, keys.shape[1], -1, query.shape[-1])
             seen.append(functional.scaled_dot_product_attention(asked, keys, values).view_as(query))
         return torch.stack(seen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    """Certain rows of a sequence whose keys and values are to be made: `begin` to `end`.
+
+    Attributes:
+        text: The sequence.
+        begin: The first row.
+        end: The row after the last one.
+        tokens: The sequence's, with the next one that is decided.
+    """
+
+    text: KeyValues
+    begin: int
+    end: int
+    tokens: array[int]
+
+
+def _in_parts(missing: Sequence[_Missing]) -> Iterator[list[_Missing]]:
+    """Yield rows together, up to `_ROWS_AT_ONCE`."""
+    part: list[_Missing] = []
+    count = 0
+    for each in missing:
+        own = each.end - each.begin
+        if part and count + own > _ROWS_AT_ONCE:
+            yield part
+            part, count = [], 0
+        part.append(each)
+        count += own
+    yield part
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
 from paceline_engine.terms.rank_paths import propose
 from paceline_engine.torch_backend.adapters.card import AdapterCard
+from paceline_engine.torch_backend.adapters.eagle import EagleHead
 from paceline_engine.torch_backend.adapters.files import load_adapter
 from paceline_engine.torch_backend.adapters.trunk import compute_trunk
 from paceline_engine.torch_backend.chain_drafting import ChainDrafter
@@ -228,6 +229,34 @@ def test_a_text_that_begins_as_a_kept_one_has_its_features_too(backend, expected
         judged = text.judge(prefix, propose=True)
         assert text.row_count < len(prefix), "its beginning is copied"
         assert judged.proposal == expected(prefix, judged.next_token)
+
+
+def test_what_long_texts_lack_is_made_in_parts(backend, expected, monkeypatch):
+    if backend.is_rounded:
+        pytest.skip("its features are others in eight bits")
+    made = []
+    compute = EagleHead.keys_and_values
+
+    def noted(head, read, *, positions):
+        made.append(len(positions))
+        return compute(head, read, positions=positions)
+
+    items = [
+        Item(
+            backend.new_cache(SPEC),
+            SPEC,
+            prefix=array("I", range(5, 5 + length)),
+            task=Judge(Proposal(), propose=True),
+        )
+        for length in (11, 2, 1, 4, 8)
+    ]
+    monkeypatch.setattr("paceline_engine.torch_backend.chain_drafting._ROWS_AT_ONCE", 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(EagleHead, "keys_and_values", noted)
+        judged = [outcome.judgement for outcome in backend.run(items, NEVER)]
+    for item, each in zip(items, judged, strict=True):
+        assert each.proposal == expected(item.prefix, each.next_token)
+    assert made == [4, 4, 3, 2 + 1, 4, 4, 4, *[len(items)] * REACH]
 
 
 def test_each_gets_what_it_would_get_alone(backend):

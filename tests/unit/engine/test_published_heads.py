@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from contextlib import suppress
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.torch_backend.adapters.eagle import EagleShape
+from paceline_engine.torch_backend.adapters.files import load_adapter
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.tiny_adapters import random_adapter, write_adapter
 
@@ -167,6 +169,46 @@ def test_what_cannot_be_read_is_refused_in_one_line(tiny_pair, model, tmp_path):
     assert "of another shape" in refusal(d2t=torch.zeros(7, dtype=torch.int64))
     wrong = torch.full_like(model.lm_head.weight[: len(TOKEN_IDS)], torch.nan)
     assert "no numbers" in refusal(**{"lm_head.weight": wrong})
+
+
+WRONG = (None, True, -1, 0, 1.5, 1e300, 10**400, "x", [], [{}], {}, {"rope_type": []})
+
+
+@pytest.mark.parametrize("make_config", [config_of, speculators_config])
+def test_a_value_of_another_kind_is_refused_or_read(make_config, model, tmp_path):
+    head = random_adapter("eagle", model, token_ids=TOKEN_IDS, own_head=True)
+    config = make_config(model)
+    directory = lay_out(tmp_path / "head", head, config)
+
+    def is_refused(changed):
+        (directory / "config.json").write_text(json.dumps(changed))
+        with suppress(ModelLoadError):
+            load_adapter(directory, model=model, fingerprint="")
+            return False
+        return True
+
+    tried = []
+    for holder in ((), ("eagle_config",), ("transformer_layer_config",), ("speculators_config",)):
+        inner = config if not holder else config.get(holder[0], {})
+        for key in {**inner, "rope_parameters": 0, "head_dim": 0, "hidden_act": 0}:
+            for wrong in WRONG:
+                changed = {**inner, key: wrong}
+                tried.append(is_refused({**config, holder[0]: changed} if holder else changed))
+    assert len(tried) > 200
+    assert 0 < sum(tried) < len(tried)
+    assert not is_refused(config)
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "d2t", "t2d", "fc.weight"])
+@pytest.mark.parametrize(
+    "wrong", [torch.tensor(3), torch.ones(3), torch.ones(0, 2), torch.ones(2, 2, 2)]
+)
+def test_a_weight_of_another_kind_is_refused_in_one_line(name, wrong, model, tmp_path):
+    head = random_adapter("eagle", model, token_ids=TOKEN_IDS, own_head=True)
+    directory = lay_out(tmp_path / "head", head, config_of(model), **{name: wrong})
+    with pytest.raises(ModelLoadError) as caught:
+        load_adapter(directory, model=model, fingerprint="")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_pickle_is_refused_with_the_command_that_converts_it(

@@ -89,3 +89,40 @@ def test_a_head_that_guesses_badly_in_every_reading_is_refused(tiny_pair, tmp_pa
     with pytest.raises(ModelLoadError, match="no EAGLE head"):
         adopt_head(files, medusa, out=tmp_path / "out", **where)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "other", [{"token_ids": range(20)}, {"feature_layers": (0, 1, 2)}, {"own_head": True}], ids=str
+)
+def test_training_goes_on_only_with_a_head_that_is_computed_alike(
+    other, tiny_pair, tmp_path, short
+):
+    files = find_model_files(str(tiny_pair.target))
+    shape = {"token_ids": range(40), **other}
+    begun = write_adapter(
+        tmp_path / "begun", tiny_pair.target, kind="eagle", tree=((0,),), reach=2, shape=shape
+    )
+    texts = torch.randint(300, (8, 8), generator=torch.Generator().manual_seed(2))
+    with pytest.raises(ModelLoadError, match="an EAGLE head of other sizes, or computed in") as why:
+        run_training(
+            files,
+            sizes=AdapterSizes(
+                kind="eagle",
+                reach=2,
+                layers=0,
+                rank=0,
+                exit_rank=0,
+                tree_nodes=2,
+                draft_vocabulary=40,
+            ),
+            text=TextPlan(streams=[texts], validation=texts, window=8, batch=8, seed=1),
+            plan=TrainingPlan(
+                steps=1, rate=0, decay="cosine", warm_up_share=0, labels="model", report_steps=9
+            ),
+            out=tmp_path / "head",
+            checkpoint=tmp_path / "checkpoint.pt",
+            device="cpu",
+            tell=lambda _: None,
+            go_on_from=begun,
+        )
+    assert "\n" not in str(why.value)

@@ -67,7 +67,7 @@ def read_published(directory: Path, *, model: Any) -> tuple[AdapterCard, dict[st
     config = _read_config(directory, name)
     try:
         facts = _facts(config, layer_count=model.config.num_hidden_layers)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ModelLoadError(f"{directory / CONFIG_FILE}: {reason}") from error
     _refuse_other_model(name, facts, model.config)
@@ -79,7 +79,7 @@ def read_published(directory: Path, *, model: Any) -> tuple[AdapterCard, dict[st
         raise ModelLoadError(f"{directory / CONFIG_FILE}: {error}") from error
     card = AdapterCard(
         kind="eagle",
-        model=str(facts["model"]),
+        model=facts["model"],
         fingerprint="",
         reach=_REACH,
         layers=0,
@@ -105,7 +105,7 @@ def _read_config(directory: Path, name: str) -> dict[str, Any]:
         raise ModelLoadError(f"{path} is no JSON object")
     named = config.get("architectures") or ()
     is_known = config.get("speculators_model_type") == "eagle3" or (
-        isinstance(named, list) and any(each in _ARCHITECTURES for each in named)
+        isinstance(named, list) and any(str(each) in _ARCHITECTURES for each in named)
     )
     if not is_known:
         raise ModelLoadError(
@@ -119,7 +119,8 @@ def _facts(config: dict[str, Any], *, layer_count: int) -> dict[str, Any]:
     """Return what a configuration says, in the same words for all layouts.
 
     Raises:
-        KeyError, TypeError, ValueError: it lacks a fact, or says what is not supported.
+        KeyError, OverflowError, TypeError, ValueError: it lacks a fact, or says what is not
+            supported.
     """
     is_speculators = "speculators_model_type" in config
     sizes = config["transformer_layer_config"] if is_speculators else config
@@ -137,9 +138,8 @@ def _facts(config: dict[str, Any], *, layer_count: int) -> dict[str, Any]:
         layers = [*default_layers(layer_count)]
     else:
         layers = [each + (not is_speculators) for each in ids]
-    verifier = (config.get("speculators_config") or {}).get("verifier") or {}
     return {
-        "model": verifier.get("name_or_path") or config.get("target_model_name_or_path") or "",
+        "model": _name_of_model(config),
         "width": width,
         "vocabulary": sizes["vocab_size"],
         "feature_layers": layers,
@@ -154,6 +154,14 @@ def _facts(config: dict[str, Any], *, layer_count: int) -> dict[str, Any]:
         "norm_before_residual": config.get("norm_before_residual", is_speculators),
         "norm_output": config.get("norm_output", False),
     }
+
+
+def _name_of_model(config: dict[str, Any]) -> str:
+    """Return the name of the model that a head is for; empty: it is not said."""
+    inner: Any = config
+    for key in ("speculators_config", "verifier", "name_or_path"):
+        inner = inner.get(key) if isinstance(inner, dict) else None
+    return str(inner or config.get("target_model_name_or_path") or "")
 
 
 def _rope(sizes: dict[str, Any]) -> dict[str, Any]:
@@ -206,6 +214,8 @@ def _ours(
     }
     if "lm_head.weight" not in found:
         raise ModelLoadError(f"{name} cannot be loaded: it lacks lm_head.weight")
+    if found["lm_head.weight"].dim() != 2:
+        raise ModelLoadError(f"{name} cannot be loaded: its lm_head.weight is of another shape")
     count = len(found["lm_head.weight"])
     can_guess = found.pop("t2d", None)
     if "d2t" not in found and count == facts["vocabulary"]:
