@@ -107,7 +107,7 @@ class HttpSettings(Settings):
     cors_origin: StringList = Field(
         (),
         description="origin of a page that may read answers, such as https://app.example, or * for"
-        " all of them, which needs --api-keys (can be given again). None: no other site's page",
+        " all of them, which needs --api-keys. None: no other site's page",
     )
     generation_config: Literal["model", "none"] = Field(
         "model",

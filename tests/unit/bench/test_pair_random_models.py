@@ -26,8 +26,7 @@ def test_a_random_model_computes_as_a_loaded_one(dtype):
     assert set(measure_rows(model, range(1, 20), (1, 4), repeats=1)) == {1, 4}
 
 
-def test_where_forwards_cannot_be_captured_they_are_computed(caplog):
+def test_where_forwards_cannot_be_captured_they_are_computed():
     model = RandomModel(Shape(1, 64), dtype="float32", device="cpu", capture=True)
     assert not model.captures
-    assert "cannot be captured on cpu" in caplog.text
     assert len(decode(model, range(1, 20), 3).token_ids) == 3
