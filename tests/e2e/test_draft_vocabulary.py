@@ -36,6 +36,7 @@ def narrow_folder(tiny_pair, tmp_path_factory):
     return narrowed(tiny_pair.drafter, made, token_ids=range(0, 300, 2))
 
 
+@pytest.mark.long
 async def test_every_strategy_gives_the_tokens_of_plain_decoding(tiny_pair, narrow_folder):
     targets = [host(tiny_pair.target) for _ in range(2)]
     judged = {"accepted": 0, "rejected": 0}
