@@ -20,7 +20,7 @@ from torch import Tensor
 from paceline_engine.torch_backend.attention import FEW_ROWS
 from paceline_engine.torch_backend.decoders import agree
 from paceline_engine.torch_backend.device import lacks_memory
-from paceline_engine.torch_backend.in_place import Kernels, Tables, in_place_kernels, splits_of
+from paceline_engine.torch_backend.in_place import Kernels, RowsInPlace, Tables, in_place_kernels
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 from paceline_engine.torch_backend.llama import FusedLlama
@@ -97,14 +97,12 @@ class CapturedForward(ForwardRows):
             RuntimeError: It cannot be recorded here; or there is no memory for it
                 (`device.lacks_memory`).
         """
-        self._decoder, self._size, self._kernels = decoder, size, kernels
+        self._size = size
         self.longest = longest
         # Held, because a recording holds addresses only; so are the rotations, because the decoder
         # replaces its table when a sequence gets longer, which a recording must not do.
         self._nobody = nobody
         self._rotations = decoder.rotations(longest)
-        self._like = (nobody.keys, nobody.values)
-        self._kv_heads = nobody.keys.shape[2]
         keys, values = nobody.places_from(nobody)
         self._no_row = [*keys, *values]
         # One tensor, so that the host sends one.
@@ -112,9 +110,15 @@ class CapturedForward(ForwardRows):
         self._told = self._told.to(nobody.keys.device)
         parts = torch.split(self._told, [size.rows, size.rows, 6 * size.rows, 9 * size.tiles])
         self.token_ids, self.positions = parts[:2]
-        self._rows, self._tiles = parts[2].view(-1, 6), parts[3].view(-1, 9)
         self.scored = slice(0, size.rows)
-        self._splits = splits_of(size.tiles * self._kv_heads, longest=longest)
+        self._in_place = RowsInPlace(
+            kernels,
+            like=nobody,
+            rows=parts[2],
+            tiles=parts[3],
+            tile_rows=size.tile_rows,
+            longest=longest,
+        )
         self._tell([], [], Tables([], like=nobody))
         self._replay = record(lambda: decoder(self))
 
@@ -131,19 +135,8 @@ class CapturedForward(ForwardRows):
         self, layer: int, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention
     ) -> Tensor:
         """Write the rows in their places, and look at all that is before each."""
-        self._kernels.keep(keys, values, layer=layer, table=self._rows, like=self._like)
-        seen = self._kernels.attend(
-            queries,
-            layer=layer,
-            table=self._tiles,
-            like=self._like,
-            kv_heads=self._kv_heads,
-            rows=self._size.tile_rows,
-            splits=self._splits,
-            scale=how.scale,
-            window=how.window,
-        )
-        return seen.transpose(0, 1)
+        self._in_place.keep(layer, keys, values)
+        return self._in_place.attend(layer, queries, how=how).transpose(0, 1)
 
     def _tell(self, token_ids: Sequence[int], positions: Sequence[int], tables: Tables) -> None:
         size = self._size
@@ -181,11 +174,9 @@ class CapturedForwards:
         self._stream: torch.cuda.Stream | None = None
 
     @staticmethod
-    def take(texts: Sequence[TextRows]) -> bool:
-        """Whether forwards with such rows are captured."""
-        return sum(text.count for text in texts) <= _MOST_ROWS and all(
-            text.tree is None and text.count <= FEW_ROWS for text in texts
-        )
+    def take(counts: Sequence[int]) -> bool:
+        """Whether forwards of sequences with so many rows, and no trees, are captured."""
+        return sum(counts) <= _MOST_ROWS and max(counts) <= FEW_ROWS
 
     def find(self, texts: Sequence[TextRows]) -> CapturedForward | None:
         """Return the recording for sequences' rows, if it is there."""

@@ -77,29 +77,48 @@ class Tables:
                 self.tile_rows = FEW_ROWS
 
 
-class TextsInPlace:
-    """The rows of a forward's sequences, (T,) in all."""
+class RowsInPlace:
+    """Rows whose keys and values lie where tables on the device say.
 
-    def __init__(self, texts: Sequence[TextRows], kernels: Kernels) -> None:
-        """Build it of sequences in the order of their rows."""
+    Letters: T rows in all, H heads, G key and value heads, D their width.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        *,
+        like: KeyValues,
+        rows: Tensor,
+        tiles: Tensor,
+        tile_rows: int,
+        longest: int,
+    ) -> None:
+        """Build it.
+
+        Args:
+            kernels: Write and attend.
+            like: The sequence from which places are told.
+            rows, tiles: The tables on the device, int64, flat or not; see `Tables`.
+            tile_rows: The most rows of a tile.
+            longest: The length of the longest sequence with a tile.
+        """
         self._kernels = kernels
-        first = texts[0].kept
-        self._like = (first.keys, first.values)
-        self._kv_heads = first.keys.shape[2]
-        tables = Tables(texts, like=first)
-        self._alone, self._tile_rows = tables.alone, tables.tile_rows
-        told = torch.tensor(tables.rows + tables.tiles).to(first.keys.device, non_blocking=True)
-        self._rows = told[: len(tables.rows)].view(-1, 6)
-        self._tiles = told[len(tables.rows) :].view(-1, 9)
-        self._splits = splits_of(len(self._tiles) * self._kv_heads, longest=tables.longest)
+        self._like = (like.keys, like.values)
+        self._kv_heads = like.keys.shape[2]
+        self._rows, self._tiles = rows.view(-1, 6), tiles.view(-1, 9)
+        self._tile_rows = tile_rows
+        self._splits = splits_of(len(self._tiles) * self._kv_heads, longest=longest)
 
     def keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Keep a layer's new keys and values: (G, T, D)."""
         self._kernels.keep(keys, values, layer=layer, table=self._rows, like=self._like)
 
     def attend(self, layer: int, queries: Tensor, *, how: Attention) -> Tensor:
-        """Attend to what is kept of a layer: (H, T, D) from the same."""
-        seen = self._kernels.attend(
+        """Attend to what is kept of a layer: (T, H, D) from (H, T, D).
+
+        Only rows of tiles are computed; others are left as the allocator gave them.
+        """
+        return self._kernels.attend(
             queries,
             layer=layer,
             table=self._tiles,
@@ -110,6 +129,33 @@ class TextsInPlace:
             scale=how.scale,
             window=how.window,
         )
+
+
+class TextsInPlace:
+    """The rows of a forward's sequences, (T,) in all."""
+
+    def __init__(self, texts: Sequence[TextRows], kernels: Kernels) -> None:
+        """Build it of sequences in the order of their rows."""
+        first = texts[0].kept
+        tables = Tables(texts, like=first)
+        self._alone = tables.alone
+        told = torch.tensor(tables.rows + tables.tiles).to(first.keys.device, non_blocking=True)
+        self._in_place = RowsInPlace(
+            kernels,
+            like=first,
+            rows=told[: len(tables.rows)],
+            tiles=told[len(tables.rows) :],
+            tile_rows=tables.tile_rows,
+            longest=tables.longest,
+        )
+
+    def keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Keep a layer's new keys and values: (G, T, D)."""
+        self._in_place.keep(layer, keys, values)
+
+    def attend(self, layer: int, queries: Tensor, *, how: Attention) -> Tensor:
+        """Attend to what is kept of a layer: (H, T, D) from the same."""
+        seen = self._in_place.attend(layer, queries, how=how)
         for text, start in self._alone:
             own = text.attend(layer, queries.narrow(1, start, text.count), how=how)
             seen.narrow(0, start, text.count).copy_(own.transpose(0, 1))

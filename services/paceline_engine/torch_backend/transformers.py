@@ -382,9 +382,9 @@ class LoadedModel(ModelBackend):
         """Replay a forward; the first of a size is computed, and recorded. None: it is neither."""
         if any(feed.parents or feed.proposes for feed in feeds):
             return None
-        texts = [TextRows(_text_of(feed), len(feed.token_ids)) for feed in feeds]
-        if not captured.take(texts):
+        if not captured.take([len(feed.token_ids) for feed in feeds]):
             return None
+        texts = [TextRows(_text_of(feed), len(feed.token_ids)) for feed in feeds]
         token_ids = [*chain.from_iterable(feed.token_ids for feed in feeds)]
         ends = accumulate(text.count for text in texts)
         scored = [
