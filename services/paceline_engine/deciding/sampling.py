@@ -25,6 +25,7 @@ from torch import Tensor
 from paceline.errors import InternalError
 from paceline_contract.proposal import SparseDistribution
 from paceline_engine.deciding.noise import Purpose, pair_bits
+from paceline_engine.terms.backend import first_line
 from paceline_engine.terms.validation import MOST_ENTRIES
 
 if TYPE_CHECKING:
@@ -323,7 +324,7 @@ def noise_kernel(device: torch.device) -> NoiseKernel | None:
                 _log.warning("noise takes torch's operators on %s: its kernel is off", device)
                 return None
     except Exception as error:  # noqa: BLE001 - Triton needs a C compiler, and may break anywhere
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        reason = first_line(error)
         _log.warning("noise takes torch's operators on %s, which is slower: %s", device, reason)
         return None
     return add_gumbel

@@ -33,6 +33,7 @@ PLAIN, INT8 = "plain", "int8"
 
 _MOST_NAMES = 3
 _MOST_CHARACTERS = 120  # of a name
+_MOST_REASON = 200  # characters of an error's line
 
 
 class ModelLoadError(Exception):
@@ -41,6 +42,11 @@ class ModelLoadError(Exception):
     def __init__(self, message: str) -> None:
         # Libraries' messages have several lines.
         super().__init__(" ".join(message.split()))
+
+
+def first_line(error: BaseException) -> str:
+    """Return an error's first line, for a log or a message; its kind if it says nothing."""
+    return str(error).splitlines()[0][:_MOST_REASON] if str(error) else type(error).__name__
 
 
 def few_names(names: Iterable[str]) -> str:

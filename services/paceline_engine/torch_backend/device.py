@@ -13,7 +13,7 @@ import torch
 
 from paceline.errors import OverloadedError
 from paceline_contract.calls import Hardware
-from paceline_engine.terms.backend import DeviceLostError, ModelLoadError
+from paceline_engine.terms.backend import DeviceLostError, ModelLoadError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _KINDS = frozenset({"cpu", "cuda"})
 _KINDS_IN_WORDS = "models are computed on cpu, cuda, cuda:1, ..."
-_MOST_REASON = 200
 # The words of torch, CUDA and its libraries for a lack of memory.
 _NO_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
 # Linux has the same id in all containers of a machine, and a new one at each boot.
@@ -45,7 +44,7 @@ def usable_device(name: str, *, dtype: str = "float32") -> torch.device:
         # It plans for each length of a sequence, and keeps all plans (pytorch pull request 190388).
         torch.backends.cuda.enable_cudnn_sdp(False)
     except (AssertionError, RuntimeError) as error:
-        reason = str(error).splitlines()[0][:_MOST_REASON]
+        reason = first_line(error)
         raise ModelLoadError(f"device {name!r} cannot be used here ({reason})") from error
     try:
         ones = torch.ones((2, 2), dtype=getattr(torch, dtype), device=device)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import torch
 from torch import Tensor
 
+from paceline_engine.terms.backend import first_line
 from paceline_engine.torch_backend.attention import FEW_ROWS, Attention, TextRows
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
@@ -242,8 +243,7 @@ def in_place_kernels(
                 _log.warning("sequences are attended one by one: the kernels are off by %g", off)
                 return None
     except Exception as error:  # noqa: BLE001 - Triton needs a C compiler, and may break anywhere
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        _log.warning("sequences are attended one by one, which is slower: %s", reason)
+        _log.warning("sequences are attended one by one, which is slower: %s", first_line(error))
         return None
     return kernels
 
