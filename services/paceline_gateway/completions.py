@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.errors import PacelineError
 from paceline_gateway.chat_template import WRITTEN, write_prompt
 from paceline_gateway.conversation_schemas import with_effort
 from paceline_gateway.dialects.answering import check_tools, plan_answer, unheard
-from paceline_gateway.errors import RequestError, of_grammar, renamed
+from paceline_gateway.errors import RequestError, naming_grammar, renamed
 from paceline_gateway.generations import deliver
 from paceline_gateway.json_body import parse
 from paceline_gateway.rendering import ChatForm, CompletionForm, StreamedAnswer, WholeAnswer
@@ -78,13 +77,8 @@ async def chat(
     choices = generations.choices([prompt], options, count=body.n, connection=connection)
     answer_class = StreamedAnswer if body.stream else WholeAnswer
     answer = answer_class(connection, ChatForm(plan.new_reader), body, model=model)
-    try:
+    with naming_grammar(plan.reason):
         await deliver(choices, answer.take)
-    except PacelineError as error:
-        refusal = of_grammar(error, param=plan.reason)
-        if refusal is None:
-            raise
-        raise refusal from error
     await answer.end(choices)
 
 

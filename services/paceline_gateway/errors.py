@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from paceline import errors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _MOST_TEXT = 1000
 
@@ -192,12 +193,26 @@ def of_paceline(error: errors.PacelineError, *, prompt: str) -> RequestError:
     )
 
 
-def of_grammar(error: errors.PacelineError, *, param: str | None) -> RequestError | None:
-    """Turn an error about a grammar that the gateway made into OpenAI's form.
+@contextmanager
+def naming_grammar(param: str | None) -> Iterator[None]:
+    """Turn errors about a grammar that the gateway made into OpenAI's form.
 
     Args:
         param: The parameter from which the grammar was made; None: the client wrote it itself.
+
+    Raises:
+        RequestError: The grammar cannot be enforced.
     """
+    try:
+        yield
+    except errors.PacelineError as error:
+        refusal = _of_grammar(error, param=param)
+        if refusal is None:
+            raise
+        raise refusal from error
+
+
+def _of_grammar(error: errors.PacelineError, *, param: str | None) -> RequestError | None:
     violation = _violation(error)
     if param is None or violation is None or not violation.field.startswith("sampling.grammar"):
         return None

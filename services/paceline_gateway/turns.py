@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from paceline.errors import PacelineError
 from paceline_gateway.chat_template import WRITTEN, write_prompt
 from paceline_gateway.dialects.answering import check_tools, plan_answer, unheard
-from paceline_gateway.errors import RequestError, of_grammar
+from paceline_gateway.errors import RequestError, naming_grammar
 from paceline_gateway.generations import deliver
 
 if TYPE_CHECKING:
@@ -60,13 +59,8 @@ class Turn:
         async def read(_choice: Choice, chunk: Chunk | None) -> None:
             await take(self.reader.finish() if chunk is None else self.reader.read(chunk))
 
-        try:
+        with naming_grammar(self.reason):
             await deliver([self.choice], read)
-        except PacelineError as error:
-            refusal = of_grammar(error, param=self.reason)
-            if refusal is None:
-                raise
-            raise refusal from error
 
 
 class Turns:
