@@ -134,6 +134,14 @@ def test_trees_and_long_parts_of_prompts_are_computed(tiny_pair, target, sizes):
     assert not sizes
 
 
+def test_more_rows_than_any_recording_has_are_computed(tiny_pair, target, sizes):
+    backend = capturing_backend(tiny_pair)
+    prompts = [[n + place for place in range(16)] for n in range(5)]
+    ours, theirs = drafts(backend, prompts), drafts(target, prompts)
+    assert run_all(backend, ours) == run_all(target, theirs)
+    assert not sizes
+
+
 def test_a_text_longer_than_all_before_is_captured_anew(tiny_pair, target, sizes, monkeypatch):
     monkeypatch.setattr("paceline_engine.torch_backend.cuda_graphs._FIRST_POSITIONS", 16)
     backend = capturing_backend(tiny_pair)
