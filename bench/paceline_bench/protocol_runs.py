@@ -11,7 +11,7 @@ from paceline_bench.gpus import gpu_count
 from paceline_engine.terms.rank_paths import likeliest_tree
 from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.laboratory.guesses import OwnGuesses
-from paceline_protocol.laboratory.oracles import AgreementOracle
+from paceline_protocol.laboratory.oracles import AgreementOracle, FeatureHeadOracle
 from paceline_protocol.laboratory.simulation import ServerLatency, simulate
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import Strategy, create_method, label_of
@@ -41,6 +41,8 @@ class Setup:
         shape: How wide drafts are.
         guesses: What a target guesses by itself, or None.
         drafts_ahead: Whether SI's drafter goes on while the target verifies.
+        head_rates: Of a drafter that reads the target's hidden states, instead of an acceptance
+            rate: see FeatureHeadOracle; none: it reads tokens only.
     """
 
     strategy: Strategy
@@ -54,6 +56,7 @@ class Setup:
     shape: Shape = CHAIN
     guesses: OwnGuesses | None = None
     drafts_ahead: bool = False
+    head_rates: tuple[float, ...] = ()
 
     @property
     def gpu_count(self) -> int:
@@ -87,8 +90,12 @@ def run_protocol(
 ) -> SimulationResult:
     """Generate max_tokens tokens; equal seeds meet equal agreements, whatever the setup."""
     length = _PROMPT_LENGTH + max_tokens
-    oracle = AgreementOracle(
-        acceptance_rate, seed=seed, length=length, shares=shares, guesses=setup.guesses
+    oracle = (
+        FeatureHeadOracle(setup.head_rates, seed=seed, length=length)
+        if setup.head_rates
+        else AgreementOracle(
+            acceptance_rate, seed=seed, length=length, shares=shares, guesses=setup.guesses
+        )
     )
     task = DecodingTask(
         oracle.prompt(_PROMPT_LENGTH),

@@ -19,6 +19,7 @@ from paceline_bench.simulate.claims import (
     write_cells,
 )
 from paceline_bench.simulate.ewif_table import ewif_table
+from paceline_bench.simulate.heads_command import show_heads
 from paceline_bench.simulate.heatmaps import Experiment, Grid, columns, fill_column
 from paceline_bench.simulate.table1 import MOMENTS, table1
 from paceline_bench.simulate.trees_command import TreeOptions, show_trees
@@ -47,17 +48,22 @@ paceline simulate trees --widths 2,4              the gain of trees: some minute
 paceline simulate trees --sp 7 --target-row 0.02  each further row takes 2 % of a forward
 paceline simulate table2 --rank-decay 0.3         trees on the rows of the paper's Table 2
 paceline simulate table2 --self-rates 0.6,0.4     and a target that drafts for itself
+paceline simulate heads --sp 1,2,4                EAGLE-3 heads: at the target, or a service
 """
-_OF_TREES = (
-    "widths",
-    "branches",
-    "rank_decay",
-    "sp",
-    "target_row",
-    "drafter_row",
-    "self_rates",
-    "self_nodes",
+_TREES, _HEADS = frozenset({"trees", "table2"}), frozenset({"heads"})
+_GOES_WITH = dict.fromkeys(
+    (
+        "widths",
+        "branches",
+        "rank_decay",
+        "target_row",
+        "drafter_row",
+        "self_rates",
+        "self_nodes",
+    ),
+    _TREES,
 )
+_GOES_WITH |= {"sp": _TREES | _HEADS, "head_latency": _HEADS, "head_decay": _HEADS}
 _FIGURES = {"figure2": ("Figure 2", None), "figure7": ("Figure 7", 5)}  # title and lookahead
 _PANELS = {"figure2": tuple(RATIOS), "figure7": tuple(RATIOS)[:3]}
 
@@ -73,11 +79,12 @@ class SimulateSettings(Settings):
     the exit code is 1 if Table 1 is not reproduced exactly. `ewif` is Table 1 of the paper on
     cascades: expected walltime improvement factors, by its formula. Not part of `all`: `trees`,
     heat maps of what token trees add to SI and DSI, and `table2`, the same for the rows of Table 2,
-    ideal and without the prompt; with hit rates beside a target that drafts for itself.
+    ideal and without the prompt; with hit rates beside a target that drafts for itself. `heads`
+    compares EAGLE-3 heads at the target with the same heads as drafter services.
     """
 
-    what: Literal["all", "table1", "ewif", "figure2", "figure7", "trees", "table2"] = option(
-        "all", kind="argument", description="results to reproduce"
+    what: Literal["all", "table1", "ewif", "figure2", "figure7", "trees", "table2", "heads"] = (
+        option("all", kind="argument", description="results to reproduce")
     )
     grid: Literal["coarse", "full"] = Field(
         "coarse", description="step of both axes: 5 per cent, or 1 per cent as in the paper"
@@ -103,7 +110,7 @@ class SimulateSettings(Settings):
         " wrong, or 'llama' for a published vector",
     )
     sp: Annotated[tuple[int, ...], numbers_to(MOST_TARGETS)] = Field(
-        "1,2,7", validate_default=True, description="trees: SP degrees, targets of DSI"
+        "1,2,7", validate_default=True, description="trees, heads: SP degrees, targets of DSI"
     )
     target_row: float = Field(
         0, ge=0, le=10, description="trees: price of each further row, in the target's forwards"
@@ -124,6 +131,16 @@ class SimulateSettings(Settings):
         le=256,
         description="trees: guesses that such a target proposes, the likeliest tree",
     )
+    head_latency: float = Field(
+        0.05, gt=0, le=1, description="heads: a forward of the head, in the target's"
+    )
+    head_decay: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="heads: by what the rate is multiplied with each token beyond the published"
+        " ones",
+    )
     per_gpu: bool = Field(
         False, description="also tokens in a target forward's time over the GPUs in use"
     )
@@ -141,12 +158,11 @@ class SimulateSettings(Settings):
 
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> Self:
-        if self.what not in {"trees", "table2"}:
-            for name in _OF_TREES:
-                if name in self.model_fields_set:
-                    flag = name.replace("_", "-")
-                    raise ValueError(f"--{flag} goes with trees and table2, not {self.what}")
-        if self.per_gpu and self.what in {"table1", "ewif"}:
+        for name, whats in _GOES_WITH.items():
+            if name in self.model_fields_set and self.what not in whats:
+                flag, wanted = name.replace("_", "-"), " and ".join(sorted(whats, reverse=True))
+                raise ValueError(f"--{flag} goes with {wanted}, not {self.what}")
+        if self.per_gpu and self.what in {"table1", "ewif", "heads"}:
             raise ValueError(f"--per-gpu goes with pictures and rows, not {self.what}")
         return self
 
@@ -157,8 +173,18 @@ def main(arguments: Sequence[str]) -> int:
         SimulateSettings, arguments, program="paceline simulate", examples=_EXAMPLES
     )
     settings.output_directory.mkdir(parents=True, exist_ok=True)
-    if settings.what in {"trees", "table2"}:
+    if settings.what in _TREES:
         show_trees(_tree_options(settings))
+        return 0
+    if settings.what in _HEADS:
+        show_heads(
+            latency=settings.head_latency,
+            decay=settings.head_decay,
+            target_counts=settings.sp,
+            token_count=settings.tokens,
+            repeats=settings.repeats,
+            json_file=settings.json_file,
+        )
         return 0
     is_exact = settings.what not in {"all", "table1"} or _show_table1()
     is_exact = (settings.what not in {"all", "ewif"} or _show_ewif()) and is_exact

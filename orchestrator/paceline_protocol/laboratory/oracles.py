@@ -136,6 +136,47 @@ class AgreementOracle:
         return self._draws[drafter]
 
 
+class FeatureHeadOracle(AgreementOracle):
+    """A drafter that reads the target's hidden states (EAGLE-3), told with each verdict.
+
+    Its first token after the last one that the target decided rests on true hidden states. For each
+    further token it takes its own instead, so the rate depends on how far ahead it drafts. The
+    prompt's hidden states are there from the start. Drafters share what they were told.
+    """
+
+    def __init__(self, rates: Sequence[float], *, seed: int, length: int) -> None:
+        """Draw which positions agree.
+
+        Args:
+            rates: Probability that a token is right if those before it are: of the first token
+                after the last decided one, of the second, and so on; the last rate holds for all
+                further ones.
+            seed: Names the draw.
+            length: Positions there are, the prompt's included.
+        """
+        super().__init__(rates[0], seed=seed, length=length)
+        self._rates = rates
+        self._last_decided = 0
+
+    def prompt(self, length: int) -> tuple[int, ...]:
+        """Return a prompt of right tokens, whose hidden states are known."""
+        self._last_decided = length - 1
+        return super().prompt(length)
+
+    def agrees(self, drafter: int, position: int) -> bool:
+        """Whether a drafter on the right text finds the token of a position, from 0 on."""
+        ahead = max(position - self._last_decided, 1)
+        rate = self._rates[min(ahead, len(self._rates)) - 1]
+        return self._draw(drafter)[position] < rate
+
+    def judge(self, prefix: Sequence[int], block: Sequence[int]) -> tuple[int, int]:
+        """Accept right tokens, and tell hidden states if the prefix is right; see TokenOracle."""
+        accepted, token_id = super().judge(prefix, block)
+        if tuple(prefix) == super().prompt(len(prefix)):
+            self._last_decided = max(self._last_decided, len(prefix) + accepted)
+        return accepted, token_id
+
+
 def judge_tree(
     oracle: TokenOracle, prefix: Sequence[int], proposal: Proposal
 ) -> tuple[tuple[int, ...], int]:
