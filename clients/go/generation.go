@@ -196,6 +196,9 @@ type Statistics struct {
 	// Tokens of WithPredictedText, and those of the answer that were drafted from it.
 	PredictedTokenCount         int
 	PredictedAcceptedTokenCount int
+	// Draft tokens that a grammar forced, without a forward, and tokens of the answer that were such.
+	ForcedDraftedTokenCount  int
+	ForcedAcceptedTokenCount int
 }
 
 // ModelForwards has the forwards of one of the drafters' models.

@@ -143,6 +143,8 @@ func readStatistics(message *pb.GenerationStatistics) Statistics {
 		WalltimeImprovement:         message.GetWalltimeImprovement(),
 		PredictedTokenCount:         int(message.GetPredictedTokenCount()),
 		PredictedAcceptedTokenCount: int(message.GetPredictedAcceptedTokenCount()),
+		ForcedDraftedTokenCount:     int(message.GetForcedDraftedTokenCount()),
+		ForcedAcceptedTokenCount:    int(message.GetForcedAcceptedTokenCount()),
 	}
 }
 

@@ -43,11 +43,14 @@ class Proposal:
         parents: Empty for a chain, in which each token follows the one before. For a tree one row
             for each token: the row that the token follows.
         distributions: Under REJECTION the distribution of each token's draw. Else empty.
+        forced: The indices of tokens that a grammar forces, ascending, as a model server says it.
+            No part of what is judged.
     """
 
     token_ids: Sequence[int] = ()
     parents: Sequence[int] = ()
     distributions: Sequence[Distribution] = ()
+    forced: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -177,6 +180,17 @@ class Proposal:
             is_open = not parent or (before > 0 and self.token_ids[parent - 1] not in end_ids)
             depths.append(before + 1 if is_open and before < longest else 0)
         return self.only([index for index, depth in enumerate(depths) if depth]).compact()
+
+    def followed_by(self, other: Proposal) -> Proposal:
+        """Return this chain, followed by another."""
+        if not other:
+            return self
+        count = len(self.token_ids)
+        return Proposal(
+            (*self.token_ids, *other.token_ids),
+            distributions=(*self.distributions, *other.distributions),
+            forced=(*self.forced, *(count + index for index in other.forced)),
+        )
 
     def beside(self, other: Proposal) -> Proposal:
         """Return this tree, followed by another's tokens that this tree does not have."""

@@ -93,6 +93,9 @@ class ModelBackend(Backend):
         answers: list[Outcome | Exception | None] = []
         feeds: list[Feed] = []
         for item in items:
+            if forced := self._forced_alone(item):
+                answers.append(forced)
+                continue
             feed = self._feed_or_error(item, row_limit if item is items[-1] else None)
             if isinstance(feed, Exception):
                 answers.append(feed)
@@ -110,6 +113,25 @@ class ModelBackend(Backend):
             for item, feed, own in scored
         )
         return [next(decided) if answer is None else answer for answer in answers]
+
+    def _forced_alone(self, item: Item) -> Outcome | None:
+        """Return a draft's next tokens if a grammar leaves no others: no forward is needed.
+
+        In a tree it is one token, as each step there finds one token of the chain. Branches that
+        are extended have rows of their own, so such a tree always needs its forwards.
+        """
+        task = item.task
+        if not isinstance(task, Draft) or task.branch_count:
+            return None
+        forced = self.forced(item, most=1 if task.width > 1 else task.max_tokens - item.found_count)
+        if not forced:
+            return None
+        if task.width == 1:
+            return Outcome(0, drafted=forced)
+        seed = item.draft_tree if item.draft_tree.found else DraftTree()
+        draft_tree = seed.grown([[(forced.token_ids[0], 1.0)]])
+        drafted = replace(draft_tree.news_since(seed), forced=forced.forced)
+        return Outcome(0, drafted=drafted, draft_tree=draft_tree)
 
     def _feed_or_error(self, item: Item, row_limit: int | None) -> Feed | Exception:
         """Return an item's rows, or the error of this item alone."""
@@ -205,7 +227,10 @@ class ModelBackend(Backend):
                 task = Judge(NOTHING, logprobs=told.logprobs, top_logprobs=told.top_logprobs)
                 return Outcome(row_count, judgement=self._judge(scores, task, item=item))
             if item.task.width == 1:
-                return Outcome(row_count, drafted=self._draft(scores, item))
+                drafted = self._draft(scores, item)
+                most = item.task.max_tokens - item.found_count - len(drafted)
+                forced = self.forced(item, drafted.token_ids, most=most)
+                return Outcome(row_count, drafted=drafted.followed_by(forced))
             seed = item.draft_tree if item.draft_tree.found else DraftTree(item.task.branch_count)
             draft_tree = seed.grown(self._rank(scores, item))
             return Outcome(row_count, drafted=draft_tree.news_since(seed), draft_tree=draft_tree)

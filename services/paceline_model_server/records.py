@@ -220,6 +220,11 @@ class HostCollector(Collector):
             ("spec_decode_num_drafts", "Windows drafted", now.draft_calls),
             ("spec_decode_num_draft_tokens", "Draft tokens found, or judged", drafted),
             ("spec_decode_num_accepted_tokens", "Draft tokens accepted", now.accepted_tokens),
+            (
+                "forced_tokens",
+                "Tokens that a grammar forced, proposed without a forward",
+                now.forced_tokens,
+            ),
             ("self_draft_num_proposed_tokens", "Own guesses proposed", now.guesses_proposed),
             ("self_draft_num_judged_tokens", "Own guesses judged", now.guesses_judged),
             ("self_draft_num_pruned_tokens", "Own guesses pruned", now.guesses_pruned),

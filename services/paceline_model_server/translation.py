@@ -342,6 +342,7 @@ def _proposal(proposal: Proposal) -> proposal_pb2.Proposal:
             )
             for each in proposal.distributions
         ),
+        forced=proposal.forced,
     )
 
 

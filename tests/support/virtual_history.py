@@ -209,7 +209,8 @@ class History:
             window = Window((), call.request.max_tokens, final_length=0, width=call.request.width)
             for at, message in call.messages:
                 said = message.proposal
-                chain = window.chain_of(Proposal(tuple(said.token_ids), tuple(said.parents))) or ()
+                piece = Proposal(tuple(said.token_ids), tuple(said.parents))
+                chain = piece.along(window.chain_of(piece) or ())
                 window.advance(len(chain))
                 text += chain
                 told_at += [at] * len(chain)

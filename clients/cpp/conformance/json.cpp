@@ -60,7 +60,9 @@ Json told(const paceline::Statistics& it) {
           {"drafter_models", told(it.drafter_models)},
           {"walltime_improvement", it.walltime_improvement},
           {"predicted_token_count", it.predicted_token_count},
-          {"predicted_accepted_token_count", it.predicted_accepted_token_count}};
+          {"predicted_accepted_token_count", it.predicted_accepted_token_count},
+          {"forced_drafted_token_count", it.forced_drafted_token_count},
+          {"forced_accepted_token_count", it.forced_accepted_token_count}};
 }
 
 // A C++ program cannot write these numbers, so the client never sees them; the refusal is the same.

@@ -83,6 +83,8 @@ Statistics read_statistics(const v1::GenerationStatistics& message) {
   statistics.walltime_improvement = message.walltime_improvement();
   statistics.predicted_token_count = message.predicted_token_count();
   statistics.predicted_accepted_token_count = message.predicted_accepted_token_count();
+  statistics.forced_drafted_token_count = message.forced_drafted_token_count();
+  statistics.forced_accepted_token_count = message.forced_accepted_token_count();
   return statistics;
 }
 

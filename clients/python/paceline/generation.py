@@ -226,6 +226,8 @@ class Statistics:
         drafter_models: The drafters' forwards by model; a stack's largest model comes first.
         predicted_token_count: Tokens of `predicted_text`.
         predicted_accepted_token_count: Tokens of the answer that were drafted from it.
+        forced_drafted_token_count: Draft tokens that a grammar forced, without a forward.
+        forced_accepted_token_count: Tokens of the answer that a grammar had forced.
         walltime_improvement: SWI: the new tokens at the mean time of a target's forward, over the
             time in all forwards; 0 if calls were withdrawn, so that it is not known.
     """
@@ -253,6 +255,8 @@ class Statistics:
     walltime_improvement: float = 0.0
     predicted_token_count: int = 0
     predicted_accepted_token_count: int = 0
+    forced_drafted_token_count: int = 0
+    forced_accepted_token_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -166,6 +166,10 @@ export interface Statistics {
   readonly predictedTokenCount: number;
   /** Tokens of the answer that were drafted from it. */
   readonly predictedAcceptedTokenCount: number;
+  /** Draft tokens that a grammar forced, without a forward. */
+  readonly forcedDraftedTokenCount: number;
+  /** Tokens of the answer that a grammar had forced. */
+  readonly forcedAcceptedTokenCount: number;
 }
 
 /** The forwards of one model. */

@@ -62,10 +62,11 @@ class AnswerChecks:
             demand(is_guess, "proposal", _WAS_NOT_ASKED)
 
     def draft(self, drafted: Drafted, *, window: Window) -> tuple[int, ...]:
-        """Check a piece of a draft, tokens and distributions; return what it has of the chain."""
+        """Check a piece of a draft; return the indices of its tokens that are the chain's."""
         proposal = drafted.proposal
         chain = window.chain_of(proposal)
         demand(chain is not None, "proposal", _WAS_NOT_ASKED)
+        demand(_are_indices(proposal.forced, len(proposal)), "proposal.forced", _WAS_NOT_ASKED)
         demand(self._are_tokens(proposal.token_ids), "proposal.token_ids", _WAS_NOT_ASKED)
         needed = len(proposal) if self._is_rejection else 0
         has_all = len(proposal.distributions) == needed
@@ -140,6 +141,7 @@ class AnswerChecks:
             and len(set(places)) == len(proposal)
             and self._are_tokens(proposal.token_ids)
             and not proposal.distributions
+            and _are_indices(proposal.forced, len(proposal))
         )
 
     def _are_tokens(self, token_ids: Sequence[int]) -> bool:
@@ -156,6 +158,11 @@ class AnswerChecks:
 
 def _are_logprobs(values: Sequence[float]) -> bool:
     return all(map(math.isfinite, values)) and max(values, default=0.0) <= _ROUNDING
+
+
+def _are_indices(indices: Sequence[int], count: int) -> bool:
+    """Whether these are ascending indices of so many tokens."""
+    return all(a < b for a, b in zip((-1, *indices), (*indices, count), strict=True))
 
 
 def _are_apart(ids: Collection[int], token_ids: Sequence[int]) -> bool:

@@ -198,7 +198,7 @@ class CallsInFlight:
         record = self._recorder.verifying(session.server.name, asked)
         self._follow(
             _Running(call, session, sent=sent, record=record, replaced=replaced),
-            partial(self._take_verdict, call, session=session, asked=asked.proposal),
+            partial(self._take_verdict, call, session=session, asked=asked.proposal, record=record),
         )
 
     def _start_draft(self, call: StartDraft, session: RemoteSession) -> None:
@@ -283,7 +283,13 @@ class CallsInFlight:
                 take(answer)
 
     def _take_verdict(
-        self, call: StartVerify, judged: Judged, *, session: RemoteSession, asked: Proposal
+        self,
+        call: StartVerify,
+        judged: Judged,
+        *,
+        session: RemoteSession,
+        asked: Proposal,
+        record: CallRecord,
     ) -> None:
         path = judged.accepted_path
         decided = (*asked.along(path), judged.next_token)
@@ -292,6 +298,8 @@ class CallsInFlight:
         self._decided.add(len(call.prefix), decided)
         if self._likeliest is not None:
             self._likeliest.add(call.prefix, decided, likeliest=judged.top_logprobs)
+        if judged.proposal.forced:
+            self._recorder.guessed(record, (*call.prefix, *decided), judged.proposal)
         self._judged.append((session, judged))
         self._answered(
             BlockVerified(

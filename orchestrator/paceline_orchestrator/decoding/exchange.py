@@ -63,7 +63,7 @@ class Drafted:
         sequence: The call that they say they answer.
         start_length: How many tokens precede them; of a tree, those of its chain.
         proposal: With parents that refer to all that the call has found.
-        chain: Those of its tokens that are the chain's.
+        chain: The indices of its tokens that are the chain's.
         elapsed_ns: Since those before them came, or the call was sent.
     """
 

@@ -123,6 +123,16 @@ class RequestMetrics:
             ["reason"],
             registry=registry,
         )
+        self._forced = Counter(
+            "paceline_forced_tokens",
+            "Draft tokens that a grammar forced, so that no forward found them",
+            registry=registry,
+        )
+        self._forced_accepted = Counter(
+            "paceline_forced_tokens_accepted",
+            "Tokens of the output that a grammar had forced, as draft tokens",
+            registry=registry,
+        )
         self._branch_rows = Counter(
             "paceline_branch_rows",
             "Tokens beside drafters' chains that targets were given to judge",
@@ -207,6 +217,8 @@ class RequestMetrics:
         self._accepted.inc(took.drafts.accepted)
         self._wasted.labels("rejected").inc(took.drafts.rejected)
         self._wasted.labels("discarded").inc(took.drafts.discarded)
+        self._forced.inc(took.forced_drafted)
+        self._forced_accepted.inc(took.forced_accepted)
         self._branch_rows.inc(took.drafts.branch_judged)
         self._branch_rows_accepted.inc(took.drafts.branch_accepted)
         self._corrections_ahead.inc(took.drafts.corrections_ahead)

@@ -8,20 +8,27 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import KW_ONLY, dataclass, field, replace
-from itertools import count
+from itertools import count, groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from paceline_orchestrator.decoding.guesses import Guesses
 from paceline_orchestrator.decoding.statistics import EventKind, Statistics, TimelineEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline_contract.calls import CallTiming
+    from paceline_contract.proposal import Proposal
     from paceline_orchestrator.decoding.exchange import Decoded, Drafted, Judged
     from paceline_orchestrator.decoding.metrics import RequestMetrics
     from paceline_orchestrator.decoding.statistics import Fallback
     from paceline_protocol.draft_statistics import DraftStatistics
     from paceline_protocol.messages import EmitTokens, StartDecode, StartDraft, StartVerify
+
+
+GRAMMAR = "grammar"
+"""What the timeline calls the source of forced tokens, where a server's name stands else."""
 
 
 @dataclass(slots=True, eq=False)
@@ -104,6 +111,7 @@ class Recorder:
         self._call_ids = count(1)
         self._verifying: Counter[str] = Counter()
         self._drafts: list[CallRecord] = []
+        self._forced = Guesses(prompt_length)  # marked: forced
         self._whole = CallRecord(
             0, "orchestrator", prefix=(), started_ns=arrived_ns
         )  # the request itself
@@ -142,14 +150,27 @@ class Recorder:
             self._draft_hops_ns.append(hop_ns)  # measured later: the target waits for the token
         self._statistics.drafter_forward_count += drafted.timing.forward_count
         self._statistics.count_models(record.models, drafted.timing)
-        branch_count = len(drafted.proposal) - len(drafted.chain)
-        self._note_drafted(record, drafted.chain, branch_count=branch_count)
+        proposal, chain = drafted.proposal, drafted.chain
+        token_ids = proposal.along(chain)
+        are_forced = [index in proposal.forced for index in chain]
+        if any(are_forced):
+            self._count_forced((*record.prefix, *record.token_ids), token_ids, are_forced)
+        self._note_drafted(
+            record, token_ids, are_forced=are_forced, branch_count=len(proposal) - len(chain)
+        )
 
     def drafted_at_once(self, drafter: str, draft: StartDraft, token_ids: Sequence[int]) -> None:
         """A draft was asked for, and answered: no call was made."""
         record = self.drafting(drafter, draft)
         self._note_drafted(record, token_ids)
         self.draft_ended(record)
+
+    def guessed(self, record: CallRecord, prefix: Sequence[int], proposal: Proposal) -> None:
+        """A target proposed what follows a verdict, with tokens that a grammar forces."""
+        token_ids = proposal.along(proposal.forced)
+        self._count_forced(prefix, token_ids, [True] * len(token_ids))
+        guess = replace(record, prefix=prefix, token_ids=[], server=GRAMMAR)
+        self._tell(EventKind.DRAFTED, guess, token_ids=token_ids, branch_count=0)
 
     def verifying(self, server: str, verify: StartVerify) -> CallRecord:
         """A verification was started."""
@@ -222,6 +243,8 @@ class Recorder:
             kind = EventKind.ACCEPTED if accepted else EventKind.CORRECTED
             self._tell(kind, self._whole, position=self._position, token_ids=(token_id,))
             self._discard_what_contradicts(token_id)
+            verdicts = self._forced.finalize(token_id)
+            self._statistics.forced_accepted += any(it == (True, True) for it in verdicts)
             self._position += 1
 
     def statistics(self, drafts: DraftStatistics) -> Statistics:
@@ -236,18 +259,33 @@ class Recorder:
         """Return what was remembered, by start."""
         return sorted(self._timeline, key=lambda event: event.start_ns)
 
-    def _note_drafted(
-        self, record: CallRecord, token_ids: Sequence[int], *, branch_count: int = 0
+    def _count_forced(
+        self, prefix: Sequence[int], token_ids: Sequence[int], are_forced: Sequence[bool]
     ) -> None:
-        self._tell(
-            EventKind.DRAFTED,
-            record,
-            start_ns=record.started_ns,
-            position=record.end,
-            token_ids=token_ids,
-            branch_count=branch_count,
-        )
-        record.token_ids.extend(token_ids)
+        self._statistics.forced_drafted += sum(are_forced)
+        self._forced.add(prefix, token_ids, are_marked=are_forced)
+
+    def _note_drafted(
+        self,
+        record: CallRecord,
+        token_ids: Sequence[int],
+        *,
+        are_forced: Sequence[bool] = (),
+        branch_count: int = 0,
+    ) -> None:
+        marks = are_forced or [False] * len(token_ids)
+        for is_forced, run in groupby(zip(marks, token_ids, strict=True), key=itemgetter(0)):
+            found = [token_id for _, token_id in run]
+            self._tell(
+                EventKind.DRAFTED,
+                replace(record, server=GRAMMAR) if is_forced else record,
+                start_ns=record.started_ns,
+                position=record.end,
+                token_ids=found,
+                branch_count=branch_count,
+            )
+            branch_count = 0
+            record.token_ids.extend(found)
         record.started_ns = time.perf_counter_ns()
 
     def _count_at_target(self, timing: CallTiming) -> None:

@@ -290,6 +290,7 @@ def _proposal(message: ProposalMessage) -> Proposal:
         tuple(message.token_ids),
         parents=tuple(message.parents),
         distributions=tuple(message.distributions),
+        forced=tuple(message.forced),
     )
 
 

@@ -224,8 +224,8 @@ class RemoteSession:
                 async for drafted in messages:
                     self._patience.heard(sent, seconds=self._patience.seconds(steps=steps))
                     chain = self._checks.draft(drafted, window=window)
-                    self._take(drafted, chain, sent=sent, window=window)
                     proposal = drafted.proposal
+                    self._take(drafted, proposal.along(chain), sent=sent, window=window)
                     if options.width == 1:  # the parents of a chain say nothing
                         proposal = replace(proposal, parents=())
                     report(replace(drafted, proposal=proposal, chain=chain))

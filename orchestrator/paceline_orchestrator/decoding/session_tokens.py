@@ -103,14 +103,19 @@ class Window:
         return len(self.prefix) + self.found_count
 
     def chain_of(self, piece: Proposal) -> tuple[int, ...] | None:
-        """Take in a piece of a draft, and return what it has of the chain; None if it is none."""
+        """Take in a piece of a draft, and return the indices of its tokens that are the chain's.
+
+        None if it is no piece of this draft.
+        """
         if self._width == 1:
             follows_on = tuple(range(self.found_count, self.found_count + len(piece)))
-            return tuple(piece.token_ids) if piece.parents in ((), follows_on) else None
+            return tuple(range(len(piece))) if piece.parents in ((), follows_on) else None
         if len(piece.parents) != len(piece):
             return None
         chain = []
-        for token_id, parent in zip(piece.token_ids, piece.parents, strict=True):
+        for index, (token_id, parent) in enumerate(
+            zip(piece.token_ids, piece.parents, strict=True)
+        ):
             if not 0 <= parent < len(self._places):
                 return None
             siblings = self._places[parent]
@@ -122,7 +127,7 @@ class Window:
             self._depths.append(depth)
             if parent == self._tip:
                 self._tip = len(self._places) - 1
-                chain.append(token_id)
+                chain.append(index)
         return tuple(chain)
 
     def advance(self, count: int) -> None:

@@ -102,6 +102,8 @@ class Statistics:
         token_count: New tokens.
         untold_count: Calls that run, or were withdrawn: what they ran nobody has told.
         reused_count: Tokens that the target which answered first had computed before.
+        forced_drafted: Draft tokens that a grammar forced, so that no forward found them.
+        forced_accepted: How many tokens of the output a grammar had forced, as draft tokens.
     """
 
     drafts: DraftStatistics = field(default_factory=DraftStatistics)
@@ -119,6 +121,8 @@ class Statistics:
     token_count: int = 0
     untold_count: int = 0
     reused_count: int = 0
+    forced_drafted: int = 0
+    forced_accepted: int = 0
 
     @property
     def walltime_improvement(self) -> float:

@@ -15,11 +15,12 @@ its prompt searched, or guesses nothing.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from paceline_contract.max_gram import IndexRoom
 from paceline_contract.proposal import NOTHING, Proposal
+from paceline_orchestrator.decoding.guesses import Guesses
 from paceline_orchestrator.decoding.statistics import TextStatistics
 
 if TYPE_CHECKING:
@@ -54,15 +55,6 @@ class Proposer(Protocol):
     @property
     def source(self) -> int | None:
         """Where in the text the first token of the next proposal stands; None: nowhere."""
-
-
-@dataclass(slots=True)
-class _Guess:
-    """What was proposed last: tokens after a text; whether each was copied from a prediction."""
-
-    prefix: Sequence[int]
-    token_ids: list[int]
-    are_predicted: list[bool]
 
 
 class TextDrafter:
@@ -108,7 +100,7 @@ class TextDrafter:
         self._is_ready = False
         self._final_length = len(prompt)  # of the whole text
         self._indexed_length = len(prompt)  # of that, what the index has, and is final
-        self._guesses: list[_Guess] = []  # whose tokens are not all final yet
+        self._guesses = Guesses(len(prompt))  # marked: copied from the prediction
         self.statistics = TextStatistics(predicted=len(predicted))
         self.drafts = True
 
@@ -151,7 +143,7 @@ class TextDrafter:
         if not found:
             return NOTHING
         self.statistics.drafted += len(found)
-        self._add(draft.prefix, found, are_predicted=self._are_predicted(len(found)))
+        self._guesses.add(draft.prefix, found, are_marked=self._are_predicted(len(found)))
         make = self._make_distribution
         return Proposal(tuple(found), distributions=tuple(map(make, found)) if make else ())
 
@@ -162,9 +154,15 @@ class TextDrafter:
 
     def finalize(self, token_ids: Sequence[int]) -> None:
         """Let tokens become final, and see whether they are what was proposed."""
+        self._final_length += len(token_ids)
         for token_id in token_ids:
-            self._judge(token_id)
-            self._final_length += 1
+            verdicts = self._guesses.finalize(token_id)
+            if verdicts:
+                is_right = any(it.is_right for it in verdicts)
+                self.statistics.accepted += is_right
+                self.statistics.rejected += not is_right
+                is_predicted = any(it.is_right and it.is_marked for it in verdicts)
+                self.statistics.predicted_accepted += is_predicted
 
     def _has_room_for(self, count: int) -> bool:
         """Take what room is missing for so many tokens; tell whether there is enough."""
@@ -176,33 +174,3 @@ class TextDrafter:
         source = self._proposer.source if self._before else None
         end = len(self._before)
         return [source is not None and source + index < end for index in range(count)]
-
-    def _add(self, prefix: Sequence[int], found: list[int], *, are_predicted: list[bool]) -> None:
-        last = self._guesses[-1] if self._guesses else None
-        if last is not None and list(prefix[len(last.prefix) :]) == last.token_ids:
-            last.token_ids += found
-            last.are_predicted += are_predicted
-        else:
-            self._guesses.append(_Guess(prefix, found, are_predicted))
-
-    def _judge(self, token_id: int) -> None:
-        place = self._final_length
-        waiting: list[_Guess] = []
-        verdicts: list[bool] = []
-        is_predicted = False
-        for guess in self._guesses:
-            offset = place - len(guess.prefix)
-            if offset < 0:
-                if guess.prefix[place] == token_id:  # else it was about another text
-                    waiting.append(guess)
-                continue
-            is_right = guess.token_ids[offset] == token_id
-            verdicts.append(is_right)
-            is_predicted |= is_right and guess.are_predicted[offset]
-            if is_right and offset + 1 < len(guess.token_ids):
-                waiting.append(guess)
-        self._guesses = waiting
-        if verdicts:
-            self.statistics.accepted += any(verdicts)
-            self.statistics.predicted_accepted += is_predicted
-            self.statistics.rejected += not any(verdicts)

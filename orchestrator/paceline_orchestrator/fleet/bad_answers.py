@@ -175,6 +175,7 @@ def check_proposal_lengths(proposal: Proposal, *, most: int) -> None:
     at_most("proposal.token_ids", proposal.token_ids, most)
     at_most("proposal.parents", proposal.parents, len(proposal.token_ids))
     at_most("proposal.distributions", proposal.distributions, len(proposal.token_ids))
+    at_most("proposal.forced", proposal.forced, len(proposal.token_ids))
 
 
 def check_distribution(distribution: Any, *, token_id: int, vocabulary_size: int) -> None:

@@ -38,7 +38,6 @@ class Options:
         sampling: Handed on to model servers unread.
         plain_sampling: The same without biases, penalties, min_tokens and grammar, for drafters
             that do not know them; None: it has none of these.
-        has_grammar: Whether it has a grammar.
         prompt_logprobs: How many of the likeliest tokens are told at each position of the prompt,
             beside the log probability of its token; None: neither is told.
     """
@@ -47,7 +46,6 @@ class Options:
     drafter_count: int = 1
     sampling: object | None = None
     plain_sampling: object | None = None
-    has_grammar: bool = False
     ignore_eos: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
@@ -219,7 +217,7 @@ class Order:
         if self.options.plain_sampling is None:
             return True
         has_engine = server.grammar_engine == self.model.grammar_engine
-        return server.shapes_logits and (has_engine or not self.options.has_grammar)
+        return server.shapes_logits and (has_engine or not self.options.wish.has_grammar)
 
     @property
     def _growth(self) -> TargetScaling | None:

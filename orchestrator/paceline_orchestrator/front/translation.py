@@ -84,13 +84,13 @@ def read_options(request: pb.GenerateRequest) -> Options:
             dispatch=DispatchPolicy.BLOCKS if in_blocks else DispatchPolicy.WORK_CONSERVING,
             drafter=_drafter(request),
             has_prediction=bool(request.predicted_text),
+            has_grammar=request.sampling.HasField("grammar"),
             shape=Shape(request.width, request.branches) if request.HasField("width") else None,
             may_draft_ahead=not in_blocks,
         ),
         drafter_count=max(1, request.drafter_count),
         sampling=request.sampling,
         plain_sampling=_plain(request.sampling) if shapes_logits(request) else None,
-        has_grammar=request.sampling.HasField("grammar"),
         ignore_eos=request.ignore_eos,
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
@@ -271,6 +271,8 @@ def _statistics(took: Statistics) -> pb.GenerationStatistics:
         walltime_improvement=took.walltime_improvement,
         predicted_token_count=took.text.predicted,
         predicted_accepted_token_count=took.text.predicted_accepted,
+        forced_drafted_token_count=took.forced_drafted,
+        forced_accepted_token_count=took.forced_accepted,
     )
 
 

@@ -125,6 +125,7 @@ class Wish:
         shape: How wide drafts are. Left to the planner only where the method is, too: else a chain.
         may_draft_ahead: Whether SI's drafter may go on while the target verifies.
         has_prediction: Whether the text can be drafted from what the client predicts.
+        has_grammar: Whether the text follows a grammar, which can force tokens.
     """
 
     strategy: Strategy | None = None
@@ -136,6 +137,7 @@ class Wish:
     shape: Shape | None = None
     may_draft_ahead: bool = True
     has_prediction: bool = False
+    has_grammar: bool = False
 
     @property
     def leaves_trees_open(self) -> bool:

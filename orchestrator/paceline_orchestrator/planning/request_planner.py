@@ -137,7 +137,10 @@ class RequestPlanner:
             plan = replace(self._planner.choose(measurements, wish), drafter=wish.drafter)
         note = plan.note if wish.strategy is None else ""
         return replace(
-            _granting(wish, plan, model=model), pair=pair, hit_rates=rates.by_rank, note=note
+            _granting(wish, plan, model=model, drafters=drafters),
+            pair=pair,
+            hit_rates=rates.by_rank,
+            note=note,
         )
 
     def begin(self, plan: Plan, wish: Wish, *, model: ModelFacts) -> None:
@@ -195,10 +198,12 @@ class RequestPlanner:
             drafts=drafts,
         )
         if not drafters:  # the text is too long for all of them
-            return _granting(wish, self._plan_for_text(measurements, wish), model=model)
+            plan = self._plan_for_text(measurements, wish)
+            return _granting(wish, plan, model=model, drafters=())
         if acceptance_rate is not None:
             measurements = replace(measurements, acceptance_rate=acceptance_rate)
-        plan = _granting(wish, self._planner.choose(measurements, wish), model=model)
+        plan = self._planner.choose(measurements, wish)
+        plan = _granting(wish, plan, model=model, drafters=drafters)
         return replace(plan, pair=pair, hit_rates=rates.by_rank)
 
     def context_lengths(self) -> Sequence[int]:
@@ -417,7 +422,9 @@ def _may_draft_from_text_alone(wish: Wish, *, has_drafters: bool) -> bool:
     return wish.strategy is None and not has_drafters
 
 
-def _granting(wish: Wish, plan: Plan, *, model: ModelFacts) -> Plan:
+def _granting(
+    wish: Wish, plan: Plan, *, model: ModelFacts, drafters: Sequence[ModelServer]
+) -> Plan:
     """Return a plan with what the request says, as far as the model's servers can do it."""
     overlaps = plan.method.overlaps
     judges_trees = plan.method.drafts and model.tree_token_limit > 0
@@ -428,8 +435,25 @@ def _granting(wish: Wish, plan: Plan, *, model: ModelFacts) -> Plan:
         plan,
         target_count=(overlaps and wish.target_count) or plan.target_count,
         shape=shape,
-        own_guesses=plan.own_guesses and may_ride,
+        own_guesses=may_ride
+        and (plan.own_guesses or _needs_forced(wish, plan, model=model, drafters=drafters)),
         target_limit=_target_limit(wish, plan),
+    )
+
+
+def _needs_forced(
+    wish: Wish, plan: Plan, *, model: ModelFacts, drafters: Sequence[ModelServer]
+) -> bool:
+    """Whether only targets can say which tokens the grammar forces, and they may ride along.
+
+    A drafter that knows grammars has them in its chains. With guesses from targets, these begin no
+    forward by themselves after a correction.
+    """
+    if not (wish.has_grammar and wish.rule is VerificationRule.EXACT and plan.method.drafts):
+        return False
+    has_servers = plan.drafter is None or plan.drafter.has_servers
+    return not has_servers or all(
+        it.facts is None or it.facts.grammar_engine != model.grammar_engine for it in drafters
     )
 
 

@@ -56,16 +56,21 @@ class Draw:
         stage: The stage that drew it.
         probability: The stage's probability of the token.
         distribution: Under REJECTION the distribution that it was drawn from.
+        is_forced: Whether a grammar left no other, so that no stage had to draw it.
     """
 
     token_id: int
     stage: int = 0
     probability: float = 1.0
     distribution: SparseDistribution | None = None
+    is_forced: bool = False
 
 
 Propose: TypeAlias = "Callable[[Sequence[Draw], int], Sequence[Draw]]"
-"""Max-Gram: returns at most so many tokens that follow the prefix and these tokens."""
+"""Max-Gram, or a grammar that leaves no other tokens.
+
+Returns at most so many tokens that follow the prefix and these tokens.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +125,23 @@ class CascadeDraft:
         wanted: The next review; None: all tokens are found.
     """
 
-    def __init__(self, matrix: Matrix, *, propose: Propose | None = None, token_count: int) -> None:
+    def __init__(
+        self,
+        matrix: Matrix,
+        *,
+        propose: Propose | None = None,
+        force: Propose | None = None,
+        token_count: int,
+    ) -> None:
         """Begin.
 
         Args:
             matrix: A row for each stage.
             propose: The last stage, if that is no model.
+            force: Returns the tokens that a grammar forces; None: there is no grammar.
             token_count: How many tokens are to be found.
         """
-        self._rounds = _Rounds(matrix, propose=propose, token_count=token_count)
+        self._rounds = _Rounds(matrix, propose=propose, force=force, token_count=token_count)
         self._steps = self._rounds.steps()
         self._taken_count = 0
         self.wanted: Review | None = next(self._steps, None)
@@ -159,9 +172,17 @@ class _Rounds:
         settled_count: How many of them are final.
     """
 
-    def __init__(self, matrix: Matrix, *, propose: Propose | None, token_count: int) -> None:
+    def __init__(
+        self,
+        matrix: Matrix,
+        *,
+        propose: Propose | None,
+        force: Propose | None,
+        token_count: int,
+    ) -> None:
         self._matrix = matrix
         self._propose = propose
+        self._force = force
         self._token_count = token_count
         self.text: list[Draw] = []
         self.settled_count = 0
@@ -170,7 +191,8 @@ class _Rounds:
         """Draft to the end: yield each review that is needed, and receive its result."""
         while (room := self._token_count - len(self.text)) > 0:
             start = len(self.text)
-            yield from self._draft_for(0, room)
+            self._add_forced(room)
+            yield from self._draft_for(0, room - (len(self.text) - start))
             if len(self.text) == start:
                 # Only Max-Gram was asked, and it found no token.
                 yield from self._step(0, room)
@@ -202,6 +224,12 @@ class _Rounds:
         tail = tuple(self.text[start:])
         del self.text[start:]
         self.text += yield Review(stage, tuple(self.text), tail)
+        self._add_forced(room - (len(self.text) - start))
+
+    def _add_forced(self, room: int) -> None:
+        """Append what a grammar forces: the stage that reviews next would draw nothing else."""
+        if self._force is not None and room > 0:
+            self.text += self._force(self.text, room)
 
 
 def without_stages(matrix: Matrix, stages: Collection[int]) -> Matrix:

@@ -200,6 +200,23 @@ class GrammarPath:
             return self._spelled(allowed)
         return allowed
 
+    def forced(self, most: int) -> list[int]:
+        """Return the tokens that alone may come next, one after another; the text's end is none.
+
+        Invariants:
+            Each is what `allowed` leaves after those before it
+            (tests/unit/engine/test_forced_tokens.py).
+        """
+        if self.is_complete:
+            return []
+        found = self._matcher.compute_ff_tokens()[:most]
+        # Where a special token stands for a text, the rest is spelled otherwise: see `_spelled`.
+        count = self._matcher.validate_tokens(found) if found else 0
+        if self._matcher.is_error():
+            self._begin_anew()
+            return []
+        return list(found[:count])
+
     def _spelled(self, allowed: np.ndarray) -> np.ndarray:
         """Replace an only token that stands for a text, and that the matcher would refuse.
 

@@ -118,6 +118,7 @@ def _review_chosen(
                 stage=task.stage,
                 probability=1.0 if probs is None else float(probs[index, token]),
                 distribution=certain if spec.rule is VerificationRule.REJECTION else None,
+                is_forced=drafted is not None and accepted and drafted.is_forced,
             )
         )
         if not accepted:
@@ -146,7 +147,7 @@ def _review_sampled(
         token, at = drafted.token_id, position + index
         coin = uniform(noise_bits(seed, at, token_id=0, purpose=Purpose.ACCEPT))
         if coin * float(said[token]) < float(wanted[token]):
-            draws.append(_drawn(token, reported, stage=task.stage))
+            draws.append(_drawn(token, reported, stage=task.stage, like=drafted))
             continue
         residual = residual_scores(wanted, drafted.distribution)
         token = _draw(residual, position=at, seed=seed, purpose=Purpose.RESIDUAL)
@@ -172,8 +173,11 @@ def _dense(distribution: SparseDistribution, *, like: Tensor) -> Tensor:
     return probs
 
 
-def _drawn(token: int, distribution: SparseDistribution, *, stage: int) -> Draw:
-    return Draw(token, stage=stage, distribution=distribution)
+def _drawn(
+    token: int, distribution: SparseDistribution, *, stage: int, like: Draw | None = None
+) -> Draw:
+    is_forced = like is not None and like.is_forced
+    return Draw(token, stage=stage, distribution=distribution, is_forced=is_forced)
 
 
 def _draw(scores: Tensor, *, position: int, seed: int, purpose: Purpose) -> int:

@@ -99,6 +99,50 @@ class Shaper:
         ends = [(*_path(found, index + 1),) for index in due]
         return self._shape(logits, prefix, ends or [()])
 
+    def forced(self, prefix: array[int], beyond: Sequence[int] = (), *, most: int) -> list[int]:
+        """Return the tokens that the grammar forces after a prefix and the tokens beyond it."""
+        if self._grammar is None or most <= 0:
+            return []
+        self._move_to(prefix)
+        try:
+            self._follow((*beyond,), prefix_length=len(prefix))
+            return self._grammar.forced(most) if self._is_followed else []
+        finally:
+            self._cut(len(prefix))
+
+    def followed(self, prefix: array[int], proposal: Proposal) -> Sequence[int]:
+        """Return the indices of a proposal's tokens with which the answer follows the grammar.
+
+        All of them where the grammar says nothing: after a prefix that does not follow it, and
+        where a token is too complex for it.
+        """
+        indices = range(len(proposal))
+        if self._grammar is None:
+            return indices
+        self._move_to(prefix)
+        try:
+            if not self._is_followed:
+                return indices
+            refused: set[int] = set()  # rows
+            for index, parent in enumerate(proposal.all_parents):
+                if parent not in refused:
+                    path = (*_path(proposal, index + 1),)
+                    self._follow(path, prefix_length=len(prefix))
+                    if self._grammar.failure:
+                        return indices
+                    if self._is_followed:
+                        continue
+                refused.add(index + 1)
+            return [index for index in indices if index + 1 not in refused]
+        finally:
+            self._cut(len(prefix))
+
+    @property
+    def _is_followed(self) -> bool:
+        """Whether the grammar has taken the whole answer so far."""
+        answer_length = max(0, len(self._tokens) - self._prompt_length)
+        return self._grammar is not None and self._grammar.length == answer_length
+
     def _shape(
         self, logits: Tensor, prefix: array[int], paths: Sequence[tuple[int, ...]]
     ) -> Tensor:
@@ -138,7 +182,7 @@ class Shaper:
         answer_length = len(self._tokens) - self._prompt_length
         grammar = self._grammar
         # Behind a token that the grammar refuses no row is ever read, and so none is masked.
-        if grammar is not None and grammar.length == max(0, answer_length):
+        if grammar is not None and self._is_followed:
             if (allowed := grammar.allowed()) is not None:
                 row.masked_fill_(~torch.from_numpy(allowed).to(row.device), -math.inf)
             if grammar.is_complete:  # then nothing but the end may follow

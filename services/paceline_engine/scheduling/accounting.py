@@ -79,6 +79,7 @@ class HostStatistics:
     calls_superseded: int = 0
     calls_cancelled: int = 0
     draft_tokens: int = 0
+    forced_tokens: int = 0
     judged_tokens: int = 0
     accepted_tokens: int = 0
     guesses_proposed: int = 0

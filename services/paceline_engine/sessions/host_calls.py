@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from paceline_contract.calls import (
@@ -117,7 +118,8 @@ class HostCalls:
         if not task.score:
             self._counts.judged_tokens += len(proposal)
             self._counts.accepted_tokens += accepted_count
-        if task.propose:
+        self._counts.forced_tokens += len(judgement.proposal.forced)
+        if task.propose and self._serving().description.self_draft_depth:
             self._counts.count_guesses(steps[-1].outcome, judged_count=len(proposal))
         return Verdict(
             prefix_length=live.prefix_length,
@@ -230,12 +232,14 @@ class HostCalls:
                 new_tokens = ()
                 proposal = _found_tree(steps) if is_tree else chunk
                 self._counts.draft_tokens += len(proposal)
+                self._counts.forced_tokens += len(proposal.forced)
                 timing = _timing(steps, stage_count)
                 yield Drafted(live.prefix_length + start, proposal, timing)
 
     def _proposes(self, session: Session, options: VerifyOptions) -> bool:
-        """Whether a call gets the model's own guesses: only EXACT judges such guesses."""
-        can = self._serving().description.self_draft_depth > 0
+        """Whether a call gets guesses of the model or of a grammar: only EXACT judges them."""
+        has_grammar = session.spec.sampling.grammar is not None
+        can = has_grammar or self._serving().description.self_draft_depth > 0
         return options.propose and can and session.spec.rule is VerificationRule.EXACT
 
     def _patience_ns(self, length: int, *, block_length: int) -> int | None:
@@ -271,6 +275,7 @@ class _Chain:
     def __init__(self) -> None:
         self._token_ids: list[int] = []
         self._distributions: list[Distribution] = []
+        self._are_forced: list[bool] = []
 
     def __len__(self) -> int:
         return len(self._token_ids)
@@ -279,22 +284,32 @@ class _Chain:
         """Append what a step found."""
         self._token_ids.extend(outcome.chain)
         self._distributions.extend(outcome.drafted.distributions)
+        forced = outcome.drafted.forced
+        self._are_forced.extend(index in forced for index in range(len(outcome.chain)))
 
     def take(self, count: int) -> Proposal:
         """Return the first tokens, and remove them."""
         taken = Proposal(
-            tuple(self._token_ids[:count]), distributions=tuple(self._distributions[:count])
+            tuple(self._token_ids[:count]),
+            distributions=tuple(self._distributions[:count]),
+            forced=tuple(index for index in range(count) if self._are_forced[index]),
         )
-        del self._token_ids[:count], self._distributions[:count]
+        del self._token_ids[:count], self._distributions[:count], self._are_forced[:count]
         return taken
 
 
 def _found_tree(steps: Sequence[Step[Outcome]]) -> Proposal:
     """Return all tokens of a tree that steps found."""
     found = [step.outcome.drafted for step in steps]
+    starts = accumulate(map(len, found), initial=0)
     return Proposal(
         tuple(token for drafted in found for token in drafted.token_ids),
         tuple(parent for drafted in found for parent in drafted.parents),
+        forced=tuple(
+            start + index
+            for start, drafted in zip(starts, found, strict=False)
+            for index in drafted.forced
+        ),
     )
 
 

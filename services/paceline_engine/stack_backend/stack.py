@@ -202,7 +202,7 @@ class StackBackend(Backend):
         if not isinstance(item.task, Draft):
             inner = Item(text.texts[0], item.spec, prefix=item.prefix, task=item.task)
             return _Step(0, inner)
-        text.begin(item)
+        text.begin(item, forced=self.models[0].forced)
         if text.is_done:
             return None
         return _Step(item.stage, text.next_item(item, leniency=self._leniency))
@@ -234,9 +234,12 @@ class StackBackend(Backend):
         assert isinstance(text, StackText)
         assert text.draft is not None
         found = text.draft.take_found()
-        distributions = tuple(draw.distribution for draw in found if draw.distribution)
-        tokens = tuple(draw.token_id for draw in found)
-        return Outcome(row_count, drafted=Proposal(tokens, (), distributions), is_inner=not found)
+        drafted = Proposal(
+            tuple(draw.token_id for draw in found),
+            distributions=tuple(draw.distribution for draw in found if draw.distribution),
+            forced=tuple(index for index, draw in enumerate(found) if draw.is_forced),
+        )
+        return Outcome(row_count, drafted=drafted, is_inner=not found)
 
 
 def _check_alike(models: Sequence[ModelDescription]) -> None:

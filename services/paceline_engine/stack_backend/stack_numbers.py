@@ -58,6 +58,8 @@ class MeasuredStack:
     def judge(self, task: ReviewTask, *, accepted_count: int) -> None:
         """Record a review of a chain: tokens after the first rejected one were not judged."""
         for index, draw in enumerate(task.draws[: accepted_count + 1]):
+            if draw.is_forced:
+                continue  # which says nothing about the stage
             pair = task.stage, draw.stage
             self._judged[pair] = self._judged.get(pair, 0.0) + 1
             self._accepted[pair] = self._accepted.get(pair, 0.0) + (index < accepted_count)

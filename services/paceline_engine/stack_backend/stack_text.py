@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline_contract.calls import VerificationRule
@@ -153,8 +154,12 @@ class StackText(ModelCache):
             draft = self._drafting(draft_count, propose, length=len(prefix))
         return draft.wanted.stage if draft and draft.wanted else 0
 
-    def begin(self, item: Item) -> None:
-        """Begin a draft, unless it has begun."""
+    def begin(self, item: Item, *, forced: Callable[..., Proposal]) -> None:
+        """Begin a draft, unless it has begun.
+
+        Args:
+            forced: See `Backend.forced`; of the largest model.
+        """
         if self._prefix is item.prefix:
             return
         assert isinstance(item.task, Draft)
@@ -166,14 +171,21 @@ class StackText(ModelCache):
                 is_asked=any(row[-1] for row in self._matrix()),
             )
         propose = None if self._last is None else self._last.propose
-        self.draft = self._drafting(item.task.max_tokens, propose, length=len(item.prefix))
+        force = None
+        if item.spec.sampling.grammar is not None:
+            own = Item(self.texts[0], item.spec, prefix=self._base, task=item.task)
+            force = partial(_forced_draws, forced, own)
+        length = len(item.prefix)
+        self.draft = self._drafting(item.task.max_tokens, propose, force=force, length=length)
 
-    def _drafting(self, count: int, propose: Propose | None, *, length: int) -> CascadeDraft:
+    def _drafting(
+        self, count: int, propose: Propose | None, *, force: Propose | None = None, length: int
+    ) -> CascadeDraft:
         """Begin a draft; models whose context it could exceed take no part."""
         ends = length + count
         resting = [stage for stage, reach in enumerate(self._reaches) if stage and ends > reach]
         matrix = without_stages(self._matrix(), resting) if resting else self._matrix()
-        return CascadeDraft(matrix, propose=propose, token_count=count)
+        return CascadeDraft(matrix, propose=propose, force=force, token_count=count)
 
     @property
     def is_done(self) -> bool:
@@ -203,3 +215,18 @@ class StackText(ModelCache):
 
     def _crop(self, length: int) -> None:
         """Do nothing: each model's sequence crops itself."""
+
+
+def _forced_draws(
+    forced: Callable[..., Proposal], item: Item, text: Sequence[Draw], count: int
+) -> list[Draw]:
+    """Return the tokens that a grammar forces after an item's prefix and a text."""
+    found = forced(item, [draw.token_id for draw in text], most=count)
+    return [
+        Draw(
+            token,
+            distribution=SparseDistribution((token,), (1.0,)) if found.distributions else None,
+            is_forced=True,
+        )
+        for token in found.token_ids
+    ]

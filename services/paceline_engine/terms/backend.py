@@ -15,10 +15,12 @@ from traceback import clear_frames
 from typing import TYPE_CHECKING, TypeAlias
 
 from paceline.errors import UnsupportedError
+from paceline_contract.proposal import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from paceline_contract.proposal import Proposal
     from paceline_engine.terms.calls import Grammar, ModelDescription, SessionSpec
     from paceline_engine.terms.items import Item, Outcome
     from paceline_engine.terms.latencies import StageMeasures
@@ -162,6 +164,18 @@ class Backend(ABC):
             UnsupportedError: the model knows no grammars.
         """
         raise UnsupportedError("spec.sampling.grammar: this model knows no grammars")
+
+    def forced(self, item: Item, beyond: Sequence[int] = (), *, most: int) -> Proposal:  # noqa: ARG002 - most know no grammars
+        """Return a chain of the tokens that alone may follow, by the session's grammar.
+
+        Worker thread only.
+
+        Args:
+            item: Has the prefix.
+            beyond: The tokens after the prefix that they follow.
+            most: How many tokens to return at most.
+        """
+        return NOTHING
 
     def measure(self, interrupt: Interrupt) -> None:  # noqa: B027 - most have nothing to choose
         """Measure the numbers that only this backend decides by. Worker thread only."""

@@ -50,7 +50,6 @@ from itertools import accumulate, chain
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -59,7 +58,7 @@ from paceline_contract.proposal import NOTHING, Proposal
 from paceline_engine.deciding.decisions import choose_next, draft_from, judge_by, rank_from
 from paceline_engine.deciding.grammars import GrammarCompiler, grammar_engine
 from paceline_engine.deciding.sampling import noise_kernel
-from paceline_engine.deciding.shaping import Shaper
+from paceline_engine.deciding.shapers import Shapers
 from paceline_engine.model_backend import Feed, ModelBackend
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.terms.backend import (
@@ -70,7 +69,7 @@ from paceline_engine.terms.backend import (
     ModelLoadError,
     TokenMemory,
 )
-from paceline_engine.terms.items import Draft, Judgement, Outcome
+from paceline_engine.terms.items import Draft, Judge, Judgement, Outcome
 from paceline_engine.torch_backend.adapters.eagle import EagleHead
 from paceline_engine.torch_backend.attention import TextRows
 from paceline_engine.torch_backend.chain_drafting import ChainDrafter, layers_beside
@@ -95,12 +94,10 @@ from paceline_engine.torch_backend.shared_rows import SharedRows
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from paceline_contract.proposal import Proposal
     from paceline_engine.model_files.files import ModelFiles
     from paceline_engine.terms.calls import Grammar, SessionSpec
     from paceline_engine.terms.draft_tree import Ranked
-    from paceline_engine.terms.items import Item, Judge
-    from paceline_engine.terms.model_cache import ModelCache
+    from paceline_engine.terms.items import Item
     from paceline_engine.torch_backend.adapters.files import LoadedAdapter
     from paceline_engine.torch_backend.cuda_graphs import CapturedForwards
 
@@ -120,7 +117,7 @@ class LoadedModel(ModelBackend):
         together: Whether one kernel attends to several sequences; see `SharedRows`.
         captured: Records forwards of few rows, to be replayed; None: they are computed.
         own_guesses: What the model guesses beside the rows that decide; None: nothing.
-        grammars: Compiles grammars; None: it knows none.
+        shapers: What shapes the logits of its sequences, with their grammars.
         draft_head: Says which tokens the head scores; None: all.
 
     Cancellation:
@@ -181,8 +178,7 @@ class LoadedModel(ModelBackend):
         self.interrupt = Interrupt()
         self._layers_run = 0
         self.own_guesses: OwnGuesses | None = None
-        self.grammars: GrammarCompiler | None = None
-        self._shapers: WeakKeyDictionary[ModelCache, Shaper] = WeakKeyDictionary()
+        self.shapers = Shapers(lambda: self.description.vocabulary_size)
         self.draft_head: DraftHead | None = None
         self.captured = (
             capture_forwards(name, self.decoder, sample.shape, device=device) if capture else None
@@ -209,13 +205,15 @@ class LoadedModel(ModelBackend):
         """Do a step of each item: see `Backend.run`."""
         limit = row_limit if self.cuts_prompts else None
         # Sequences of ended sessions are kept, and nobody shapes them any more.
-        for cache in [it for it in self._shapers if it.has_ended]:
-            del self._shapers[cache]
+        self.shapers.forget_ended()
+        cut = [self.shapers.within_grammar(item) for item in items]
         try:
-            answers = super().run(items, interrupt, row_limit=limit)
+            answers = super().run([item for item, _ in cut], interrupt, row_limit=limit)
             if self.own_guesses is not None:
-                self.own_guesses.add_to(answers, items)
-            return answers
+                self.own_guesses.add_to(answers, [item for item, _ in cut])
+            return [
+                self.shapers.complete(answer, *of) for answer, of in zip(answers, cut, strict=True)
+            ]
         finally:
             if self.own_guesses is not None:
                 self.own_guesses.end_forward()
@@ -245,7 +243,9 @@ class LoadedModel(ModelBackend):
     def _feed(self, item: Item, row_limit: int | None) -> Feed:
         # This moves a tree's accepted path to the sequence's end.
         feed = super()._feed(item, row_limit)
-        if self.own_guesses is not None:
+        if self.own_guesses is None:
+            feed.proposes = None  # what a grammar forces takes no rows
+        else:
             self.own_guesses.mark_tree(feed, item)
         return feed
 
@@ -267,7 +267,7 @@ class LoadedModel(ModelBackend):
     def _judge(self, scores: Tensor, task: Judge, *, item: Item) -> Judgement:
         scores = self._of_all_tokens(scores)
         spec, position = item.spec, len(item.prefix)
-        shaper = None if task.score else self._shaper(item)
+        shaper = None if task.score else self.shapers.of(item)
         if shaper is None:
             return judge_by(scores, task, spec=spec, position=position)
         shaped = shaper.shape(scores, item.prefix, task.proposal)
@@ -278,7 +278,7 @@ class LoadedModel(ModelBackend):
     @on_device()
     def _draft(self, scores: Tensor, item: Item) -> Proposal:
         spec, position = item.spec, len(item.prefix)
-        shaper = self._shaper(item)
+        shaper = self.shapers.of(item)
         if shaper is None:
             return draft_from(scores, spec=spec, position=position, token_ids=self._token_ids)
         shaped = shaper.shape(self._of_all_tokens(scores), item.prefix, NOTHING)
@@ -288,7 +288,7 @@ class LoadedModel(ModelBackend):
     def _rank(self, scores: Tensor, item: Item) -> list[Ranked]:
         assert isinstance(item.task, Draft)
         spec, positions, count = item.spec, item.scored_positions, item.task.width
-        shaper = self._shaper(item)
+        shaper = self.shapers.of(item)
         if shaper is None:
             own = self._token_ids
             return rank_from(scores, spec=spec, positions=positions, count=count, token_ids=own)
@@ -300,31 +300,20 @@ class LoadedModel(ModelBackend):
         """Return logits of the whole vocabulary, from those of the tokens that are scored."""
         return scores if self.draft_head is None else self.draft_head.widen(scores)
 
-    def _shaper(self, item: Item) -> Shaper | None:
-        """Return what shapes the logits of an item's sequence; None: nothing does."""
-        if not item.spec.sampling.shapes:
-            return None
-        shaper = self._shapers.get(item.cache)
-        if shaper is None:
-            wanted = item.spec.sampling.grammar
-            grammar = None
-            if wanted is not None and self.grammars is not None:
-                grammar = self.grammars.path(wanted)  # compiled when the session was opened
-            size = self.description.vocabulary_size
-            shaper = Shaper(item.spec, vocabulary_size=size, grammar=grammar)
-            self._shapers[item.cache] = shaper
-        return shaper
+    def forced(self, item: Item, beyond: Sequence[int] = (), *, most: int) -> Proposal:
+        """Return the tokens that a grammar forces: see `Backend.forced`."""
+        return self.shapers.forced(item, beyond, most=most)
 
     def knows_grammar(self, grammar: Grammar) -> bool:
         """Whether a grammar is compiled already."""
-        return self.grammars is not None and self.grammars.knows(grammar)
+        return self.shapers.grammars is not None and self.shapers.grammars.knows(grammar)
 
     def compile_grammar(self, grammar: Grammar) -> None:
         """Compile a grammar: see `Backend.compile_grammar`."""
-        if self.grammars is None:
+        if self.shapers.grammars is None:
             super().compile_grammar(grammar)
         else:
-            self.grammars.compile(grammar)
+            self.shapers.grammars.compile(grammar)
 
     @on_device()
     def _make_room(self, feed: Feed) -> None:
@@ -529,7 +518,7 @@ class TransformersBackend(LoadedModel):
         if self.tokenizer is None or not what.eos_token_ids:
             return  # a text cannot end along a grammar without a token that ends it
         try:
-            self.grammars = GrammarCompiler(
+            self.shapers.grammars = GrammarCompiler(
                 self.tokenizer,
                 vocabulary_size=what.vocabulary_size,
                 eos_token_ids=what.eos_token_ids,

@@ -102,6 +102,45 @@ async def test_drafts_follow_the_grammar_too(tiny_pair):
         assert counts.accepted_token_count > counts.rejected_token_count
 
 
+@pytest.mark.parametrize("way", ["si", "si from the text", "dsi", "rejection"])
+async def test_forced_tokens_are_drafts_with_a_source_of_their_own(tiny_pair, way):
+    regex = "the name of (it|something else): [a-c]{2}, and that is the end"
+    options = WAYS.get(way, {"strategy": "speculative", "rule": "rejection", "lookahead": 4})
+    async with system_of_pair(tiny_pair) as system:
+        done = await system.client.generate(
+            PROMPT,
+            max_tokens=100,
+            temperature=1.0,
+            seed=3,
+            grammar=Grammar(regex=regex),
+            include_timeline=True,
+            **options,
+        ).collect()
+        assert re.fullmatch(regex, done.text)
+        took = done.finished.statistics
+        assert 20 < took.forced_accepted_token_count <= took.forced_drafted_token_count
+        found = [
+            (event.position, event.token_ids)
+            for event in done.finished.timeline
+            if event.kind == "drafted" and event.server == "grammar"
+        ]
+        assert sum(len(token_ids) for _, token_ids in found) == took.forced_drafted_token_count
+        answer, start = done.token_ids, done.started.prompt_token_count
+        forced = {
+            position + index
+            for position, token_ids in found
+            for index, token in enumerate(token_ids)
+            if position + index - start < len(answer) and answer[position + index - start] == token
+        }
+        assert len(forced) == took.forced_accepted_token_count
+        # With a drafter the most are drafted without a forward; without one, few calls are needed.
+        if way == "si from the text":
+            assert took.target_forward_count < len(answer) / 2
+        else:
+            assert took.drafter_forward_count < took.drafted_token_count / 2
+        await system.settled()
+
+
 @pytest.mark.parametrize("way", ["plain", "dsi"])
 async def test_a_resumed_answer_goes_on_along_the_grammar(tiny_pair, way):
     async with system_of_pair(tiny_pair) as system:

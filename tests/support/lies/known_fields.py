@@ -128,6 +128,7 @@ KNOWN: Mapping[str, Known] = {
     "Proposal.token_ids": Known(_OUTSIDE),
     "Proposal.parents": Known({"itself": 2, "one that comes later": 5000}),
     "Proposal.distributions": _ANYTHING,
+    "Proposal.forced": Known({"beyond the proposal": 5000}),
     "SparseDistribution.token_ids": Known(_OUTSIDE),
     "SparseDistribution.probabilities": Known({"a sum over 1": 1.5, "a sum below 1": 0.25}),
     "VerifyResponse.sequence": _COUNT,

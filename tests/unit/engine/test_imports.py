@@ -13,6 +13,7 @@ COMPUTE_BESIDE_THE_TORCH_BACKEND = {
     "deciding.noise_kernel",
     "deciding.reviews",
     "deciding.sampling",
+    "deciding.shapers",
     "deciding.shaping",
     # A model's files come before its weights, and GGUF files have both.
     "model_files.files",

@@ -308,7 +308,7 @@ def test_a_long_prompt_is_indexed_in_parts(target, drafter):
     cache = stack.new_cache(SessionSpec(4096))
     prefix = array("I", [n % 7 for n in range(2500)])
     item = Item(cache, spec_for(), prefix=prefix, task=Draft(4))
-    cache.begin(item)
+    cache.begin(item, forced=target.forced)
     assert len(made[0]) == 1024
     cache.next_item(item, leniency=1)
     cache.next_item(item, leniency=1)
@@ -318,7 +318,9 @@ def test_a_long_prompt_is_indexed_in_parts(target, drafter):
 def test_nothing_is_indexed_where_no_row_asks_max_gram(target, drafter):
     stack = stack_of(target, drafter, matrix=((1, 0, 0), (0, 3, 0), (0, 0, 0)))
     cache = stack.new_cache(SessionSpec(4096))
-    cache.begin(Item(cache, spec_for(), prefix=array("I", PROMPT), task=Draft(4)))
+    cache.begin(
+        Item(cache, spec_for(), prefix=array("I", PROMPT), task=Draft(4)), forced=target.forced
+    )
     assert len(cache._last._max_gram) == 0
 
 

@@ -68,6 +68,8 @@ TOOK = Statistics(
     drafter_models={"d": ModelForwards(71, 35_000)},
     token_count=122,
     reused_count=42,
+    forced_drafted=51,
+    forced_accepted=52,
 )
 EVENT = TimelineEvent(
     EventKind.DRAFTED,
@@ -163,6 +165,8 @@ def test_the_last_message_says_all_that_a_generation_took():
             max_gram_accepted_token_count=58,
             predicted_token_count=47,
             predicted_accepted_token_count=48,
+            forced_drafted_token_count=51,
+            forced_accepted_token_count=52,
             drafter_models=[pb.ModelForwards(model_name="d", forward_count=71, forward_ns=35_000)],
             walltime_improvement=122 * (65_000 - 35_000) / 61 / 65_000,
         ),

@@ -40,7 +40,7 @@ def verifying(recorder, server, *, block=(), prefix=PROMPT):
 
 
 def drafted(*token_ids):
-    return Drafted(1, 0, Proposal(token_ids), TIMING, elapsed_ns=150, chain=token_ids)
+    return Drafted(1, 0, Proposal(token_ids), TIMING, elapsed_ns=150, chain=range(len(token_ids)))
 
 
 def kinds(recorder):
@@ -223,7 +223,7 @@ def test_the_timeline_tells_branches_from_the_chain():
     recorder = a_recorder()
     draft = recorder.drafting("d", StartDraft(1, 0, PROMPT, 4, width=3))
     tree = Proposal((7, 8, 9, 6), (0, 0, 1, 1))
-    recorder.drafted(draft, Drafted(1, 0, tree, TIMING, elapsed_ns=150, chain=(7, 9)))
+    recorder.drafted(draft, Drafted(1, 0, tree, TIMING, elapsed_ns=150, chain=(0, 2)))
     riding = StartVerify(1, 0, PROMPT, tree, depth=0)
     beside = StartVerify(2, 1, (*PROMPT, 8), Proposal(), depth=1, is_branch=True)
     for verify in (riding, beside):

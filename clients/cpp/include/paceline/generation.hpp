@@ -123,6 +123,8 @@ struct Statistics {
   double walltime_improvement = 0;
   std::int64_t predicted_token_count = 0;           ///< Of `predicted_text`.
   std::int64_t predicted_accepted_token_count = 0;  ///< Of the answer, drafted from it.
+  std::int64_t forced_drafted_token_count = 0;   ///< Draft tokens that a grammar forced.
+  std::int64_t forced_accepted_token_count = 0;  ///< Tokens of the answer that were such.
 };
 
 /// The end of a generation; `timeline` is empty unless it was requested.

@@ -120,6 +120,8 @@ type statisticsReport struct {
 	WalltimeImprovement         float64        `json:"walltime_improvement"`
 	PredictedTokenCount         int            `json:"predicted_token_count"`
 	PredictedAcceptedTokenCount int            `json:"predicted_accepted_token_count"`
+	ForcedDraftedTokenCount     int            `json:"forced_drafted_token_count"`
+	ForcedAcceptedTokenCount    int            `json:"forced_accepted_token_count"`
 }
 
 type modelReport struct {
@@ -314,6 +316,8 @@ func reportStatistics(statistics paceline.Statistics) statisticsReport {
 		WalltimeImprovement:         statistics.WalltimeImprovement,
 		PredictedTokenCount:         statistics.PredictedTokenCount,
 		PredictedAcceptedTokenCount: statistics.PredictedAcceptedTokenCount,
+		ForcedDraftedTokenCount:     statistics.ForcedDraftedTokenCount,
+		ForcedAcceptedTokenCount:    statistics.ForcedAcceptedTokenCount,
 	}
 }
 

@@ -1052,6 +1052,8 @@ class GenerationStatistics(_message.Message):
     WALLTIME_IMPROVEMENT_FIELD_NUMBER: _builtins.int
     PREDICTED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     PREDICTED_ACCEPTED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    FORCED_DRAFTED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    FORCED_ACCEPTED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     target_forward_count: _builtins.int
     """Forwards of targets whose answers arrived."""
     drafter_forward_count: _builtins.int
@@ -1104,6 +1106,10 @@ class GenerationStatistics(_message.Message):
     """Tokens of predicted_text."""
     predicted_accepted_token_count: _builtins.int
     """How many tokens of the answer were drafted from predicted_text."""
+    forced_drafted_token_count: _builtins.int
+    """Draft tokens that a grammar forced: no other token could follow, so no forward found them."""
+    forced_accepted_token_count: _builtins.int
+    """How many tokens of the output a grammar had forced, as draft tokens."""
     @_builtins.property
     def fallbacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fallback]:
         """The deviations from the plan, with their counts."""
@@ -1138,10 +1144,12 @@ class GenerationStatistics(_message.Message):
         walltime_improvement: _builtins.float = ...,
         predicted_token_count: _builtins.int = ...,
         predicted_accepted_token_count: _builtins.int = ...,
+        forced_drafted_token_count: _builtins.int = ...,
+        forced_accepted_token_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_token_count", b"accepted_token_count", "branch_accepted_count", b"branch_accepted_count", "branch_token_count", b"branch_token_count", "cancelled_rpc_count", b"cancelled_rpc_count", "corrections_ahead_count", b"corrections_ahead_count", "discarded_token_count", b"discarded_token_count", "drafted_token_count", b"drafted_token_count", "drafter_forward_count", b"drafter_forward_count", "drafter_models", b"drafter_models", "fallbacks", b"fallbacks", "forward_ns", b"forward_ns", "max_gram_accepted_token_count", b"max_gram_accepted_token_count", "max_gram_drafted_token_count", b"max_gram_drafted_token_count", "network_ns", b"network_ns", "predicted_accepted_token_count", b"predicted_accepted_token_count", "predicted_token_count", b"predicted_token_count", "queue_ns", b"queue_ns", "rejected_token_count", b"rejected_token_count", "target_forward_count", b"target_forward_count", "time_to_first_token_ns", b"time_to_first_token_ns", "total_ns", b"total_ns", "walltime_improvement", b"walltime_improvement"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_token_count", b"accepted_token_count", "branch_accepted_count", b"branch_accepted_count", "branch_token_count", b"branch_token_count", "cancelled_rpc_count", b"cancelled_rpc_count", "corrections_ahead_count", b"corrections_ahead_count", "discarded_token_count", b"discarded_token_count", "drafted_token_count", b"drafted_token_count", "drafter_forward_count", b"drafter_forward_count", "drafter_models", b"drafter_models", "fallbacks", b"fallbacks", "forced_accepted_token_count", b"forced_accepted_token_count", "forced_drafted_token_count", b"forced_drafted_token_count", "forward_ns", b"forward_ns", "max_gram_accepted_token_count", b"max_gram_accepted_token_count", "max_gram_drafted_token_count", b"max_gram_drafted_token_count", "network_ns", b"network_ns", "predicted_accepted_token_count", b"predicted_accepted_token_count", "predicted_token_count", b"predicted_token_count", "queue_ns", b"queue_ns", "rejected_token_count", b"rejected_token_count", "target_forward_count", b"target_forward_count", "time_to_first_token_ns", b"time_to_first_token_ns", "total_ns", b"total_ns", "walltime_improvement", b"walltime_improvement"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import sampling_pb2 as paceline_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apaceline/v1/proposal.proto\x12\x0bpaceline.v1\x1a\x1apaceline/v1/sampling.proto\"f\n\x08Proposal\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\r\x12\x36\n\rdistributions\x18\x03 \x03(\x0b\x32\x1f.paceline.v1.SparseDistributionB@Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apaceline/v1/proposal.proto\x12\x0bpaceline.v1\x1a\x1apaceline/v1/sampling.proto\"v\n\x08Proposal\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\r\x12\x36\n\rdistributions\x18\x03 \x03(\x0b\x32\x1f.paceline.v1.SparseDistribution\x12\x0e\n\x06\x66orced\x18\x04 \x03(\rB@Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,5 +34,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1'
   _globals['_PROPOSAL']._serialized_start=71
-  _globals['_PROPOSAL']._serialized_end=173
+  _globals['_PROPOSAL']._serialized_end=189
 # @@protoc_insertion_point(module_scope)

@@ -587,6 +587,10 @@ export interface GenerationStatistics {
   predictedTokenCount: number;
   /** How many tokens of the answer were drafted from predicted_text. */
   predictedAcceptedTokenCount: number;
+  /** Draft tokens that a grammar forced: no other token could follow, so no forward found them. */
+  forcedDraftedTokenCount: number;
+  /** How many tokens of the output a grammar had forced, as draft tokens. */
+  forcedAcceptedTokenCount: number;
 }
 
 /** The forwards of one model. */
@@ -2333,6 +2337,8 @@ function createBaseGenerationStatistics(): GenerationStatistics {
     walltimeImprovement: 0,
     predictedTokenCount: 0,
     predictedAcceptedTokenCount: 0,
+    forcedDraftedTokenCount: 0,
+    forcedAcceptedTokenCount: 0,
   };
 }
 
@@ -2406,6 +2412,12 @@ export const GenerationStatistics: MessageFns<GenerationStatistics> = {
     }
     if (message.predictedAcceptedTokenCount !== 0) {
       writer.uint32(184).uint32(message.predictedAcceptedTokenCount);
+    }
+    if (message.forcedDraftedTokenCount !== 0) {
+      writer.uint32(192).uint32(message.forcedDraftedTokenCount);
+    }
+    if (message.forcedAcceptedTokenCount !== 0) {
+      writer.uint32(200).uint32(message.forcedAcceptedTokenCount);
     }
     return writer;
   },
@@ -2607,6 +2619,22 @@ export const GenerationStatistics: MessageFns<GenerationStatistics> = {
             message.predictedAcceptedTokenCount = reader.uint32();
             continue;
           }
+          case 24: {
+            if (tag !== 192) {
+              break;
+            }
+
+            message.forcedDraftedTokenCount = reader.uint32();
+            continue;
+          }
+          case 25: {
+            if (tag !== 200) {
+              break;
+            }
+
+            message.forcedAcceptedTokenCount = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2647,6 +2675,8 @@ export const GenerationStatistics: MessageFns<GenerationStatistics> = {
     message.walltimeImprovement = object.walltimeImprovement ?? 0;
     message.predictedTokenCount = object.predictedTokenCount ?? 0;
     message.predictedAcceptedTokenCount = object.predictedAcceptedTokenCount ?? 0;
+    message.forcedDraftedTokenCount = object.forcedDraftedTokenCount ?? 0;
+    message.forcedAcceptedTokenCount = object.forcedAcceptedTokenCount ?? 0;
     return message;
   },
 };
