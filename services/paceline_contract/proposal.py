@@ -163,7 +163,13 @@ class Proposal:
         return True
 
     def only(self, kept: Sequence[int]) -> Proposal:
-        """Return the tree of these tokens, ascending; each has its parent among them."""
+        """Return the tree of these tokens, ascending; each has its parent among them.
+
+        Of a chain these are the first tokens, and they are a chain.
+        """
+        if not self.parents:
+            count = len(kept)
+            return Proposal(self.along(kept), distributions=tuple(self.distributions[:count]))
         rows = {0: 0} | {index + 1: row for row, index in enumerate(kept, start=1)}
         parents = self.all_parents
         return Proposal(self.along(kept), tuple(rows[parents[index]] for index in kept))

@@ -21,7 +21,7 @@ from paceline_engine.terms.draft_tree import DraftTree
 from paceline_engine.terms.items import Decode, Draft, Item, Judge, Judgement, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from paceline_engine.terms.backend import Interrupt
     from paceline_engine.terms.calls import SessionSpec
@@ -46,7 +46,9 @@ class Feed:
         proposes: How tokens are chosen, if the model is asked for guesses of its own beside the
             scored rows; else None.
         is_own: Whether the model itself proposed the tree, or a larger one, for this sequence.
-        kept: The tree's tokens that were not pruned; None: nothing was pruned.
+        accepts: If rows are computed one by one: asked before each token of the block, with the
+            scores of all rows before it, whether the token is accepted.
+        kept: The proposal's tokens that were not pruned; None: nothing was pruned.
         dropped_count: How many rows were pruned.
     """
 
@@ -57,6 +59,7 @@ class Feed:
     parents: Sequence[int] = ()
     proposes: SessionSpec | None = None
     is_own: bool = False
+    accepts: Callable[[Sequence[Any]], bool] | None = None
     kept: Sequence[int] | None = None
     dropped_count: int = 0
 
@@ -78,6 +81,17 @@ class Feed:
         self.token_ids.extend(tree.token_ids)
         self.parents, self.scored_count = tree.parents, len(kept) + 1
         self.kept = kept if self.kept is None else [self.kept[index] for index in kept]
+
+    def stop(self, computed_count: int) -> None:
+        """Leave only so many of the block's tokens, as the next one, if there is one, is rejected.
+
+        Its row is judged, too: what follows may be drawn from what the rejected token leaves.
+        """
+        block_count = self.scored_count - 1
+        if computed_count < block_count:
+            del self.token_ids[len(self.token_ids) - block_count + computed_count :]
+            self.kept = range(computed_count + 1)
+            self.scored_count = computed_count + 2
 
 
 class ModelBackend(Backend):

@@ -46,6 +46,11 @@ _OLD: dict[str, Any] = {
     "initializer_range": _SPREAD,
 }
 _FALCON = {key: value for key, value in _USUAL.items() if key != "intermediate_size"}
+_RECURRENT: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "initializer_range": _SPREAD,
+}
 _HALF_WINDOWED = {
     "sliding_window": _WINDOW,
     "layer_types": ["sliding_attention", "full_attention"],
@@ -188,7 +193,18 @@ FAMILIES = {
             ),
         },
     ),
-    "mamba": Family("MambaConfig", {"hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}),
+    "mamba": Family("MambaConfig", {**_RECURRENT, "state_size": 4}),
+    "jamba": Family(
+        "JambaConfig",
+        {
+            **_USUAL,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 4,
+            "num_experts": 2,
+        },
+    ),
+    "rwkv": Family("RwkvConfig", {**_RECURRENT, "context_length": _CONTEXT_LENGTH}),
     "t5": Family(
         "T5Config", {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 1, "num_heads": 2}
     ),

@@ -201,7 +201,11 @@ def measure(
         block = tokens[len(prefix) : len(prefix) + rows - 1]
         started_ns = clock_ns()
         text.judge(prefix, block)
-        meter.record(text.row_count, clock_ns() - started_ns)
+        forward_ns = clock_ns() - started_ns
+        if backend.judges_row_by_row:
+            # Of this block it computed the first row, and would compute others as slowly.
+            forward_ns, text.row_count = rows * forward_ns // text.row_count, rows
+        meter.record(text.row_count, forward_ns)
 
 
 def _tells(shorter: tuple[int, int], longer: tuple[int, int]) -> bool:

@@ -185,11 +185,13 @@ class ModelHost:
         if memory is None:
             return
         token_budget = min(self.limits.token_budget, memory.token_count)
-        if not token_budget:
+        if token_budget <= memory.tokens_per_text:
             raise ModelLoadError(
                 f"the model leaves no memory for sessions: {memory.free_bytes} bytes are free, and"
                 f" a token takes {memory.bytes_per_token}"
+                + (f", and a text {memory.bytes_per_text} more" if memory.bytes_per_text else "")
             )
+        self._sessions.tokens_per_text = memory.tokens_per_text
         self.limits = replace(self.limits, token_budget=token_budget)
         self._sessions.token_budget = token_budget
         self._sessions.kept_budget = int(token_budget * memory.kept_share)

@@ -35,6 +35,8 @@ class SessionTable:
 
     Attributes:
         kept_budget: Tokens that kept sequences may have memory for, even if more is free.
+        tokens_per_text: Tokens that each sequence counts for beside its own: a recurrent state
+            takes memory however short the sequence is. Set it before the first opens.
 
     Invariants:
         Reserved and kept tokens together fit the budget.
@@ -70,6 +72,7 @@ class SessionTable:
         self._on_end = on_end
         self._kept = KeptTexts(seconds=keep_seconds, clock=clock)
         self.kept_budget = token_budget
+        self.tokens_per_text = 0
         self._sessions: dict[str, Session] = {}
         self._empty = asyncio.Event()
         self._empty.set()
@@ -121,9 +124,10 @@ class SessionTable:
         wanted = wanted_lengths(spec.reserve_length, spec)
         reserved = next((each for each in wanted if self._leaves_room(spec.share, each)), None)
         if reserved is None:
-            raise self._no_room(spec, spec.reserve_length)
+            raise self._no_room(spec, spec.reserve_length + self.tokens_per_text)
         session_id = f"{self._incarnation}.{secrets.token_urlsafe(32)}"
         session = Session(session_id, spec, new_cache(spec))
+        self._tokens.take(spec.share, self.tokens_per_text)
         self._resize(session, reserved)
         self._sessions[session_id] = session
         self._empty.clear()
@@ -162,6 +166,7 @@ class SessionTable:
             lacks, whose = session.missing_length, session.spec.share
             known = missing[whose]
             missing[whose] = known + lacks if whose == share else max(known, lacks)
+        length += self.tokens_per_text
         is_there = length + missing.total() <= self._tokens.free
         return is_there and self._tokens.allows(share, length + missing[share])
 
@@ -224,7 +229,7 @@ class SessionTable:
         session = self._sessions.pop(session_id, None)
         if session is None:
             return None
-        spec, size = session.spec, session.reserved_length
+        spec, size = session.spec, session.reserved_length + self.tokens_per_text
         self._on_end(session, error or SupersededError("the session was closed"))
         self._places.give_back(spec.share)
         self._tokens.give_back(spec.share, size)

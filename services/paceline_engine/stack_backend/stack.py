@@ -138,6 +138,7 @@ class StackBackend(Backend):
             memories[0],
             free_bytes=min(memory.free_bytes for memory in memories),
             bytes_per_token=bytes_per_token + _MAX_GRAM_BYTES * shares_memory,
+            bytes_per_text=sum(memory.bytes_per_text for memory in memories),
         )
 
     def knows_grammar(self, grammar: Grammar) -> bool:

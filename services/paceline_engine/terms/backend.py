@@ -95,17 +95,24 @@ class TokenMemory:
         usable_share: The part of it that tokens may fill; forwards need the rest to compute.
         bytes_per_token: The memory of a token, in all layers together.
         kept_share: The part of the tokens that sequences of ended sessions may have.
+        bytes_per_text: The memory of a sequence however short it is: a recurrent state.
     """
 
     free_bytes: int
     usable_share: float
     bytes_per_token: int
     kept_share: float = 1.0
+    bytes_per_text: int = 0
 
     @property
     def token_count(self) -> int:
         """How many tokens fit."""
         return int(self.free_bytes * self.usable_share) // self.bytes_per_token
+
+    @property
+    def tokens_per_text(self) -> int:
+        """How many tokens take as much memory as a sequence does however short it is."""
+        return -(-self.bytes_per_text // self.bytes_per_token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +143,11 @@ class Backend(ABC):
     def cuts_prompts(self) -> bool:
         """Whether a forward never has more rows of a prompt than `run` allows."""
         return True
+
+    @property
+    def judges_row_by_row(self) -> bool:
+        """Whether each token of a proposal takes a forward of its own, up to the first rejected."""
+        return False
 
     @property
     def layers_run(self) -> int:

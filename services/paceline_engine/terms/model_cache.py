@@ -96,6 +96,10 @@ class ModelCache(ABC):
         """Count the tokens of a prefix that are still to be computed; the last one always is."""
         return len(prefix) - self._kept_length(prefix)
 
+    def reachable(self, length: int) -> int:
+        """Return the most tokens, up to so many, to which the state can be cut; mostly all."""
+        return length
+
     def has_of(self, prefix: array[int], tree: Proposal) -> bool:
         """Whether this prefix is here, followed only by the first tokens of this tree, if any."""
         own = self._tree
@@ -159,10 +163,10 @@ class ModelCache(ABC):
             self._token_ids = prefix[:kept]
 
     def _kept_length(self, prefix: array[int]) -> int:
-        common = common_length(self._token_ids, prefix) + len(self._path_of(prefix))
+        common, holder = common_length(self._token_ids, prefix) + len(self._path_of(prefix)), self
         if not self.length and (source := self._source()) is not None:
-            common = common_length(source.token_ids, prefix)
-        return min(common, len(prefix) - 1)
+            common, holder = common_length(source.token_ids, prefix), source
+        return holder.reachable(min(common, len(prefix) - 1))
 
     def _path_of(self, prefix: array[int]) -> tuple[int, ...]:
         """Return the tree's path that a prefix takes after the sequence."""

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    DynamicCache,
-)
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from paceline.panics import taking_panics
@@ -25,6 +19,7 @@ from paceline_engine.terms.backend import ModelLoadError, few_names
 from paceline_engine.terms.calls import ModelDescription
 from paceline_engine.torch_backend.device import hardware_of
 from paceline_engine.torch_backend.library import decoder_layers
+from paceline_engine.torch_backend.recurrent.library_state import has_recurrent_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +39,12 @@ _DTYPES = {
 _MOST_TOKENS = 1 << 26
 _MOST_LAYERS = 4096
 # The names that families of models have for their context length, the usual name first.
-_CONTEXT_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+_CONTEXT_LENGTHS = (
+    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx",
+    "context_length",
+)  # fmt: skip
+# Of a model whose state has no length, if its files do not say what it was trained for.
+_ENDLESS = 1 << 17
 
 
 def count_tokens(files: ModelFiles) -> int:
@@ -70,8 +70,7 @@ def load_model(files: ModelFiles, *, dtype: str) -> Any:
         dtype: What to compute in; one of bfloat16, float16, float32, float64.
 
     Raises:
-        ModelLoadError: it is none of these; or the model is broken, or its cache cannot be rolled
-            back.
+        ModelLoadError: it is none of these; or the model is broken, or no decoder.
     """
     if dtype not in _DTYPES:
         raise ModelLoadError(f"dtype {dtype!r} is none of {', '.join(sorted(_DTYPES))}")
@@ -86,7 +85,10 @@ def load_model(files: ModelFiles, *, dtype: str) -> Any:
     model, found = loaded
     _refuse_missing_weights(files.name, found)
     _refuse_broken_weights(files.name, model)
-    _refuse_uncroppable(files.name, model)
+    if model.config.is_encoder_decoder:
+        raise ModelLoadError(
+            f"model {files.name!r}: an encoder with a decoder, not a decoder alone"
+        )
     return model.eval()
 
 
@@ -186,18 +188,6 @@ def _refuse_broken_weights(name: str, model: Any) -> None:
             raise ModelLoadError(f"model {name!r}: {weights} has weights that are no numbers")
 
 
-def _refuse_uncroppable(name: str, model: Any) -> None:
-    config = model.config
-    is_stateful = model._is_stateful  # noqa: SLF001 - there is no public word for it
-    natural_layers = DynamicCache(config=config).layers
-    croppable = all(type(x) in {DynamicLayer, DynamicSlidingWindowLayer} for x in natural_layers)
-    if config.is_encoder_decoder or is_stateful or not croppable:
-        raise ModelLoadError(
-            f"model {name!r}: not a decoder whose whole state is keys and values of attention, so "
-            "rejected tokens could not be taken back"
-        )
-
-
 def describe(
     files: ModelFiles,
     model: Any,
@@ -233,7 +223,7 @@ def describe(
         tokenizer_fingerprint=hashlib.sha256(files.tokenizer).hexdigest(),
         vocabulary_size=vocabulary_size,
         eos_token_ids=end_ids,
-        context_length=_context_length(files.name, config),
+        context_length=_context_length(files.name, config, endless=has_recurrent_state(model)),
         backend="transformers",
         dtype=dtype,
         device=str(device),
@@ -253,11 +243,13 @@ def describe(
     )
 
 
-def _context_length(name: str, config: Any) -> int:
+def _context_length(name: str, config: Any, *, endless: bool) -> int:
     for key in _CONTEXT_LENGTHS:
         length = getattr(config, key, None)
         if isinstance(length, int) and length > 0:
             return length
+    if endless:
+        return _ENDLESS
     raise ModelLoadError(
         f"model {name!r}: config.json does not say how many tokens a text can have; add"
         f" {_CONTEXT_LENGTHS[0]} to it"

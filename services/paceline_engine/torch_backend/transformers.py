@@ -26,7 +26,8 @@ candidate's logits are compared with the library's.
 1. `FusedLlama`: Llama, Mistral, Qwen 2 and Qwen 3 in few, large steps.
 2. `LibraryDecoder`: the library's own layers, with our rows and attention put into its interface.
 3. None: the library computes one sequence at a time, with its own cache (`score_alone`), because
-   the model's attention cannot be replaced.
+   the model's attention cannot be replaced; or row by row (`recurrent/stepped_text.py`), because
+   its state cannot be taken back.
 
 On CUDA with `capture` forwards of few rows are recorded, each size at its first run, and replayed
 (`cuda_graphs.py`); trees, and parts of prompts, are computed anew.
@@ -46,6 +47,7 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, chain
 from operator import itemgetter
 from pathlib import Path
@@ -88,6 +90,9 @@ from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.memory import free_memory, return_freed_memory
 from paceline_engine.torch_backend.model_loading import count_tokens, describe, load_model
 from paceline_engine.torch_backend.own_guesses import OwnGuesses
+from paceline_engine.torch_backend.recurrent.library_state import has_recurrent_state
+from paceline_engine.torch_backend.recurrent.probe import prove_steps
+from paceline_engine.torch_backend.recurrent.stepped_text import SteppedText
 from paceline_engine.torch_backend.self_drafting import SelfDrafter, load_for
 from paceline_engine.torch_backend.shared_rows import SharedRows
 
@@ -100,10 +105,12 @@ if TYPE_CHECKING:
     from paceline_engine.terms.items import Item
     from paceline_engine.torch_backend.adapters.files import LoadedAdapter
     from paceline_engine.torch_backend.cuda_graphs import CapturedForwards
+    from paceline_engine.torch_backend.decoders import Decoder
+    from paceline_engine.torch_backend.recurrent.probe import Continuation
 
 _log = logging.getLogger(__name__)
 
-_Text: TypeAlias = KeyValues | LibraryText
+_Text: TypeAlias = KeyValues | LibraryText | SteppedText
 
 
 class LoadedModel(ModelBackend):
@@ -155,19 +162,25 @@ class LoadedModel(ModelBackend):
         self.model = model
         self.device = device
         self._invariant = invariant
+        self._stepped: Continuation | None = None
         # On an accelerator launching kernels takes most of the time: one kernel for all sequences.
         self.together = device.type != "cpu"
+        self.decoder: Decoder | None = None
+        shape = None
         with on_device():
-            sample = take_sample(model)
-            self.decoder = choose_decoder(
-                name, model, sample=sample, together=self.together, packs=weights == PLAIN
-            )
+            if has_recurrent_state(model):
+                self._stepped = prove_steps(name, model)
+                self._bytes_per_token = self._stepped.bytes_per_token
+            else:
+                sample = take_sample(model)
+                shape, self._bytes_per_token = sample.shape, sample.bytes_per_token
+                self.decoder = choose_decoder(
+                    name, model, sample=sample, together=self.together, packs=weights == PLAIN
+                )
             if weights == INT8:
                 round_to_int8(model, self.decoder)
         return_freed_memory()
-        self._bytes_per_token = sample.bytes_per_token
         tile = TILE if invariant else 1
-        shape = sample.shape
         if shape is not None and head is not None:
             shape = replace(shape, layers=shape.layers + layers_beside(head, shape))
             self._bytes_per_token = shape.bytes_per_token
@@ -181,7 +194,7 @@ class LoadedModel(ModelBackend):
         self.shapers = Shapers(lambda: self.description.vocabulary_size)
         self.draft_head: DraftHead | None = None
         self.captured = (
-            capture_forwards(name, self.decoder, sample.shape, device=device) if capture else None
+            capture_forwards(name, self.decoder, shape, device=device) if capture else None
         )
 
     @property
@@ -197,7 +210,13 @@ class LoadedModel(ModelBackend):
     @property
     def cuts_prompts(self) -> bool:
         """Whether a part of a long prompt is computed as in the whole: rotations stay the same."""
-        return not rotations_change(self.model.config)
+        blocks_are_right = self._stepped is None or self._stepped.takes_blocks
+        return blocks_are_right and not rotations_change(self.model.config)
+
+    @property
+    def judges_row_by_row(self) -> bool:
+        """Whether each token of a proposal takes a forward: its state cannot be taken back."""
+        return self._stepped is not None
 
     def run(
         self, items: Sequence[Item], interrupt: Interrupt, *, row_limit: int | None = None
@@ -227,10 +246,13 @@ class LoadedModel(ModelBackend):
             usable_share=free.usable_share,
             bytes_per_token=self._bytes_per_token,
             kept_share=free.kept_share,
+            bytes_per_text=0 if self._stepped is None else self._stepped.bytes_per_text,
         )
 
     def new_cache(self, spec: SessionSpec) -> _Text:
         """Begin an empty sequence for a session."""
+        if self._stepped is not None:
+            return SteppedText(self.model, takes_blocks=self._stepped.takes_blocks)
         if self.decoder is None or self._slabs is None:
             return LibraryText()
         return KeyValues(
@@ -247,7 +269,20 @@ class LoadedModel(ModelBackend):
             feed.proposes = None  # what a grammar forces takes no rows
         else:
             self.own_guesses.mark_tree(feed, item)
+        if isinstance(feed.cache, SteppedText):
+            feed.cache.begins_item = not item.found_count
+            if isinstance(item.task, Judge) and not item.task.score:
+                feed.accepts = partial(self._accepts, item, item.task)
         return feed
+
+    def _accepts(self, item: Item, task: Judge, scores: Sequence[Tensor]) -> bool:
+        """Whether a proposal's next token is accepted, by the scores of the rows so far."""
+        count = len(scores)
+        first = task.proposal.only(range(count))
+        # The row after it does not matter yet.
+        rows = self._of_known_tokens(torch.stack([*scores, scores[-1]]))
+        asked = replace(task, proposal=first, logprobs=False, top_logprobs=0)
+        return len(self._judge(rows, asked, item=item).accepted_path) == count
 
     @property
     def _token_ids(self) -> Tensor | None:
@@ -330,14 +365,20 @@ class LoadedModel(ModelBackend):
             logits = [each for feed in feeds for each in self._score([feed])]
         if not any(feed.scored_count for feed in feeds):
             wait_for(self.device)
+        return [self._of_known_tokens(rows) for rows in logits]
+
+    def _of_known_tokens(self, logits: Tensor) -> Tensor:
+        """Leave out the columns of no token."""
         if self.draft_head is not None:
-            return [*logits]
-        return [rows[:, : self.description.vocabulary_size] for rows in logits]
+            return logits
+        return logits[:, : self.description.vocabulary_size]
 
     def _score(self, feeds: Sequence[Feed]) -> Sequence[Tensor]:
         """Return the logits of each feed's scored rows; they are valid until the next forward."""
         if self.decoder is None:
             (feed,) = feeds
+            if isinstance(feed.cache, SteppedText):
+                return [self._step(feed, feed.cache)]
             ids = torch.tensor(feed.token_ids.tolist()).to(self.device, non_blocking=True)
             text = cast("LibraryText", feed.cache)
             return [score_alone(self.model, text, ids, rows=feed.scored_count)]
@@ -349,6 +390,14 @@ class LoadedModel(ModelBackend):
         order = sorted(range(len(feeds)), key=lambda index: _address(feeds[index]))
         logits = self._compute_rows([feeds[index] for index in order])
         return [each for _, each in sorted(zip(order, logits, strict=True), key=itemgetter(0))]
+
+    def _step(self, feed: Feed, text: SteppedText) -> Tensor:
+        """Compute a feed row by row, up to the first rejection."""
+        scores = text.append(feed.token_ids, scored_count=feed.scored_count, accepts=feed.accepts)
+        if len(scores) == feed.scored_count:
+            return scores
+        feed.stop(len(scores) - 1)
+        return torch.cat((scores, scores[-1:]))  # the row after the rejected token is never read
 
     def _compute_rows(self, feeds: Sequence[Feed]) -> Sequence[Tensor]:
         assert self.decoder is not None

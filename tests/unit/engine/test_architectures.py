@@ -33,10 +33,12 @@ LAYERS = 2
 # Between the two best logits; rounding moves them by about 1e-5.
 LEAST_GAP = 1e-3
 
-REFUSED = ("mamba", "t5")
+REFUSED = ("t5",)
+# Their state cannot be taken back; at the first two the library is wrong for blocks of rows.
+STEPPED = ("mamba", "jamba", "rwkv")
 # These attend in a way of their own; or a token's rotation depends on how long its text is.
 CHANGING = ("dynamic", "longrope")
-ALONE = ("bloom", "falcon", "falcon with alibi", "gpt-j", "mpt", *CHANGING)
+ALONE = ("bloom", "falcon", "falcon with alibi", "gpt-j", "mpt", *CHANGING, *STEPPED)
 SERVED = [name for name in FAMILIES if name not in REFUSED]
 SHARING = [name for name in SERVED if name not in ALONE]
 
@@ -186,7 +188,7 @@ def test_texts_decoded_together_are_the_librarys_own(name, directories):
         met |= decoding.met
     assert backend.description.takes_trees == (name in SHARING)
     trees = {"tree", "branch"} if name in SHARING else set()
-    parts = set() if changes else {"part"}
+    parts = set() if changes or name in STEPPED[:2] else {"part"}
     assert met == {"shared", "alone", "block", "rejection", "interrupted"} | parts | trees
 
 
@@ -217,7 +219,9 @@ def test_texts_share_a_forward_where_the_model_can(name, directories):
     ]
     before = backend.layers_run
     backend.run(items, NEVER)
-    assert backend.layers_run - before == LAYERS * (1 if name in SHARING else len(items))
+    # In a text of its own a row that comes again with each block stands alone: see `SteppedText`.
+    alone = len(items) + (2 if name in STEPPED else 0)
+    assert backend.layers_run - before == LAYERS * (1 if name in SHARING else alone)
 
 
 @pytest.mark.parametrize("name", REFUSED)
