@@ -40,8 +40,9 @@ class ModelSettings(Settings):
     )
     weights: Literal["plain", "int8"] = Field(
         "plain",
-        description="plain: products in --dtype; int8: in whole numbers of eight bits, faster on a"
-        " CPU with VNNI, with a quarter of the memory, and other tokens now and then",
+        description="plain: products in --dtype, or as a quantised model's files have them; int8:"
+        " in whole numbers of eight bits, faster on a CPU with VNNI, with a quarter of the memory,"
+        " and other tokens now and then",
     )
     device: str = Field("cpu", description="device of the computation: cpu, cuda, cuda:1, ...")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of a forward")

@@ -26,6 +26,7 @@ from paceline_engine.model_files.chat_template import find_templates, template_o
 from paceline_engine.model_files.draft_vocabulary import find_draft_vocabulary
 from paceline_engine.model_files.gguf_model import SUFFIX, GgufModel
 from paceline_engine.model_files.identity import meant_configuration, parse_values
+from paceline_engine.model_files.quantisation import Quantisation, find_quantisation
 from paceline_engine.model_files.small_files import (
     CONFIG,
     DECODER_PARTS,
@@ -102,6 +103,7 @@ class ModelFiles:
         index: Which weight is in which of several files; None: there is one.
         stamps: Which files the weights were in, when the directory was checked.
         gguf: The GGUF file that holds the weights; None: safetensors hold them.
+        quantisation: How safetensors hold them; None: as numbers to compute with.
     """
 
     directory: Path
@@ -117,6 +119,7 @@ class ModelFiles:
     index: bytes | None
     stamps: Mapping[Path, _Stamp]
     gguf: GgufModel | None = None
+    quantisation: Quantisation | None = None
 
     @property
     def contents(self) -> Mapping[str, bytes]:
@@ -234,12 +237,14 @@ def _of_directory(directory: Path, *, model: str, name: str, revision: str) -> M
     for file_name in (CONFIG, TOKENIZER):
         if not (directory / file_name).is_file():
             raise ModelLoadError(f"model {model!r}: {file_name} is missing in {directory}")
+    small = SmallFiles.read(directory)
+    # Before the weights, which may be pickled: the advice is another one.
+    quantisation = find_quantisation(name, small.json(CONFIG))
     index_path = directory / INDEX_FILE
     index = read_json(index_path) if index_path.exists() else None
     parts = part_names(directory, index)
     weights = tuple(directory / part for part in parts)
     check_weights(directory, parts)
-    small = SmallFiles.read(directory)
     for each in (*_CONFIGURATIONS, TOKENIZER_CONFIG):
         _refuse_foreign_parts(directory / each, small.json(each))
     return ModelFiles(
@@ -250,6 +255,7 @@ def _of_directory(directory: Path, *, model: str, name: str, revision: str) -> M
         small=small,
         index=None if index is None or {*parts} == {WEIGHTS_FILE} else _clean_index(parts),
         stamps={path: _stamp(path) for path in weights},
+        quantisation=quantisation,
         **_meanings(name, small),
     )
 
@@ -324,6 +330,8 @@ def _clean_index(parts: Mapping[str, frozenset[str]]) -> bytes:
 def _download(model: str, revision: str | None) -> Path:
     """Fetch what is read of a model, and nothing else that its repository has."""
     directory = _fetch(model, revision, (*SMALL_FILES, INDEX_FILE))
+    if (directory / CONFIG).is_file():
+        find_quantisation(model, read_json(directory / CONFIG))  # refused before it is fetched
     index_path = directory / INDEX_FILE
     parts = named_parts(index_path, read_json(index_path) if index_path.exists() else None)
     return _fetch(model, directory.name, tuple(parts))

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
 
 from paceline_engine.torch_backend.families import can_fuse
-from paceline_engine.torch_backend.int8_linear import Int8Modules, check_exact
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 from paceline_engine.torch_backend.library import LibraryDecoder, LibraryText, score_alone
@@ -100,22 +99,6 @@ def choose_decoder(
         model.set_attn_implementation(own_attention)
     _log.warning("model %s: one text for each forward, in the library's own way (%s)", name, reason)
     return None
-
-
-@torch.inference_mode()
-def round_to_int8(model: Any, decoder: Decoder | None) -> None:
-    """Let a model, and what was chosen to compute it, compute products in eight bits.
-
-    The decoder has proved before that it gives the library's logits: in eight bits rounding would
-    hide an error.
-
-    Raises:
-        ModelLoadError: they would not be exact.
-    """
-    if isinstance(decoder, FusedLlama):
-        decoder.round_to_int8(model)
-    else:
-        check_exact(Int8Modules(model).products)
 
 
 @torch.inference_mode()

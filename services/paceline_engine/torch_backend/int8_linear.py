@@ -6,7 +6,7 @@ Theory of operation
 A weight is rounded once, at load, to whole numbers for each output, and the rows of a product are
 rounded in each forward, each row by itself:
 
-    weight[o]  ~  scale[o] * w[o]        w in [-127, 127]
+    weight[o]  ~  scale[o] * w[o]        w in [-128, 127]
     hidden[t]  ~  scale[t] * (u[t] - 128)    u in [1, 255]: kernels want unsigned rows
 
     product[t, o] = scale[t] * (scale[o] * float(sum of (u[t] - 128) * w[o]))
@@ -28,15 +28,13 @@ import platform
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.torch_backend.packed_linear import (
     BLOCKS,
     Product,
     in_blocks,
-    leave_files,
-    take_weights,
 )
 
 if TYPE_CHECKING:
@@ -58,13 +56,20 @@ _CHECKED_OUTPUTS = 64
 class Int8Product(Product):
     """With a weight of whole numbers, for rows that are rounded to whole numbers."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Round a weight, (outputs, inputs) in float32."""
+    def __init__(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> None:
+        """Round a weight, (outputs, inputs) in float32.
+
+        Args:
+            scales: (outputs, 1) float32: those with which it was rounded already; None: it was not.
+        """
         self.shape, self.bias = weight.shape, bias
-        largest = weight.abs().amax(1, keepdim=True)
-        scales = (largest * (1 / _MOST)).clamp_min_(_LEAST_SCALE)
-        # The operator takes numbers in the order in which they lie.
-        whole = (weight / scales).round_().to(torch.int8).contiguous()
+        if scales is None:
+            scales = (weight.abs().amax(1, keepdim=True) * (1 / _MOST)).clamp_min_(_LEAST_SCALE)
+        else:
+            scales = torch.where(scales == 0, _LEAST_SCALE, scales)
+        # The operator takes numbers in the order in which they lie. -128 is a number of files.
+        numbers = (weight / scales).round_().clamp_(-_ZERO, _MOST)
+        whole = numbers.to(torch.int8).contiguous()
         self.scales = scales[:, 0].contiguous()
         self._zeros = torch.zeros(len(weight), dtype=torch.int64)
         self._packed = _ONEDNN.qlinear_prepack(whole, None)
@@ -126,6 +131,12 @@ def refuse_int8(*, dtype: str, device: torch.device) -> None:
         raise ModelLoadError("--weights int8 cannot be computed by this torch")
 
 
+def has_vnni() -> bool:
+    """Whether this processor adds products of eight bits in 32 bits."""
+    is_known = platform.machine() in _MACHINES
+    return is_known and torch.cpu._is_vnni_supported()  # noqa: SLF001 - no public word
+
+
 def tell_what_is_faster(name: str, *, dtype: str, device: torch.device) -> None:
     """Tell in a line of the log what would be faster on this processor than to compute in `dtype`.
 
@@ -133,7 +144,7 @@ def tell_what_is_faster(name: str, *, dtype: str, device: torch.device) -> None:
         name: The model's.
     """
     options = []
-    if device.type == "cpu" and torch.cpu._is_vnni_supported():  # noqa: SLF001 - no public word
+    if device.type == "cpu" and has_vnni():
         options.append("--weights int8")
     has_bfloat16 = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     if device.type == "cpu" and dtype != "bfloat16" and has_bfloat16():
@@ -146,26 +157,6 @@ def tell_what_is_faster(name: str, *, dtype: str, device: torch.device) -> None:
             dtype,
             " or ".join(options),
         )
-
-
-def int8_product(product: Product) -> Int8Product:
-    """Round the weight of a product."""
-    return Int8Product(product.weight(), product.bias)
-
-
-class Int8Modules:
-    """A model's linear modules, computing in eight bits."""
-
-    def __init__(self, model: nn.Module) -> None:
-        """Round their weights, which they lose."""
-        leave_files(model)
-        self.products: list[Int8Product] = []
-        for linear in [each for each in model.modules() if type(each) is nn.Linear]:
-            bias = None if linear.bias is None else linear.bias.detach()
-            product = Int8Product(linear.weight.detach(), bias)
-            linear.forward = product.of_any_rows  # type: ignore[assignment, method-assign]
-            take_weights(product, [linear])
-            self.products.append(product)
 
 
 def check_exact(products: Iterable[Product]) -> None:

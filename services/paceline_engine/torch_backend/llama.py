@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline_engine.torch_backend.attention import Attention
-from paceline_engine.torch_backend.int8_linear import check_exact, int8_product
 from paceline_engine.torch_backend.packed_linear import (
     WideProduct,
     can_pack,
@@ -30,7 +29,7 @@ from paceline_engine.torch_backend.packed_linear import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_engine.torch_backend.packed_linear import Product
+    from paceline_engine.torch_backend.packed_linear import MakeProduct, Product
     from paceline_engine.torch_backend.shared_rows import ForwardRows
 
 _FIRST_ROTATIONS = 1024
@@ -116,21 +115,17 @@ class FusedLlama:
                 give_weights_back(product, linears)
         give_weights_back(self._head, [model.lm_head])
 
-    def round_to_int8(self, model: Any) -> None:
-        """Compute products in eight bits from now on; the given model loses their weights.
-
-        Raises:
-            ModelLoadError: they would not be exact.
-        """
+    def replace_products(self, model: Any, make: MakeProduct) -> list[Product]:
+        """Compute with other products from now on; the given model loses their weights."""
         leave_files(model)
         for own, layer in zip(self._own_layers, model.model.layers, strict=True):
             for which, linears in enumerate(_projections(layer)):
-                own.products[which] = int8_product(own.products[which])
+                own.products[which] = make(own.products[which], linears)
                 take_weights(own.products[which], linears)
-        self._head = int8_product(self._head)
+        self._head = make(self._head, [model.lm_head])
         take_weights(self._head, [model.lm_head])
         self.lend_head(model)
-        check_exact([self._head, *(each for own in self._own_layers for each in own.products)])
+        return [self._head, *(each for own in self._own_layers for each in own.products)]
 
     def _rotation(self, rows: ForwardRows) -> Rotation:
         cosines, sines = self.rotations(rows.longest)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer
+from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
@@ -20,12 +21,17 @@ from paceline_engine.terms.calls import ModelDescription
 from paceline_engine.torch_backend.device import hardware_of
 from paceline_engine.torch_backend.library import decoder_layers
 from paceline_engine.torch_backend.recurrent.library_state import has_recurrent_state
+from paceline_engine.torch_backend.stored_weights import stored_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from torch import Tensor
+
     from paceline_engine.model_files.files import ModelFiles
+    from paceline_engine.model_files.quantisation import Quantisation
+    from paceline_engine.torch_backend.stored_weights import Grid
 
 _log = logging.getLogger(__name__)
 
@@ -97,16 +103,10 @@ def _load(files: ModelFiles, directory: Path, *, dtype: torch.dtype) -> Any:
     _refuse_nonsense(files.name, config)
     _refuse_other_kinds(files.name, config)
     if files.gguf is not None:
-        weights = files.gguf.named_weights()
-        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        return model_class.from_pretrained(
-            None,
-            config=config,
-            dtype=dtype,
-            # The library keeps these tensors, so each has the model's dtype from the beginning.
-            state_dict={name: torch.from_numpy(each).to(dtype) for name, each in weights},
-            output_loading_info=True,
-        )
+        named = ((name, torch.from_numpy(each)) for name, each in files.gguf.named_weights())
+        return _of_weights(config, named, dtype=dtype)
+    if files.quantisation is not None:
+        return _load_quantised(files, config, files.quantisation, dtype=dtype)
     return AutoModelForCausalLM.from_pretrained(
         directory,
         config=config,
@@ -114,6 +114,41 @@ def _load(files: ModelFiles, directory: Path, *, dtype: torch.dtype) -> Any:
         use_safetensors=True,
         trust_remote_code=False,
         local_files_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # refused below, by name
+    )
+
+
+def _load_quantised(
+    files: ModelFiles, config: Any, how: Quantisation, *, dtype: torch.dtype
+) -> Any:
+    """Load dequantised weights, and leave each linear module the grid of its whole numbers."""
+    for each in (config, config.get_text_config(decoder=True)):
+        vars(each).pop("quantization_config", None)  # the library would ask for other packages
+    grids: dict[str, Grid] = {}
+
+    def named() -> Iterator[tuple[str, Tensor]]:
+        for name, numbers, grid in stored_weights(files, how):
+            if grid is not None:
+                grids[name.removesuffix(".weight")] = grid
+            yield name, numbers
+
+    model, found = _of_weights(config, named(), dtype=dtype)
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear and name in grids:
+            module.grid = grids[name]  # type: ignore[assignment]
+    return model, found
+
+
+def _of_weights(config: Any, named: Iterable[tuple[str, Tensor]], *, dtype: torch.dtype) -> Any:
+    """Let the library make a model of weights that are read here."""
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return model_class.from_pretrained(
+        None,
+        config=config,
+        dtype=dtype,
+        # The library keeps these tensors, so each has the model's dtype from the beginning.
+        state_dict={name: each.to(dtype) for name, each in named},
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # refused below, by name
     )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import platform
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,10 @@ class Product(ABC):
 
     def warm_up(self) -> None:  # noqa: B027 - a plain product has nothing to prepare
         """Prepare all that products of any number of rows need."""
+
+
+MakeProduct: TypeAlias = "Callable[[Product, Sequence[nn.Linear]], Product]"
+"""Makes another product of one, and of the linear modules, side by side, that it stands for."""
 
 
 class PlainProduct(Product):

@@ -76,7 +76,7 @@ from paceline_engine.torch_backend.adapters.eagle import EagleHead
 from paceline_engine.torch_backend.attention import TextRows
 from paceline_engine.torch_backend.chain_drafting import ChainDrafter, layers_beside
 from paceline_engine.torch_backend.cuda_graphs import CapturedForwards, capture_forwards
-from paceline_engine.torch_backend.decoders import choose_decoder, round_to_int8, take_sample
+from paceline_engine.torch_backend.decoders import choose_decoder, take_sample
 from paceline_engine.torch_backend.device import on_device, usable_device, wait_for
 from paceline_engine.torch_backend.draft_head import DraftHead
 from paceline_engine.torch_backend.families import rotations_change
@@ -95,6 +95,7 @@ from paceline_engine.torch_backend.recurrent.probe import prove_steps
 from paceline_engine.torch_backend.recurrent.stepped_text import SteppedText
 from paceline_engine.torch_backend.self_drafting import SelfDrafter, load_for
 from paceline_engine.torch_backend.shared_rows import SharedRows
+from paceline_engine.torch_backend.whole_products import products_of, replace_products
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -152,7 +153,7 @@ class LoadedModel(ModelBackend):
             device: That device.
             capture: On CUDA, record forwards of few rows and replay them.
             invariant: See `TransformersBackend`.
-            weights: See `TransformersBackend`.
+            weights: PLAIN; or INT8, W8A8 or W4A16: see `replace_products`.
             head: What keeps features beside keys and values; None: nothing does.
 
         Raises:
@@ -177,8 +178,8 @@ class LoadedModel(ModelBackend):
                 self.decoder = choose_decoder(
                     name, model, sample=sample, together=self.together, packs=weights == PLAIN
                 )
-            if weights == INT8:
-                round_to_int8(model, self.decoder)
+            if weights != PLAIN:
+                replace_products(model, self.decoder, kind=weights)
         return_freed_memory()
         tile = TILE if invariant else 1
         if shape is not None and head is not None:
@@ -492,8 +493,9 @@ class TransformersBackend(LoadedModel):
                 half way.
             invariant: Let a row's logits follow from its sequence alone, bit by bit: see
                 `invariant.py`.
-            weights: PLAIN, in `dtype`; or INT8, with products in eight bits (`int8_linear.py`).
-                With `invariant` they take two threads, too.
+            weights: PLAIN, in `dtype`, or as a quantised model's files have them; or INT8, with
+                all products in eight bits (`int8_linear.py`). With `invariant` INT8 takes two
+                threads, too.
             adapter: Directory with an adapter for it; None: it does not draft for itself.
             guesses: How many it makes after a verdict; None: as the adapter's card says.
             prune_below: See `SelfDrafter` and `ChainDrafter`.
@@ -518,6 +520,10 @@ class TransformersBackend(LoadedModel):
         self.tokenizer = files.tokenizer
         self.chat_template = files.chat_template
         loaded = load_model(files, dtype=dtype).to(computed_on)
+        computed_in = INT8
+        if weights == PLAIN:
+            how, name = files.quantisation, files.name
+            computed_in = products_of(name, loaded, how, dtype=dtype, device=computed_on)
         draft_head = _narrow_head(files, loaded, has_adapter=adapter is not None)
         loaded_adapter = (
             None if adapter is None else load_for(files, loaded, Path(adapter), guesses=guesses)
@@ -529,7 +535,7 @@ class TransformersBackend(LoadedModel):
             device=computed_on,
             capture=capture and head is None,  # every forward keeps features
             invariant=invariant,
-            weights=weights,
+            weights=PLAIN if computed_in == dtype else computed_in,
             head=head,
         )
         self.draft_head = draft_head
@@ -537,7 +543,7 @@ class TransformersBackend(LoadedModel):
             files,
             loaded,
             token_count=token_count,
-            dtype=INT8 if weights == INT8 else dtype,
+            dtype=computed_in,
             device=computed_on,
             threads=threads,
             cancels_between_layers=bool(self._layers) and not self.captures,
@@ -546,7 +552,7 @@ class TransformersBackend(LoadedModel):
         )
         self._prepare_grammars()
         noise_kernel(computed_on)  # compiled now, so that no request waits for it
-        if weights == PLAIN:
+        if computed_in == dtype:
             tell_what_is_faster(files.name, dtype=dtype, device=computed_on)
         if invariant:
             shape = None if self._slabs is None else self._slabs.shape

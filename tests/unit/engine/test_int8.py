@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.torch_backend import int8_linear
-from paceline_engine.torch_backend.decoders import choose_decoder, round_to_int8, take_sample
+from paceline_engine.torch_backend.decoders import choose_decoder, take_sample
 from paceline_engine.torch_backend.int8_linear import Int8Product, check_exact
 from paceline_engine.torch_backend.invariant import TILE, InvariantRows
 from paceline_engine.torch_backend.key_values import KeyValues
@@ -23,6 +23,7 @@ from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.library import LibraryDecoder
 from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.transformers import TransformersBackend
+from paceline_engine.torch_backend.whole_products import replace_products
 from support.device import on_a_cpu
 
 COUNTS = [*range(1, 10), 31, 63, 64, 65, 130]
@@ -150,7 +151,7 @@ class Rounded:
                     "a model", model, sample=sample, together=False, packs=False
                 )
             assert isinstance(self.decoder, FusedLlama if fused else LibraryDecoder)
-            round_to_int8(model, self.decoder)
+            replace_products(model, self.decoder, kind="int8")
         self.shape = sample.shape
 
     @torch.inference_mode()

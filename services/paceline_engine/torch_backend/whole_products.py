@@ -1,0 +1,143 @@
+"""Which products of a model compute with whole numbers, and the change to them.
+
+A decoder has proved before, with dequantised weights, that it gives the library's logits: rounding
+would hide an error.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from paceline_engine.terms.backend import INT8
+from paceline_engine.torch_backend.int4_linear import Int4Product, rows_are_alone, takes_int4
+from paceline_engine.torch_backend.int8_linear import Int8Product, check_exact, has_vnni
+from paceline_engine.torch_backend.llama import FusedLlama
+from paceline_engine.torch_backend.packed_linear import (
+    PlainProduct,
+    can_pack,
+    leave_files,
+    product_of,
+    take_weights,
+    warm_up,
+)
+from paceline_engine.torch_backend.stored_weights import Grid
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_engine.model_files.quantisation import Quantisation
+    from paceline_engine.torch_backend.decoders import Decoder
+    from paceline_engine.torch_backend.packed_linear import MakeProduct, Product
+
+_log = logging.getLogger(__name__)
+
+W8A8, W4A16 = "w8a8", "w4a16"
+"""Products as the model's files have them: of eight bits, or of four with rows in bfloat16."""
+
+
+def products_of(
+    name: str, model: nn.Module, how: Quantisation | None, *, dtype: str, device: torch.device
+) -> str:
+    """Choose how a quantised model is computed, and tell it in a line of the log.
+
+    Args:
+        name: The model's.
+        how: How its files have it; None: not quantised.
+
+    Returns:
+        W8A8, W4A16, or the dtype: it is computed as any other.
+    """
+    if how is None:
+        return dtype
+    grids = [(grid, each.weight.shape) for each in _linears(model) if (grid := _grid_of([each]))]
+    is_here = device.type == "cpu" and bool(grids)
+    eight, four = (sum(grid.bits == bits for grid, _ in grids) for bits in (8, 4))
+    if is_here and how.rounds_rows and eight and dtype == "float32" and has_vnni():
+        _log.info("model %r: %d of its weights are computed in eight bits", name, eight)
+        return W8A8
+    if is_here and dtype == "bfloat16" and _has_int4(model):
+        _log.info("model %r: %d of its weights are computed in four bits", name, four)
+        return W4A16
+    hint = ""
+    if four and device.type == "cpu" and dtype == "float32":
+        hint = "; with --dtype bfloat16 weights in four bits stay so"
+    _log.info("model %r: its weights of %s are dequantised to %s%s", name, how.method, dtype, hint)
+    return dtype
+
+
+@torch.inference_mode()
+def _has_int4(model: nn.Module) -> bool:
+    """Whether the kernel takes some weights in four bits, and computes each row by itself."""
+    found = {
+        linear.weight.shape: Int4Product(linear.weight, None, grid)
+        for linear in _linears(model)
+        if (grid := _grid_of([linear])) and takes_int4(grid, linear.weight.shape)
+    }
+    return bool(found) and rows_are_alone(found.values())
+
+
+@torch.inference_mode()
+def replace_products(model: Any, decoder: Decoder | None, *, kind: str) -> list[Product]:
+    """Let a model, and what was chosen to compute it, compute with whole numbers.
+
+    Args:
+        kind: INT8: all products, rounded where the files did not round them; W8A8 or W4A16: those
+            of the files.
+
+    Returns:
+        All of the model's products.
+
+    Raises:
+        ModelLoadError: They would not be exact.
+    """
+    make = _in_eight_bits if kind == INT8 else _as_stored
+    if isinstance(decoder, FusedLlama):
+        products = decoder.replace_products(model, make)
+    else:
+        products = _replace_modules(model, make)
+    check_exact(products)
+    warm_up(each for each in products if not isinstance(each, Int8Product))
+    return products
+
+
+def _in_eight_bits(product: Product, linears: Sequence[nn.Linear]) -> Product:
+    grid = _grid_of(linears)
+    scales = grid.scales if grid is not None and grid.bits == 8 else None
+    return Int8Product(product.weight(), product.bias, scales)
+
+
+def _as_stored(product: Product, linears: Sequence[nn.Linear]) -> Product:
+    """Return a product as the files have its weight, packed if they do not have whole numbers."""
+    weight, grid = product.weight(), _grid_of(linears)
+    if grid is not None and grid.bits == 8 and weight.dtype == torch.float32:
+        return Int8Product(weight, product.bias, grid.scales)
+    if grid is not None and weight.dtype == torch.bfloat16 and takes_int4(grid, weight.shape):
+        return Int4Product(weight, product.bias, grid)
+    return product_of(weight, product.bias, packs=can_pack([weight]))
+
+
+def _replace_modules(model: nn.Module, make: MakeProduct) -> list[Product]:
+    """Let a model's linear modules compute with other products, which alone hold the weights."""
+    leave_files(model)
+    products = []
+    for linear in _linears(model):
+        bias = None if linear.bias is None else linear.bias.detach()
+        product = make(PlainProduct(linear.weight.detach(), bias), [linear])
+        linear.forward = product.of_any_rows  # type: ignore[assignment, method-assign]
+        take_weights(product, [linear])
+        products.append(product)
+    return products
+
+
+def _linears(model: nn.Module) -> list[nn.Linear]:
+    return [each for each in model.modules() if type(each) is nn.Linear]
+
+
+def _grid_of(linears: Sequence[nn.Linear]) -> Grid | None:
+    """Return the grid of modules' weights, side by side, if they have one."""
+    grids = [grid for each in linears if isinstance(grid := getattr(each, "grid", None), Grid)]
+    return Grid.stacked(grids) if len(grids) == len(linears) else None

@@ -1,0 +1,219 @@
+"""Quantised Hugging Face folders compute what their numbers stand for, or are refused."""
+
+from __future__ import annotations
+
+import json
+from array import array
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from paceline_engine.model_files.files import find_model_files
+from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.terms.calls import SessionSpec
+from paceline_engine.torch_backend.int4_linear import Int4Product
+from paceline_engine.torch_backend.int8_linear import Int8Product
+from paceline_engine.torch_backend.model_loading import load_model
+from paceline_engine.torch_backend.shared_rows import SharedRows
+from paceline_engine.torch_backend.stored_weights import stored_weights
+from paceline_engine.torch_backend.transformers import TransformersBackend
+from paceline_engine.torch_backend.whole_products import replace_products
+from support.quantised_folders import LAYOUTS, write_folder
+from support.tiny_models import build_tokenizer
+
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.1,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 32}
+COUNTS = [1, 2, 3, 4, 5, 8, 13, 40]
+needs_vnni = pytest.mark.skipif(
+    not torch.cpu._is_vnni_supported(), reason="this processor has no exact products in eight bits"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer(300)
+
+
+@pytest.fixture
+def written(tokenizer, tmp_path):
+    """Give a function that writes a model in a layout, and returns both folders and the weights."""
+
+    def write(layout, model_class=LlamaForCausalLM, config=None):
+        torch.manual_seed(5)
+        model = model_class(config or LlamaConfig(**SIZES, attention_bias=True))
+        for name, weight in model.named_parameters():
+            if name.endswith("bias"):
+                weight.data.normal_(std=0.1)
+        weights = write_folder(model, tokenizer, tmp_path, LAYOUTS[layout])
+        return tmp_path / "quantised", tmp_path / "plain", weights
+
+    return write
+
+
+def load(folder, dtype="float32"):
+    return load_model(find_model_files(str(folder)), dtype=dtype)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_layout_is_the_numbers_that_it_stands_for(layout, written):
+    quantised, plain, _ = written(layout)
+    for dtype in ("float32", "bfloat16"):
+        expected, actual = load(plain, dtype).state_dict(), load(quantised, dtype).state_dict()
+        assert expected.keys() == actual.keys()
+        assert all(torch.equal(expected[name], actual[name]) for name in expected)
+
+
+def test_experts_are_read_too(written):
+    config = Qwen3MoeConfig(**SIZES, **EXPERTS)
+    quantised, plain, _ = written("fp8 in blocks", Qwen3MoeForCausalLM, config)
+    tokens = torch.arange(2, 60, 2)[None]
+    with torch.inference_mode():
+        assert torch.equal(load(quantised)(tokens).logits, load(plain)(tokens).logits)
+
+
+def logits_of(backend, token_ids):
+    cache = backend.new_cache(SessionSpec(128))
+    cache.make_room(len(token_ids))
+    part = array("I", token_ids)
+    return backend.decoder(SharedRows([cache], [part], [len(part)], together=False)).float()
+
+
+@needs_vnni
+@pytest.mark.parametrize(
+    ("layout", "dtype", "computed_in", "word"),
+    [
+        ("w8a8", "float32", "w8a8", "14 of its weights are computed in eight bits"),
+        ("w8a8", "bfloat16", "bfloat16", "are dequantised to bfloat16"),
+        ("w8a16", "float32", "float32", "are dequantised to float32"),
+        ("awq", "bfloat16", "w4a16", "14 of its weights are computed in four bits"),
+        ("gptq", "float32", "float32", "with --dtype bfloat16 weights in four bits stay so"),
+        ("gptq in another order", "bfloat16", "bfloat16", "are dequantised to bfloat16"),
+        ("fp8 in blocks", "float32", "float32", "its weights of fp8 are dequantised to float32"),
+    ],
+)
+def test_a_server_computes_as_the_files_say_and_tells_it(
+    layout, dtype, computed_in, word, written, caplog
+):
+    quantised, plain, _ = written(layout)
+    with caplog.at_level("INFO"):
+        backend = TransformersBackend(str(quantised), dtype=dtype)
+    assert backend.description.dtype == computed_in
+    assert word in caplog.text
+    twin = TransformersBackend(str(plain), dtype=dtype)
+    assert backend.description.fingerprint != twin.description.fingerprint
+    tokens = torch.arange(3, 120, 3)
+    with torch.inference_mode():
+        expected = load(plain)(tokens[None]).logits[0]
+        actual = logits_of(backend, tokens.tolist())
+    # bfloat16 and rows in eight bits have about as many digits.
+    limit = 1e-5 if computed_in == "float32" else 0.05
+    assert float((actual - expected).norm() / expected.norm()) < limit
+
+
+@needs_vnni
+def test_files_in_eight_bits_can_be_served_invariantly(written):
+    """The proof at load would refuse them."""
+    backend = TransformersBackend(str(written("w8a8")[0]), invariant=True)
+    assert (backend.description.dtype, backend.description.is_invariant) == ("w8a8", True)
+
+
+@needs_vnni
+@torch.inference_mode()
+def test_products_in_eight_bits_have_the_whole_numbers_of_the_file(written):
+    quantised, _, weights = written("w8a8")
+    products = replace_products(load(quantised), None, kind="w8a8")
+    whole = [each for each in products if isinstance(each, Int8Product)]
+    assert len(whole) == len(weights)
+    for product, weight in zip(whole, in_order(weights, load(quantised)), strict=True):
+        assert torch.equal(product.whole_weight(), weight.whole)
+        assert torch.equal(product.scales, weight.parts["weight_scale"][:, 0])
+
+
+def in_order(weights, model):
+    return [weights[name] for name, _ in model.named_modules() if name in weights]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("layout", ["w4a16", "w4a16 with zero points", "gptq", "awq"])
+def test_a_product_in_four_bits_is_that_of_its_numbers_for_any_rows(layout, written):
+    """Within the rounding of scales to bfloat16; and a row has its bits, whatever is beside it."""
+    files = find_model_files(str(written(layout)[0]))
+    hidden = torch.randn(COUNTS[-1], 128, generator=torch.Generator().manual_seed(1))
+    hidden = hidden.to(torch.bfloat16)
+    compared = 0
+    for _, numbers, grid in stored_weights(files, files.quantisation):
+        if grid is None or numbers.shape[1] != 128:
+            continue
+        product = Int4Product(numbers.to(torch.bfloat16), None, grid)
+        levels = (grid.zeros - 8).abs().max() + 8
+        steps = grid.scales.repeat_interleave(32, 1) * levels
+        assert bool(((product.weight().float() - numbers).abs() <= steps * 2**-7).all())
+        expected = functional.linear(hidden.float(), numbers)
+        whole = product(hidden)
+        assert float((whole.float() - expected).norm() / expected.norm()) < 0.01
+        for count in COUNTS:
+            assert torch.equal(product(hidden[:count]), whole[:count])
+            assert torch.equal(product(hidden[-count:]), whole[-count:])
+        compared += 1
+    assert compared == 12
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"quant_method": "bitsandbytes"}, r"bitsandbytes.*model\.dequantize\(\)"),
+        ({"quant_method": "torchao"}, "torchao.*llm-compressor"),
+        ({"quant_method": "hqq"}, "hqq.*not read, but compressed-tensors, gptq, awq, fp8"),
+        ({"quant_method": "gptq", "bits": 3}, "gptq in 3 bits"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version 'gemv'"),
+        ({"quant_method": "gptq"}, "quantization_config that is not usable: 'bits'"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "a block of 0 rows"),
+        ({**LAYOUTS["w4a16"].config, "format": "nvfp4-pack-quantized"}, "nvfp4-pack-quantized"),
+        ({**LAYOUTS["w4a16"].config, "transform_config": {"R1": {}}}, "transform_config"),
+        ({**LAYOUTS["w4a16"].config, "sparsity_config": {"format": "2:4"}}, "sparsity_config"),
+        (["no object"], "not usable"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_is_not_read_is_refused_before_the_weights_are(config, reason, tmp_path):
+    """Also where weights are pickled, or not there: the advice is of the quantisation."""
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match=reason):
+        find_model_files(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "reason"),
+    [
+        ("scales", lambda scales: scales[:3], "q_proj cannot be dequantised"),
+        ("qzeros", None, "q_proj has .*which no layout of awq has"),
+        ("scales", lambda scales: scales * float("nan"), "weights that are no numbers"),
+    ],
+)
+def test_broken_parts_are_refused_by_name(part, change, reason, written):
+    folder = written("awq")[0]
+    rewrite(folder, f"model.layers.0.self_attn.q_proj.{part}", change)
+    with pytest.raises(ModelLoadError, match=reason):
+        load(folder)
+
+
+def rewrite(folder, name, change):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    found = tensors.pop(name)
+    if change is not None:
+        tensors[name] = change(found).contiguous()
+    save_file(tensors, folder / "model.safetensors")
