@@ -30,6 +30,8 @@ class LoadOptions:
         guesses: How many it makes after a verdict; None: as the adapter's card says.
         prune_below: How likely a guess of its own has to be to be judged; see `SelfDrafter`
             and `ChainDrafter`.
+        speak: Where the tokenizer of a target with another vocabulary is; None: it drafts for
+            targets with its own.
         simulated: The simulated model's parameters.
     """
 
@@ -45,6 +47,7 @@ class LoadOptions:
     adapter: str | None = None
     guesses: int | None = None
     prune_below: float = 0.0
+    speak: str | None = None
     simulated: SimulatedModel = field(default_factory=SimulatedModel)
 
 
@@ -57,7 +60,13 @@ def load_backend(settings: LoadOptions) -> Backend:
     load = BACKENDS.get(settings.backend)
     if load is None:
         raise ModelLoadError(f"backend {settings.backend!r} is none of {', '.join(BACKENDS)}")
-    return load(settings)
+    if settings.speak is None:
+        return load(settings)
+    from paceline_engine.model_files.target_tokens import find_target_tokens
+    from paceline_engine.speaking.speaking_backend import speak
+
+    target = find_target_tokens(settings.speak)  # before anything large is read
+    return speak(load(settings), target)
 
 
 def _load_transformers(settings: LoadOptions) -> Backend:

@@ -15,6 +15,7 @@ from array import array
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from paceline_contract.byte_level import LETTERS
 from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import Proposal, SparseDistribution
 from paceline_engine.model_backend import Feed, ModelBackend
@@ -263,7 +264,7 @@ def simulated_tokenizer(vocabulary_size: int) -> bytes | None:
     """
     if vocabulary_size < _BYTE_COUNT:
         return None
-    byte_tokens = [character for _, character in sorted(_byte_characters().items())]
+    byte_tokens = [character for _, character in sorted(LETTERS.items())]
     words = itertools.islice(_words(), vocabulary_size - _BYTE_COUNT)
     vocabulary = {token: index for index, token in enumerate((*byte_tokens, *words))}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
@@ -302,15 +303,6 @@ def _words() -> Iterator[str]:
     for length in itertools.count(1):
         for word in itertools.product(syllables, repeat=length):
             yield "Ġ" + "".join(word)
-
-
-def _byte_characters() -> dict[int, str]:
-    """Return byte-level BPE's printable character for each byte."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = (byte for byte in range(_BYTE_COUNT) if byte not in printable)
-    shown = {byte: chr(byte) for byte in printable}
-    shown.update((byte, chr(_BYTE_COUNT + index)) for index, byte in enumerate(others))
-    return shown
 
 
 def _wait_until(deadline: float, interrupt: Interrupt) -> None:

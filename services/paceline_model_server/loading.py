@@ -53,6 +53,7 @@ def new_host(
         adapter=settings.adapter or None,
         guesses=settings.guesses or None,
         prune_below=settings.prune_below,
+        speak=settings.speak or None,
         simulated=simulated,
     )
 
@@ -69,6 +70,8 @@ def new_host(
             raise ModelLoadError("--then: only a drafter drafts with a stack")
         if model.adapter and role != "target":
             raise ModelLoadError("--adapter: only a target drafts for itself")
+        if model.speak and role != "drafter":
+            raise ModelLoadError("--speak: only a drafter drafts for another model")
         backend = load_stack(model, stack) if stack.then else load_backend(model)
         if role == "target" and not backend.description.scores_every_token:
             raise ModelLoadError(

@@ -109,6 +109,16 @@ class StackSettings(Settings):
     )
 
 
+class SpeakingSettings(Settings):
+    """A drafter of another vocabulary."""
+
+    speak: str = Field(
+        "",
+        description="let a drafter draft for a target with another tokenizer: the folder of the"
+        " target, or its tokenizer.json with the small files beside it, or its GGUF file",
+    )
+
+
 class LimitSettings(Settings):
     """Limits."""
 
@@ -196,7 +206,13 @@ class DebugSettings(Settings):
 
 
 class ModelServerSettings(
-    ModelSettings, StackSettings, LimitSettings, SimulatedSettings, ServerSettings, DebugSettings
+    ModelSettings,
+    StackSettings,
+    SpeakingSettings,
+    LimitSettings,
+    SimulatedSettings,
+    ServerSettings,
+    DebugSettings,
 ):
     """Serve one model on one device."""
 
@@ -208,6 +224,8 @@ class ModelServerSettings(
             raise ValueError("--guesses goes with --adapter")
         if self.adapter and self.backend != "transformers":
             raise ValueError("--adapter needs --backend transformers")
+        if self.speak and self.backend != "transformers":
+            raise ValueError("--speak needs --backend transformers")
         return self
 
     @model_validator(mode="after")

@@ -21,6 +21,7 @@ from paceline.errors import (
     UnsupportedError,
 )
 from paceline.panics import PanicError, taking_panics
+from paceline_contract.byte_level import BYTES, LETTERS
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.wire import TokenizerRefusedError, fetch_tokenizer
 from paceline_orchestrator.front.prompt_parts import Part, PartsEncoder
@@ -37,13 +38,6 @@ _MOST_DECODE_SECONDS = 0.5
 # The longest tokens in use are runs of 128 spaces; a message has thousands of tokens.
 _MOST_TOKEN_BYTES = 256
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-# Byte-level tokenizers write each byte as a letter: those of printable bytes of Latin-1 are the
-# bytes themselves, and the others follow from U+0100 on, in their order.
-_PRINTABLE = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-_LETTERS = {byte: chr(byte) for byte in _PRINTABLE} | {
-    byte: chr(0x100 + index) for index, byte in enumerate(sorted(set(range(256)) - _PRINTABLE))
-}
-_BYTES = {letter: byte for byte, letter in _LETTERS.items()}
 
 
 class Codec:
@@ -117,7 +111,7 @@ class Codec:
         if token is None:
             return b""
         try:
-            return bytes(map(_BYTES.__getitem__, token))
+            return bytes(map(BYTES.__getitem__, token))
         except KeyError:  # an added token with other letters is what it says
             return token.encode()
 
@@ -156,7 +150,7 @@ class Codec:
     def strings_of(self, content: bytes) -> tuple[str, ...]:
         """Return tokens' strings that the decoder makes these bytes of."""
         if self.is_lossy_by_character:
-            return ("".join(map(_LETTERS.__getitem__, content)),)
+            return ("".join(map(LETTERS.__getitem__, content)),)
         return tuple(f"<0x{byte:02X}>" for byte in content)
 
     def decode_strings(self, tokens: list[str]) -> str:

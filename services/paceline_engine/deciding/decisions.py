@@ -15,6 +15,7 @@ from paceline_contract.proposal import Proposal
 from paceline_engine.deciding.acceptance_rules import accept_along, accept_exact, accept_sampled
 from paceline_engine.deciding.cascade import ReviewTask
 from paceline_engine.deciding.reviews import review_by
+from paceline_engine.deciding.row_reading import RowsRead, RowsTask
 from paceline_engine.deciding.sampling import (
     Draw,
     argmax_tokens,
@@ -55,6 +56,8 @@ def judge_by(
     told = logits if told is None else told
     if task.score:
         return _scored(told, task)
+    if isinstance(task, RowsTask):
+        return RowsRead((), 0, rows=logits.float().softmax(-1))
     if isinstance(task, ReviewTask):
         return review_by(logits, task, spec=spec, position=position)
     if task.proposal.parents:

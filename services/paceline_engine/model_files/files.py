@@ -298,7 +298,7 @@ def _meanings(name: str, small: SmallFiles) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"model {name!r}: {TOKENIZER} cannot be used ({error})") from error
     templates = find_templates(small)
-    vocabulary_size = _vocabulary_size(small.json(CONFIG), tokenizer)
+    vocabulary_size = count_vocabulary(small.json(CONFIG), tokenizer)
     default = templates.get("default")
     return {
         "tokenizer": tokenizer.content,
@@ -309,7 +309,7 @@ def _meanings(name: str, small: SmallFiles) -> dict[str, Any]:
     }
 
 
-def _vocabulary_size(config: Mapping[str, Any], tokenizer: TokenizerFile) -> int:
+def count_vocabulary(config: Mapping[str, Any], tokenizer: TokenizerFile) -> int:
     """Count the tokens that the tokenizer has and the model's head, too."""
     parts = [config, *(config.get(name) for name in DECODER_PARTS)]
     objects = [each for each in parts if isinstance(each, dict)]

@@ -20,6 +20,11 @@ COMPUTE_BESIDE_THE_TORCH_BACKEND = {
     "model_files.gguf_families",
     "model_files.gguf_file",
     "model_files.gguf_model",
+    "model_files.target_tokens",
+    "speaking.mapped_rows",
+    "speaking.speaking_backend",
+    "speaking.speaking_text",
+    "speaking.steps",
 }
 MODULES = sorted(
     module.name.removeprefix("paceline_engine.")

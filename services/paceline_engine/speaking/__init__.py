@@ -1,0 +1,1 @@
+"""A model that drafts for a target with another vocabulary."""

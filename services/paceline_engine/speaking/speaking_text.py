@@ -1,0 +1,68 @@
+"""A session's sequence at a model that speaks another vocabulary: `speaking_backend.py`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline_engine.speaking.mapped_rows import KnownRows
+from paceline_engine.terms.model_cache import ModelCache
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Callable
+
+    from paceline_engine.speaking.spoken_text import SpokenText
+
+
+class SpeakingText(ModelCache):
+    """A session's sequence: in the target's tokens outside, in the drafter's inside.
+
+    Attributes:
+        inner: The model's sequence.
+        text: The text in both vocabularies.
+        rows: The model's last rows.
+    """
+
+    def __init__(
+        self, inner: ModelCache, text: SpokenText, *, own_length: Callable[[int], int]
+    ) -> None:
+        super().__init__()
+        self.inner, self.text = inner, text
+        self.rows = KnownRows()
+        self._own_length = own_length
+
+    def reserve(self, length: int) -> None:
+        """Learn for how many tokens memory is reserved from now on. Called on the event loop."""
+        self.inner.reserve(self._own_length(length))
+
+    @property
+    def can_be_copied(self) -> bool:
+        """Whether another sequence can begin with what was computed of this one."""
+        return self.inner.can_be_copied
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the model has computed nothing of it."""
+        return self.inner.is_empty
+
+    def begin_like(self, source: ModelCache) -> None:
+        """Begin with what a sequence has in common with the first prefix."""
+        assert isinstance(source, SpeakingText)
+        self.inner.begin_like(source.inner)
+
+    def end(self) -> None:
+        """Learn that its session is over: at most it is copied from now on."""
+        super().end()
+        self.inner.end()
+
+    def missing_length(self, prefix: array[int]) -> int:
+        """Estimate the rows of the next forward: the target's tokens that are not here yet."""
+        return max(1, len(prefix) - self.text.common_length(prefix))
+
+    def clear(self) -> None:
+        """Forget all state, because code stopped at an unknown point."""
+        self.rows.forget()
+        self.inner.clear()
+
+    def _crop(self, length: int) -> None:
+        """Do nothing: the model's sequence crops itself."""
