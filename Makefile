@@ -73,8 +73,8 @@ JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? core
 # those that come last should be short.
 SPREAD = -n $(or $(WORKERS),$(JOBS)) --dist loadfile --no-loadscope-reorder
 
-# These wait for servers now and then, so there is one process more.
-test test-long: WORKERS = $(shell echo $$(($(JOBS) + 1)))
+# These wait for servers half of the time, so there are two processes more.
+test test-long: WORKERS = $(shell echo $$(($(JOBS) + 2)))
 
 # Each process collects all files that it is given, for many seconds of a core.
 LONG = $(sort $(shell grep -rlF mark.long tests --include='test_*.py' --exclude-dir=chart --exclude-dir=clients))

@@ -153,7 +153,6 @@ async def test_every_token_is_distributed_as_the_targets(
 @pytest.mark.parametrize(
     ("strategy", "stream_count", "detected"),
     [
-        ("speculative", SHORT_STREAMS, SHORT_DETECTED),
         pytest.param("speculative", STREAMS, DETECTED, marks=pytest.mark.full),
         pytest.param("distributed", STREAMS, DETECTED, marks=pytest.mark.long),
     ],

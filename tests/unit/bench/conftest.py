@@ -1,6 +1,8 @@
-"""Pairs of tiny models for the benchmarks' tests."""
+"""Pairs of tiny models for the benchmarks' tests, and one core for simulations."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 import torch
@@ -12,6 +14,12 @@ from support.tiny_models import TinyPair, tiny_pair
 __all__ = ["tiny_pair"]
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulations run in this process: to start others takes longer than what tests simulate."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
 
 
 @pytest.fixture(scope="session")

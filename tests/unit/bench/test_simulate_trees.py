@@ -118,7 +118,6 @@ def run(capsys, *arguments):
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
     monkeypatch.setattr("paceline_bench.simulate.trees_command._COARSE", ((0.1, 0.4), (0.5, 0.9)))
 
 

@@ -19,7 +19,6 @@ TINY = Grid((20, 60), (30, 80))
 def tiny_grid(monkeypatch):
     """A coarse grid that is coarser still, in this process."""
     monkeypatch.setattr(Grid, "coarse", lambda: TINY)
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
 
 
 def run(capsys, *arguments):
@@ -79,7 +78,6 @@ def test_one_figure_can_be_had_as_svg(capsys, tmp_path):
 
 
 def test_a_plan_is_a_table_advice_a_picture_and_json(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
     picture, rows = tmp_path / "plan.svg", tmp_path / "plan.json"
     options = ("--gpus", "3", "--tokens", "10", "--repeats", "4")
     code, out, _ = run(capsys, *VICUNA, *options, "--chart", str(picture), "--json", str(rows))
@@ -94,7 +92,6 @@ def test_a_plan_is_a_table_advice_a_picture_and_json(capsys, monkeypatch, tmp_pa
 
 
 def test_a_plan_knows_a_target_that_drafts_for_itself(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
     rows, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
     options = ("--gpus", "2", "--tokens", "11", "--repeats", "2", "--target-row-ms", "1")
     own = ("--self-rates", "1,1", "--self-nodes", "2", "--self-guess-ms", "0.3", "--rank-decay")
