@@ -51,6 +51,25 @@ _RECURRENT: dict[str, Any] = {
     "num_hidden_layers": 2,
     "initializer_range": _SPREAD,
 }
+_DELTA_NETS: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+}
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+_MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 2,
+}
 _HALF_WINDOWED = {
     "sliding_window": _WINDOW,
     "layer_types": ["sliding_attention", "full_attention"],
@@ -193,6 +212,41 @@ FAMILIES = {
             ),
         },
     ),
+    "qwen3-next": Family("Qwen3NextConfig", {**_USUAL, **_DELTA_NETS, **_EXPERTS}),
+    "qwen3.5": Family("Qwen3_5TextConfig", {**_USUAL, **_DELTA_NETS}),
+    "olmo hybrid": Family(
+        "OlmoHybridConfig", {**_USUAL, **_DELTA_NETS, "linear_allow_neg_eigval": True}
+    ),
+    "mamba 2": Family(
+        "Mamba2Config",
+        {**_RECURRENT, "num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2},
+    ),
+    "falcon-h1": Family("FalconH1Config", {**_USUAL, **_MAMBA2, "mamba_d_ssm": 64}),
+    "granite 4 hybrid": Family(
+        "GraniteMoeHybridConfig",
+        {
+            **_USUAL,
+            **_MAMBA2,
+            "layer_types": ["mamba", "attention"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 32,
+        },
+    ),
+    "bamba": Family("BambaConfig", {**_USUAL, **_MAMBA2, "attn_layer_indices": [1]}),
+    "nemotron-h": Family(
+        "NemotronHConfig",
+        {
+            **{key: value for key, value in _USUAL.items() if key != "num_hidden_layers"},
+            "layers_block_type": ["mamba", "attention"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "n_groups": 2,
+            "ssm_state_size": 8,
+            "head_dim": 8,
+        },
+    ),
+    "lfm2": Family("Lfm2Config", {**_USUAL, "layer_types": ["conv", "full_attention"]}),
     "mamba": Family("MambaConfig", {**_RECURRENT, "state_size": 4}),
     "jamba": Family(
         "JambaConfig",

@@ -85,7 +85,7 @@ def choose_decoder(
     for makes_keys in (False, True):
         decoder = None
         try:
-            with _quiet_library():
+            with quiet_library():
                 decoder = LibraryDecoder(model, makes_keys=makes_keys, packs=packs)
             if _agrees(decoder, sample, together=together):
                 return decoder
@@ -95,7 +95,7 @@ def choose_decoder(
         if decoder is not None:
             decoder.give_back()
     reason = reasons[0]
-    with _quiet_library():
+    with quiet_library():
         model.set_attn_implementation(own_attention)
     _log.warning("model %s: one text for each forward, in the library's own way (%s)", name, reason)
     return None
@@ -161,7 +161,7 @@ def _agrees(decoder: Decoder, sample: Sample, *, together: bool) -> bool:
     return agree(sample.logits, found, dtype=sample.logits.dtype)
 
 
-class _quiet_library:  # noqa: N801 - a context manager
+class quiet_library:  # noqa: N801 - a context manager
     """Turn the library's warnings off about facts that this module finds out by itself."""
 
     def __enter__(self) -> None:

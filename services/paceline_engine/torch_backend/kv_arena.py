@@ -34,6 +34,8 @@ _MOST_SHARED_LENGTH = 1024
 # The size of a slab. It holds all sequences of a small model. It holds few of a large model, where
 # a kernel for each sequence costs little beside the products. Unused pages of it take no memory.
 _SLAB_BYTES = 1 << 27
+# Without attention sequences have places, too, in which nothing lies.
+_EMPTY_PLACES = 1024
 # The width of a processor's widest loads.
 _ALIGNMENT = 64
 
@@ -88,7 +90,8 @@ class Slabs:
         living = [slab for known in self._known.get(length, ()) if (slab := known()) is not None]
         slab = next((each for each in living if each.has_room), None)
         if slab is None:
-            count = max(1, _SLAB_BYTES // (length * self.shape.bytes_per_token))
+            place_bytes = length * self.shape.bytes_per_token
+            count = max(1, _SLAB_BYTES // place_bytes) if place_bytes else _EMPTY_PLACES
             slab = self._slab(length, count=count)
             living.append(slab)
         self._known[length] = [weakref.ref(each) for each in living]

@@ -42,6 +42,11 @@ _rows: ContextVar[SharedRows] = ContextVar("rows")
 """The rows of the running forward: the library cannot pass them down to its layers."""
 
 
+def current_rows() -> SharedRows:
+    """Return the rows of the running forward."""
+    return _rows.get()
+
+
 class LibraryDecoder:
     """A model whose layers attend through the library's interface.
 
@@ -49,23 +54,27 @@ class LibraryDecoder:
         layers: The decoder layers, as modules; none if they cannot be told.
     """
 
-    def __init__(self, model: Any, *, makes_keys: bool = False, packs: bool = True) -> None:
+    def __init__(
+        self, model: Any, *, makes_keys: bool = False, packs: bool = True, attends: bool = True
+    ) -> None:
         """Let a loaded model attend with our function from now on.
 
         Args:
             makes_keys: Its layers make keys and values of what they keep.
             packs: Whether to pack weights, where they can be.
+            attends: Whether any of its layers attends.
 
         Raises:
             ValueError: it does not go through the interface.
         """
         self.layers = decoder_layers(model)
         self._model = model
-        self._makes_keys = makes_keys
+        self._makes_keys, self._attends = makes_keys, attends
         self._scores_some_rows = _scores_some_rows(type(model).forward)
         name = _NAME_FOR_MADE if makes_keys else _NAME
-        model.set_attn_implementation(name)
-        if model.config._attn_implementation != name:  # noqa: SLF001 - there is no public word
+        if attends:
+            model.set_attn_implementation(name)
+        if attends and model.config._attn_implementation != name:  # noqa: SLF001 - there is no public word
             raise ValueError("it does not attend through the library's interface")
         self._packed = PackedModules(model) if packs else None
 
@@ -77,21 +86,21 @@ class LibraryDecoder:
             scored = torch.arange(scored.start, scored.stop, device=rows.token_ids.device)
         options: dict[str, Any] = {"logits_to_keep": scored} if self._scores_some_rows else {}
         kept = _KeptRows(rows) if self._makes_keys else None
+        if self._attends:  # without attention a model knows neither positions nor keys
+            options |= {"position_ids": rows.positions[None], "past_key_values": kept}
         token = _rows.set(rows)
         try:
             with self._reading(rows):
                 output = self._model(
                     rows.token_ids[None],
-                    position_ids=rows.positions[None],
                     attention_mask=torch.ones_like(rows.token_ids)[None],
-                    past_key_values=kept,
                     use_cache=kept is not None,
                     **options,
                 )
         finally:
             _rows.reset(token)
         logits: Tensor = output.logits[0]
-        return logits if options else logits[rows.scored]
+        return logits if self._scores_some_rows else logits[rows.scored]
 
     def give_back(self) -> None:
         """Let the model compute as before, apart from its attention."""

@@ -25,6 +25,7 @@ candidate's logits are compared with the library's.
 
 1. `FusedLlama`: Llama, Mistral, Qwen 2 and Qwen 3 in few, large steps.
 2. `LibraryDecoder`: the library's own layers, with our rows and attention put into its interface.
+   `RecurrentDecoder`: with open rows beside the state of recurrent layers, too (`recurrent/`).
 3. None: the library computes one sequence at a time, with its own cache (`score_alone`), because
    the model's attention cannot be replaced; or row by row (`recurrent/stepped_text.py`), because
    its state cannot be taken back.
@@ -92,6 +93,8 @@ from paceline_engine.torch_backend.model_loading import count_tokens, describe, 
 from paceline_engine.torch_backend.own_guesses import OwnGuesses
 from paceline_engine.torch_backend.recurrent.library_state import has_recurrent_state
 from paceline_engine.torch_backend.recurrent.probe import prove_steps
+from paceline_engine.torch_backend.recurrent.recurrent_decoder import OpenTiles, choose_open_tiles
+from paceline_engine.torch_backend.recurrent.recurrent_text import RecurrentText
 from paceline_engine.torch_backend.recurrent.stepped_text import SteppedText
 from paceline_engine.torch_backend.self_drafting import SelfDrafter, load_for
 from paceline_engine.torch_backend.shared_rows import SharedRows
@@ -107,6 +110,7 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.adapters.files import LoadedAdapter
     from paceline_engine.torch_backend.cuda_graphs import CapturedForwards
     from paceline_engine.torch_backend.decoders import Decoder
+    from paceline_engine.torch_backend.kv_arena import KeyValueShape
     from paceline_engine.torch_backend.recurrent.probe import Continuation
 
 _log = logging.getLogger(__name__)
@@ -164,14 +168,14 @@ class LoadedModel(ModelBackend):
         self.device = device
         self._invariant = invariant
         self._stepped: Continuation | None = None
+        self._tiles: OpenTiles | None = None
         # On an accelerator launching kernels takes most of the time: one kernel for all sequences.
         self.together = device.type != "cpu"
         self.decoder: Decoder | None = None
-        shape = None
+        self._bytes_per_text = 0
         with on_device():
             if has_recurrent_state(model):
-                self._stepped = prove_steps(name, model)
-                self._bytes_per_token = self._stepped.bytes_per_token
+                shape = self._choose_recurrent(name, packs=weights == PLAIN)
             else:
                 sample = take_sample(model)
                 shape, self._bytes_per_token = sample.shape, sample.bytes_per_token
@@ -197,6 +201,22 @@ class LoadedModel(ModelBackend):
         self.captured = (
             capture_forwards(name, self.decoder, shape, device=device) if capture else None
         )
+
+    def _choose_recurrent(self, name: str, *, packs: bool) -> KeyValueShape | None:
+        """Choose how to compute a model with a recurrent state; return its shape with tiles."""
+        if self._invariant:
+            raise ModelLoadError(
+                f"model {name!r} cannot be served with --invariant: it has a recurrent state"
+            )
+        tiles = choose_open_tiles(name, self.model, together=self.together, packs=packs)
+        found = tiles or prove_steps(name, self.model)
+        self._bytes_per_token = found.bytes_per_token
+        self._bytes_per_text = found.bytes_per_text
+        if isinstance(found, OpenTiles):
+            self._tiles, self.decoder = found, found.decoder
+            return found.shape
+        self._stepped = found
+        return None
 
     @property
     def captures(self) -> bool:
@@ -247,7 +267,7 @@ class LoadedModel(ModelBackend):
             usable_share=free.usable_share,
             bytes_per_token=self._bytes_per_token,
             kept_share=free.kept_share,
-            bytes_per_text=0 if self._stepped is None else self._stepped.bytes_per_text,
+            bytes_per_text=self._bytes_per_text,
         )
 
     def new_cache(self, spec: SessionSpec) -> _Text:
@@ -256,7 +276,8 @@ class LoadedModel(ModelBackend):
             return SteppedText(self.model, takes_blocks=self._stepped.takes_blocks)
         if self.decoder is None or self._slabs is None:
             return LibraryText()
-        return KeyValues(
+        kind = KeyValues if self._tiles is None else RecurrentText
+        return kind(
             self._slabs,
             reserve_length=spec.reserve_length,
             can_be_copied=not rotations_change(self.model.config),
@@ -406,8 +427,12 @@ class LoadedModel(ModelBackend):
         token_ids = [feed.token_ids for feed in feeds]
         counts = [feed.scored_count for feed in feeds]
         parents = [feed.parents for feed in feeds]
-        if self._invariant:
-            rows: SharedRows = InvariantRows(texts, token_ids, counts, parents=parents)
+        if self._tiles is not None:
+            rows: SharedRows = self._tiles.rows(
+                texts, token_ids, counts, parents=parents, together=self.together
+            )
+        elif self._invariant:
+            rows = InvariantRows(texts, token_ids, counts, parents=parents)
         else:
             rows = SharedRows(texts, token_ids, counts, parents=parents, together=self.together)
         if self.own_guesses is not None and self.own_guesses.reads(feeds):
@@ -584,6 +609,10 @@ class TransformersBackend(LoadedModel):
         self.description = replace(what, grammar_engine=grammar_engine())
 
     def _draft_for_itself(self, adapter: LoadedAdapter, *, prune_below: float) -> None:
+        if self._tiles is not None or self._stepped is not None:
+            raise ModelLoadError(
+                f"model {self.description.name!r} has a recurrent state: it takes no --adapter"
+            )
         if self.decoder is None:
             raise ModelLoadError(
                 f"model {self.description.name!r} is computed in the library's own way, where no"

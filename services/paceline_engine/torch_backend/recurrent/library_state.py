@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 # What families call their state, as an argument and in the output.
 _NAMES = ("past_key_values", "cache_params", "state")
@@ -59,6 +59,17 @@ class LibraryState:
         self.length += len(token_ids)
         logits: Tensor = output.logits[0]
         return logits
+
+    @property
+    def layers(self) -> Sequence[Any]:
+        """The layers of the library's cache.
+
+        Raises:
+            ValueError: it has another kind of state.
+        """
+        if not isinstance(self._state, DynamicCache):
+            raise ValueError(f"its state is a {type(self._state).__name__}")
+        return self._state.layers
 
     def copy(self) -> LibraryState:
         """Return a state of its own that stands for the same tokens."""

@@ -88,9 +88,9 @@ def prove_steps(name: str, model: Any) -> Continuation:
 def _continuation(model: Any) -> Continuation:
     token_ids = torch.arange(_LENGTH, device=model.device) * 7919 % model.config.vocab_size
     whole = _computed(model, token_ids, (_LENGTH,))
-    limit = _MOST_OFF if whole.dtype in {torch.float32, torch.float64} else _MOST_OFF_ROUNDED
-    off_in_steps = _off(_computed(model, token_ids, _STEPS), whole)
-    off_in_blocks = _off(_computed(model, token_ids, _BLOCKS), whole)
+    limit = rounding_limit(whole.dtype)
+    off_in_steps = spread_off(_computed(model, token_ids, _STEPS), whole)
+    off_in_blocks = spread_off(_computed(model, token_ids, _BLOCKS), whole)
     half, full = LibraryState(model), LibraryState(model)
     half.append(token_ids[: _LENGTH // 2])
     full.append(token_ids)
@@ -110,7 +110,12 @@ def _computed(model: Any, token_ids: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.cat([state.append(token_ids[start:end]) for start, end in pairwise(edges)])
 
 
-def _off(actual: Tensor, expected: Tensor) -> float:
+def rounding_limit(dtype: torch.dtype) -> float:
+    """Return the most by which rounding may change logits, as `spread_off` measures it."""
+    return _MOST_OFF if dtype in {torch.float32, torch.float64} else _MOST_OFF_ROUNDED
+
+
+def spread_off(actual: Tensor, expected: Tensor) -> float:
     """Return how far logits are off, as a part of their spread; NaN if any is NaN."""
     actual, expected = actual.double(), expected.double()
     return float((actual - expected).square().mean().sqrt() / expected.std())
