@@ -122,17 +122,22 @@ def test_a_server_computes_as_the_files_say_and_tells_it(
 
 
 @needs_vnni
-def test_files_in_eight_bits_can_be_served_invariantly(written):
+@pytest.mark.parametrize(
+    ("layout", "dtype", "kind"), [("w8a8", "float32", "w8a8"), ("awq", "bfloat16", "w4a16")]
+)
+def test_whole_numbers_can_be_served_invariantly(layout, dtype, kind, written):
     """The proof at load would refuse them."""
-    backend = TransformersBackend(str(written("w8a8")[0]), invariant=True)
-    assert (backend.description.dtype, backend.description.is_invariant) == ("w8a8", True)
+    backend = TransformersBackend(str(written(layout)[0]), dtype=dtype, invariant=True)
+    assert (backend.description.dtype, backend.description.is_invariant) == (kind, True)
 
 
 @needs_vnni
 @torch.inference_mode()
 def test_products_in_eight_bits_have_the_whole_numbers_of_the_file(written):
     quantised, _, weights = written("w8a8")
-    products = replace_products(load(quantised), None, kind="w8a8")
+    model = load(quantised)
+    products = replace_products(model, None, kind="w8a8")
+    assert not any(hasattr(each, "grid") for each in model.modules())
     whole = [each for each in products if isinstance(each, Int8Product)]
     assert len(whole) == len(weights)
     for product, weight in zip(whole, in_order(weights, load(quantised)), strict=True):
