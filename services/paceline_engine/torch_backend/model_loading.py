@@ -111,7 +111,8 @@ def _load(files: ModelFiles, directory: Path, *, dtype: torch.dtype, device: tor
     _refuse_what_has_no_room(files.name, config, dtype=dtype, device=device)
     files.begin_hashing()
     if files.gguf is not None:
-        named = ((name, torch.from_numpy(each)) for name, each in files.gguf.named_weights())
+        weights = files.gguf.named_weights()
+        named = ((name, torch.from_numpy(each).to(dtype)) for name, each in weights)
         return _of_weights(config, named, dtype=dtype)
     if files.quantisation is not None:
         return _load_quantised(files, config, files.quantisation, dtype=dtype)
@@ -147,14 +148,13 @@ def _load_quantised(
 
 
 def _of_weights(config: Any, named: Iterable[tuple[str, Tensor]], *, dtype: torch.dtype) -> Any:
-    """Let the library make a model of weights that are read here."""
+    """Let the library make a model of weights that are read here, in the model's dtype."""
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return model_class.from_pretrained(
         None,
         config=config,
         dtype=dtype,
-        # The library keeps these tensors, so each has the model's dtype from the beginning.
-        state_dict={name: each.to(dtype) for name, each in named},
+        state_dict=dict(named),
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # refused below, by name
     )
