@@ -15,11 +15,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline_engine.model_files.chat_template import find_templates, template_of
@@ -168,7 +170,28 @@ class ModelFiles:
 
     @cached_property
     def _weights_digest(self) -> str:
+        hashed = self.__dict__.get("_hashed")
+        return self._hash_weights() if hashed is None else str(hashed.result())
+
+    def _hash_weights(self) -> str:
         return hash_weights(self.weights) if self.gguf is None else self.gguf.file.hash_weights()
+
+    def begin_hashing(self) -> None:
+        """Hash the weights on a thread of its own, while the caller loads them.
+
+        So they come from the disk once, and `fingerprint` does not read them again. The thread ends
+        with the process: a model that is refused meanwhile is refused at once.
+        """
+        hashed: Future[str] = Future()
+
+        def hash_weights() -> None:
+            try:
+                hashed.set_result(self._hash_weights())
+            except Exception as error:  # noqa: BLE001 - `fingerprint` raises it
+                hashed.set_exception(error)
+
+        self.__dict__["_hashed"] = hashed
+        Thread(target=hash_weights, name="hash-weights", daemon=True).start()
 
     def check_unchanged(self) -> None:
         """Check that weights are in the files they were in when the directory was checked.

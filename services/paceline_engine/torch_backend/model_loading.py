@@ -20,6 +20,7 @@ from paceline_engine.terms.backend import ModelLoadError, few_names
 from paceline_engine.terms.calls import ModelDescription
 from paceline_engine.torch_backend.device import hardware_of
 from paceline_engine.torch_backend.library import decoder_layers
+from paceline_engine.torch_backend.memory import free_memory
 from paceline_engine.torch_backend.recurrent.library_state import has_recurrent_state
 from paceline_engine.torch_backend.stored_weights import stored_weights
 
@@ -43,6 +44,8 @@ _DTYPES = {
 }
 # Several times the numbers of the largest models: a larger number is a mistake or an attack.
 _MOST_TOKENS = 1 << 26
+_CPU = torch.device("cpu")
+_SMALLEST_BYTES = 2  # of the dtypes
 _MOST_LAYERS = 4096
 # The names that families of models have for their context length, the usual name first.
 _CONTEXT_LENGTHS = (
@@ -69,21 +72,22 @@ def count_tokens(files: ModelFiles) -> int:
     return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
-def load_model(files: ModelFiles, *, dtype: str) -> Any:
-    """Load a checked model's weights.
+def load_model(files: ModelFiles, *, dtype: str, device: torch.device = _CPU) -> Any:
+    """Load a checked model's weights, into the memory of the machine.
 
     Args:
         dtype: What to compute in; one of bfloat16, float16, float32, float64.
+        device: Where they go later.
 
     Raises:
-        ModelLoadError: it is none of these; or the model is broken, or no decoder.
+        ModelLoadError: it is none of these; or the model is broken, has no room, or no decoder.
     """
     if dtype not in _DTYPES:
         raise ModelLoadError(f"dtype {dtype!r} is none of {', '.join(sorted(_DTYPES))}")
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         with files.laid_out() as directory, _quiet_library():
-            loaded = _load(files, directory, dtype=_DTYPES[dtype])
+            loaded = _load(files, directory, dtype=_DTYPES[dtype], device=device)
     except ModelLoadError:
         raise
     except Exception as error:  # a configuration is a stranger's, and may break anything
@@ -98,12 +102,17 @@ def load_model(files: ModelFiles, *, dtype: str) -> Any:
     return model.eval()
 
 
-def _load(files: ModelFiles, directory: Path, *, dtype: torch.dtype) -> Any:
+def _load(files: ModelFiles, directory: Path, *, dtype: torch.dtype, device: torch.device) -> Any:
     config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     _refuse_nonsense(files.name, config)
     _refuse_other_kinds(files.name, config)
+    for each in (config, config.get_text_config(decoder=True)):
+        vars(each).pop("quantization_config", None)  # the library would ask for other packages
+    _refuse_what_has_no_room(files.name, config, dtype=dtype, device=device)
+    files.begin_hashing()
     if files.gguf is not None:
-        named = ((name, torch.from_numpy(each)) for name, each in files.gguf.named_weights())
+        weights = files.gguf.named_weights()
+        named = ((name, torch.from_numpy(each).to(dtype)) for name, each in weights)
         return _of_weights(config, named, dtype=dtype)
     if files.quantisation is not None:
         return _load_quantised(files, config, files.quantisation, dtype=dtype)
@@ -123,12 +132,10 @@ def _load_quantised(
     files: ModelFiles, config: Any, how: Quantisation, *, dtype: torch.dtype
 ) -> Any:
     """Load dequantised weights, and leave each linear module the grid of its whole numbers."""
-    for each in (config, config.get_text_config(decoder=True)):
-        vars(each).pop("quantization_config", None)  # the library would ask for other packages
     grids: dict[str, Grid] = {}
 
     def named() -> Iterator[tuple[str, Tensor]]:
-        for name, numbers, grid in stored_weights(files, how):
+        for name, numbers, grid in stored_weights(files, how, dtype=dtype):
             if grid is not None:
                 grids[name.removesuffix(".weight")] = grid
             yield name, numbers
@@ -141,14 +148,13 @@ def _load_quantised(
 
 
 def _of_weights(config: Any, named: Iterable[tuple[str, Tensor]], *, dtype: torch.dtype) -> Any:
-    """Let the library make a model of weights that are read here."""
+    """Let the library make a model of weights that are read here, in the model's dtype."""
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return model_class.from_pretrained(
         None,
         config=config,
         dtype=dtype,
-        # The library keeps these tensors, so each has the model's dtype from the beginning.
-        state_dict={name: each.to(dtype) for name, each in named},
+        state_dict=dict(named),
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # refused below, by name
     )
@@ -192,6 +198,27 @@ def _refuse_other_kinds(name: str, config: Any) -> None:
         )
 
 
+def _refuse_what_has_no_room(
+    name: str, config: Any, *, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Refuse a model that has no room in a device's memory, before its weights are read."""
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    with torch.device("meta"):
+        model = model_class(config)
+    needed = sum(each.numel() for each in model.parameters()) * dtype.itemsize
+    free = free_memory(device).byte_count
+    if needed > free:
+        smaller = "" if dtype.itemsize <= _SMALLEST_BYTES else "; --dtype bfloat16 needs less"
+        raise ModelLoadError(
+            f"model {name!r} has no room: its weights take {_gib(needed)} as {dtype}, and on"
+            f" {device} {_gib(free)} are free, so {_gib(needed - free)} are missing{smaller}"
+        )
+
+
+def _gib(byte_count: int) -> str:
+    return f"{byte_count / (1 << 30):.3g} GiB"
+
+
 def _refuse_missing_weights(name: str, found: Any) -> None:
     """Refuse a model that lacks weights: the library would fill in random ones.
 
@@ -219,8 +246,11 @@ def _refuse_broken_weights(name: str, model: Any) -> None:
     Cost: reads every weight once.
     """
     for weights, tensor in model.named_parameters():
-        if not bool(torch.isfinite(tensor).all()):
-            raise ModelLoadError(f"model {name!r}: {weights} has weights that are no numbers")
+        # A sum takes a thirtieth of the time (bench/LOG.md); it can be infinite without one.
+        precise = torch.promote_types(tensor.dtype, torch.float32)
+        if tensor.sum(dtype=precise).isfinite() or tensor.isfinite().all():
+            continue
+        raise ModelLoadError(f"model {name!r}: {weights} has weights that are no numbers")
 
 
 def describe(

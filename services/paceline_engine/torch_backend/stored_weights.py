@@ -22,6 +22,7 @@ gets the dequantised weights, so that each decoder proves itself as for any othe
 from __future__ import annotations
 
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -207,11 +208,11 @@ _PARTS = frozenset[str]().union(*_READERS, _BESIDE, _LEFT_OUT)
 
 
 def stored_weights(
-    files: ModelFiles, how: Quantisation
+    files: ModelFiles, how: Quantisation, *, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor, Grid | None]]:
-    """Yield a folder's weights: name, numbers, and the grid that their whole numbers are on.
+    """Yield a folder's weights: name, numbers in a dtype, and the grid of their whole numbers.
 
-    Cost: one weight's numbers in memory at a time, besides what the caller keeps.
+    Cost: several weights are dequantised at a time, on as many threads as there are cores.
 
     Raises:
         ModelLoadError: A weight has other tensors than its layout says, or other shapes.
@@ -222,27 +223,36 @@ def stored_weights(
     for name in places:
         module, _, part = name.rpartition(".")
         modules[module if part in _PARTS else name][part if part in _PARTS else ""] = name
-    for module, names in modules.items():
-        quantised = frozenset(names) - _BESIDE - _LEFT_OUT
-        if quantised <= {"", "weight"}:
-            for name in (names[each] for each in quantised):
-                yield name, places[name].get_tensor(name), None
-            continue
-        reader = _READERS.get(quantised)
-        if reader is None:
-            raise ModelLoadError(
-                f"model {files.name!r}: {module} has {', '.join(sorted(names))}, which no layout of"
-                f" {how.method} has"
-            )
+
+    def read(each: tuple[str, dict[str, str]]) -> list[tuple[str, Tensor, Grid | None]]:
+        module, names = each
         parts = {part: places[name].get_tensor(name) for part, name in names.items()}
         try:
-            stored = reader(parts, how)
-            numbers, grid = stored.numbers(), stored.grid()
+            return _read(module, parts, how, dtype=dtype)
         except (IndexError, RuntimeError, ValueError) as error:
             raise ModelLoadError(
                 f"model {files.name!r}: {module} cannot be dequantised: {error}"
             ) from error
-        yield f"{module}.weight", numbers, grid
+
+    with ThreadPoolExecutor() as pool:
+        for found in pool.map(read, modules.items()):
+            yield from found
+
+
+def _read(
+    module: str, parts: Mapping[str, Tensor], how: Quantisation, *, dtype: torch.dtype
+) -> list[tuple[str, Tensor, Grid | None]]:
+    """Read the weights of a module, of which all other parts are known by their last names."""
+    layout = frozenset(parts) - _BESIDE - _LEFT_OUT
+    if layout <= {"", "weight"}:
+        return [
+            (f"{module}.{part}" if part else module, parts[part].to(dtype), None) for part in layout
+        ]
+    reader = _READERS.get(layout)
+    if reader is None:
+        raise ValueError(f"it has {', '.join(sorted(parts))}, which no layout of {how.method} has")
+    stored = reader(parts, how)
+    return [(f"{module}.weight", stored.numbers().to(dtype), stored.grid())]
 
 
 def _unpacked(words: Tensor, *, bits: int) -> Tensor:

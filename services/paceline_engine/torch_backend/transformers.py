@@ -544,7 +544,7 @@ class TransformersBackend(LoadedModel):
         token_count = count_tokens(files)
         self.tokenizer = files.tokenizer
         self.chat_template = files.chat_template
-        loaded = load_model(files, dtype=dtype).to(computed_on)
+        loaded = load_model(files, dtype=dtype, device=computed_on).to(computed_on)
         computed_in = INT8
         if weights == PLAIN:
             how, name = files.quantisation, files.name

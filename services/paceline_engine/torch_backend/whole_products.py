@@ -66,6 +66,7 @@ def products_of(
     if four and device.type == "cpu" and dtype == "float32":
         hint = "; with --dtype bfloat16 weights in four bits stay so"
     _log.info("model %r: its weights of %s are dequantised to %s%s", name, how.method, dtype, hint)
+    _forget_grids(model)
     return dtype
 
 
@@ -101,6 +102,7 @@ def replace_products(model: Any, decoder: Decoder | None, *, kind: str) -> list[
         products = _replace_modules(model, make)
     check_exact(products)
     warm_up(each for each in products if not isinstance(each, Int8Product))
+    _forget_grids(model)
     return products
 
 
@@ -131,6 +133,12 @@ def _replace_modules(model: nn.Module, make: MakeProduct) -> list[Product]:
         take_weights(product, [linear])
         products.append(product)
     return products
+
+
+def _forget_grids(model: nn.Module) -> None:
+    """Give back the memory of grids: of groups of 32 they are half as large as four bits."""
+    for each in _linears(model):
+        vars(each).pop("grid", None)
 
 
 def _linears(model: nn.Module) -> list[nn.Linear]:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from paceline_contract.limits import MOST_TOKENIZER_BYTES
 from paceline_engine.model_files.files import find_model_files
-from paceline_engine.model_files.weight_files import INDEX_FILE
+from paceline_engine.model_files.weight_files import INDEX_FILE, hash_weights
 from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.torch_backend.memory import FreeMemory
 from paceline_engine.torch_backend.model_loading import load_model
 
 TOKENIZER_PARTS = ("pre_tokenizer", "decoder", "model")
@@ -370,6 +372,38 @@ def test_weights_that_change_after_they_were_checked_are_not_loaded(directory, t
         load_model(files, dtype="float32")
     with pytest.raises(ModelLoadError, match=r"model\.safetensors was changed while"):
         files.fingerprint("float32")
+
+
+def test_weights_are_hashed_once_and_beside_their_loading(directory, monkeypatch):
+    threads = []
+
+    def hashed(paths):
+        threads.append(threading.current_thread())
+        return hash_weights(paths)
+
+    expected = find_model_files(str(directory)).fingerprint("float32")
+    monkeypatch.setattr("paceline_engine.model_files.files.hash_weights", hashed)
+    files = find_model_files(str(directory))
+    load_model(files, dtype="float32")
+    assert [files.fingerprint("float32"), files.fingerprint("float32")] == [expected] * 2
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
+
+
+def test_a_model_without_room_is_refused_before_a_weight_is_read(directory, monkeypatch):
+    """Its weights are no numbers, which nobody finds out."""
+    path = directory / "model.safetensors"
+    tensors = {name: each * torch.nan for name, each in load_file(path).items()}
+    save_file(tensors, path)
+    needed = sum(each.numel() for each in tensors.values()) * 4
+    limit = "paceline_engine.torch_backend.model_loading.free_memory"
+    monkeypatch.setattr(limit, lambda _: FreeMemory(needed // 4, 0.5))
+    missing = f"{(needed - needed // 4) / (1 << 30):.3g} GiB are missing; --dtype bfloat16"
+    with pytest.raises(ModelLoadError, match=re.escape(missing)):
+        load_model(find_model_files(str(directory)), dtype="float32")
+    monkeypatch.setattr(limit, lambda _: FreeMemory(needed, 0.5))
+    with pytest.raises(ModelLoadError, match="no numbers"):
+        load_model(find_model_files(str(directory)), dtype="float32")
 
 
 def test_a_configuration_that_changes_after_it_was_checked_is_loaded_as_it_was(directory):
