@@ -30,7 +30,7 @@ UV_ARGS ?=
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .PHONY: help install demo test test-long test-full mutants mutate chaos lint fmt protos verify-protos buf lock chart chart-test images models wide-models smollm2 adapters bigrams bench bench-gpu bench-gpu-now figures clean \
-  client-typescript client-go client-cpp test-clients conformance-page
+  client-typescript client-go client-cpp test-clients test-agents conformance-page
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -143,7 +143,23 @@ test-clients: install ## the clients' own tests, and every case with every clien
 	  if $(MAKE) --silent -C clients/$$each toolchain; then $(MAKE) --no-print-directory -C clients/$$each build check test || exit 1; \
 	  elif [ "$$CLIENT_TOOLCHAINS" = required ]; then exit 1; fi; \
 	done
-	$(BIN)/python -m pytest -n $(JOBS) tests/clients $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) tests/clients --ignore=tests/clients/agents $(PYTEST_ARGS)
+
+AGENTS := build/agents
+AGENTS_PINS := tests/clients/agents/requirements.txt tests/clients/agents/package.json
+
+test-agents: install ## packages and agents of others, real ones, against the gateway (skipped, with a word, where they cannot be installed)
+	@if $(MAKE) --no-print-directory $(AGENTS)/.installed; then \
+	  $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/clients/agents $(PYTEST_ARGS); \
+	else echo "test-agents: skipped, since the packages cannot be installed here"; fi
+
+# Apart, since their pins fight with ours.
+$(AGENTS)/.installed: $(AGENTS_PINS)
+	@rm -rf $(AGENTS) && $(PYTHON) -m venv $(AGENTS)
+	@$(AGENTS)/bin/python -m pip install --quiet --no-compile --no-deps $(PIP_ARGS) -r tests/clients/agents/requirements.txt
+	@cp tests/clients/agents/package.json $(AGENTS) && cd $(AGENTS) \
+	  && npm install --no-package-lock --no-audit --no-fund --loglevel error
+	@touch $@
 
 conformance-page: install ## play every case with every client, and write clients/conformance.md
 	CLIENT_TOOLCHAINS=required $(BIN)/python -m pytest tests/clients/test_conformance.py --rewrite-page

@@ -63,6 +63,7 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
     peers: list[str] = field(default_factory=list)  # the connection that each request came by
     seconds: list[float] = field(default_factory=list)  # that each request had left
     metadata: list[dict[str, str | bytes]] = field(default_factory=list)  # of each call
+    speaks: Callable[[pb.GenerateRequest], Leg] | None = None  # instead of a script
     info_hangs: bool = False
     info_errors: list[PacelineError] = field(default_factory=list)  # one for each question
     refusal: PacelineError | None = None  # of every call, while it is set
@@ -78,6 +79,8 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
         self.seconds.append(context.time_remaining())
         await self._refuse(context)
         leg = self.script.pop(0) if self.script else Leg()
+        if self.speaks is not None:
+            leg = self.speaks(request)
         try:
             async for response in self._answer(request, leg):
                 yield response
@@ -97,7 +100,7 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
         received = len(request.resume_token_ids)
         total = request.max_tokens if request.HasField("max_tokens") else 5
         if leg.said:
-            for response in _said(leg, request):
+            async for response in _said(leg, request):
                 yield response
             return
         for count, index in enumerate(range(received, total, leg.chunk_tokens)):
@@ -218,10 +221,12 @@ def _chunk(positions: Sequence[int], leg: Leg) -> pb.GenerationChunk:
     )
 
 
-def _said(leg: Leg, request: pb.GenerateRequest) -> Iterator[pb.GenerateResponse]:
+async def _said(leg: Leg, request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateResponse]:
     """Say what the leg says, up to the request's limit."""
     most = request.max_tokens or len(leg.said)
     for index, (token_id, text) in enumerate(leg.said[:most]):
+        if index == leg.chunks and leg.hangs:
+            await asyncio.Event().wait()
         chunk = pb.GenerationChunk(
             position=PROMPT_LENGTH + index,
             token_ids=[token_id],
