@@ -31,6 +31,7 @@ class LoadOptions:
         prune_below: How likely a guess of its own has to be to be judged; see `SelfDrafter`
             and `ChainDrafter`.
         simulated: The simulated model's parameters.
+        engine_options: For vLLM: KEY=VALUE of its engine arguments.
     """
 
     backend: str = "transformers"
@@ -46,6 +47,7 @@ class LoadOptions:
     guesses: int | None = None
     prune_below: float = 0.0
     simulated: SimulatedModel = field(default_factory=SimulatedModel)
+    engine_options: tuple[str, ...] = ()
 
 
 def load_backend(settings: LoadOptions) -> Backend:
@@ -82,6 +84,20 @@ def _load_transformers(settings: LoadOptions) -> Backend:
     )
 
 
+def _load_vllm(settings: LoadOptions) -> Backend:
+    from paceline_engine.vllm_backend.load import load_vllm
+
+    return load_vllm(
+        settings.model,
+        revision=settings.revision,
+        dtype=settings.dtype,
+        threads=settings.threads,
+        capture=settings.capture,
+        invariant=settings.invariant,
+        options=settings.engine_options,
+    )
+
+
 def _load_simulated(settings: LoadOptions) -> Backend:
     return SimulatedBackend(settings.simulated)
 
@@ -89,5 +105,6 @@ def _load_simulated(settings: LoadOptions) -> Backend:
 BACKENDS: dict[str, Callable[[LoadOptions], Backend]] = {
     "simulated": _load_simulated,
     "transformers": _load_transformers,
+    "vllm": _load_vllm,
 }
 """Every backend's name and how it is loaded."""

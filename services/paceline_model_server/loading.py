@@ -54,6 +54,7 @@ def new_host(
         guesses=settings.guesses or None,
         prune_below=settings.prune_below,
         simulated=simulated,
+        engine_options=settings.engine_option,
     )
 
     stack = StackOptions(
