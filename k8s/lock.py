@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,20 +24,29 @@ _CONSTRAINTS = ROOT / "constraints.txt"
 _CLIENT = "./clients/python"
 # Packages that only torch for GPUs needs.
 _CUDA = re.compile(r"torch|triton|(nvidia|cuda)-.*")
+# The version that constraints-vllm.txt has for CPUs, and its tests run with.
+_VLLM = "vllm==0.32.0"
 _MACHINES = ("aarch64", "x86_64")
 _HEAD = "# Written by `make lock`.\n"
 
 
-def compiled(requirements: str, *, arguments: Sequence[str]) -> dict[str, str]:
+def compiled(
+    requirements: str, *, arguments: Sequence[str], constraints: Path = _CONSTRAINTS
+) -> dict[str, str]:
     """Return package name to its requirement with hashes, of all that some requirements need.
 
     Hashes are of all files of a version, so that they hold for every architecture.
+
+    Args:
+        requirements: In pip's form.
+        arguments: More of uv's.
+        constraints: A file of pins.
     """
     ran = subprocess.run(  # noqa: S603 - nothing from outside
         [
             *("uv", "pip", "compile", "-", "--quiet", "--no-header", "--no-annotate"),
             *("--generate-hashes", "--python-version", "3.11", "--python-platform", "linux"),
-            *("--constraint", str(_CONSTRAINTS), *arguments),
+            *("--constraint", str(constraints), *arguments),
         ],
         input=requirements,
         cwd=ROOT,
@@ -66,7 +76,21 @@ def lists(*, uv_arguments: Sequence[str], pip_arguments: Sequence[str]) -> dict[
         "torch-cuda.txt": cuda,
         "torch-cpu.txt": torch_for_cpus(arguments=pip_arguments),
     }
+    found["vllm.txt"] = vllm_beside(orchestrator, arguments=uv_arguments)
     return {name: _text(each) for name, each in found.items() if each}
+
+
+def vllm_beside(orchestrator: Mapping[str, str], *, arguments: Sequence[str]) -> dict[str, str]:
+    """Return what vLLM for GPUs needs beyond the orchestrator's packages, at their versions."""
+    with NamedTemporaryFile("w", suffix=".txt") as pins:
+        pins.writelines(f"{each.split()[0]}\n" for each in orchestrator.values())
+        pins.flush()
+        every = compiled(
+            f"{_CLIENT}\n.[vllm-server,tracing]\n{_VLLM}",
+            arguments=arguments,
+            constraints=Path(pins.name),
+        )
+    return {name: each for name, each in every.items() if name not in orchestrator}
 
 
 def torch_for_cpus(*, arguments: Sequence[str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 #!/bin/sh
 # install.sh EXTRA VENV
 #
-# Install this checkout with one extra (cli or server) into a virtual environment without pip. Every
+# Install this checkout with one extra (cli, server or vllm-server) into a virtual environment without pip. Every
 # package must have a hash that requirements/ lists, and so must what builds our two. TORCH says which
 # torch a server gets: cuda, or cpu from an index that has it. PIP_ARGS is passed on, for an index.
 set -eu
@@ -21,6 +21,8 @@ install() { # VENV WHAT...
 cp "$lists/orchestrator.txt" "$work/requirements.txt"
 if [ "$1" = server ]; then
   cat "$lists/server.txt" "$lists/torch-${TORCH:-cuda}.txt" >>"$work/requirements.txt"
+elif [ "$1" = vllm-server ]; then
+  cat "$lists/vllm.txt" >>"$work/requirements.txt"
 fi
 python3 -m venv --without-pip "$2"
 install "$2" --require-hashes --requirement "$work/requirements.txt"

@@ -33,6 +33,7 @@ class LoadOptions:
         speak: Where the tokenizer of a target with another vocabulary is; None: it drafts for
             targets with its own.
         simulated: The simulated model's parameters.
+        engine_options: For vLLM: KEY=VALUE of its engine arguments.
     """
 
     backend: str = "transformers"
@@ -49,6 +50,7 @@ class LoadOptions:
     prune_below: float = 0.0
     speak: str | None = None
     simulated: SimulatedModel = field(default_factory=SimulatedModel)
+    engine_options: tuple[str, ...] = ()
 
 
 def load_backend(settings: LoadOptions) -> Backend:
@@ -91,6 +93,20 @@ def _load_transformers(settings: LoadOptions) -> Backend:
     )
 
 
+def _load_vllm(settings: LoadOptions) -> Backend:
+    from paceline_engine.vllm_backend.load import load_vllm
+
+    return load_vllm(
+        settings.model,
+        revision=settings.revision,
+        dtype=settings.dtype,
+        threads=settings.threads,
+        capture=settings.capture,
+        invariant=settings.invariant,
+        options=settings.engine_options,
+    )
+
+
 def _load_simulated(settings: LoadOptions) -> Backend:
     return SimulatedBackend(settings.simulated)
 
@@ -98,5 +114,6 @@ def _load_simulated(settings: LoadOptions) -> Backend:
 BACKENDS: dict[str, Callable[[LoadOptions], Backend]] = {
     "simulated": _load_simulated,
     "transformers": _load_transformers,
+    "vllm": _load_vllm,
 }
 """Every backend's name and how it is loaded."""

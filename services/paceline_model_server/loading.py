@@ -55,6 +55,7 @@ def new_host(
         prune_below=settings.prune_below,
         speak=settings.speak or None,
         simulated=simulated,
+        engine_options=settings.engine_option,
     )
 
     stack = StackOptions(

@@ -11,7 +11,7 @@ from paceline_contract.limits import MOST_MODEL_NAME_CHARACTERS
 from paceline_engine.deciding.cascade import MAX_GRAM, MatrixError, parse_matrix
 from paceline_engine.terms.validation import MOST_TREE_TOKENS
 from paceline_serving.server_settings import ServerSettings
-from paceline_serving.settings import RateList, Settings, StringList
+from paceline_serving.settings import OneOrMore, RateList, Settings, StringList
 
 MOST_DERIVED_TOKENS = 1 << 20
 """The largest token budget that is derived from memory; a larger one has to be set."""
@@ -20,10 +20,15 @@ MOST_DERIVED_TOKENS = 1 << 20
 class ModelSettings(Settings):
     """The model."""
 
-    backend: Literal["transformers", "simulated"] = Field(
+    backend: Literal["transformers", "vllm", "simulated"] = Field(
         "transformers",
-        description="what computes: a real model, or a stand-in that waits as long as a real"
-        " forward takes",
+        description="what computes a real model: transformers, Paceline's own engine, or vLLM, in"
+        " its own environment; simulated: a stand-in that waits as long as a real forward takes",
+    )
+    engine_option: OneOrMore = Field(
+        (),
+        description="with --backend vllm: an engine argument of vLLM as KEY=VALUE, such as"
+        " tensor_parallel_size=4, quantization=fp8 or max_model_len=32768",
     )
     model: str = Field(
         "",
@@ -49,12 +54,14 @@ class ModelSettings(Settings):
     capture: bool = Field(
         True,
         description="on CUDA, record forwards of few rows and replay them, so that they wait for no"
-        " launches; a cancelled forward then runs to its end",
+        " launches; a cancelled forward then runs to its end; with --backend vllm: compile the"
+        " model, too",
     )
     invariant: bool = Field(
         False,
         description="make a text's logits depend on this text alone, bit by bit, whatever else a"
-        " forward computes: on a CPU, with one thread, or two with --weights int8",
+        " forward computes: on a CPU, with one thread, or two with --weights int8; with --backend"
+        " vllm on the GPUs whose kernels can",
     )
     adapter: str = Field(
         "",
@@ -218,7 +225,7 @@ class ModelServerSettings(
 
     @model_validator(mode="after")
     def _has_model(self) -> Self:
-        if self.backend == "transformers" and not self.model:
+        if self.backend != "simulated" and not self.model:
             raise ValueError("--model is needed: a directory, a GGUF file, or a hub id")
         if self.guesses and not self.adapter:
             raise ValueError("--guesses goes with --adapter")
@@ -226,6 +233,15 @@ class ModelServerSettings(
             raise ValueError("--adapter needs --backend transformers")
         if self.speak and self.backend != "transformers":
             raise ValueError("--speak needs --backend transformers")
+        if self.backend == "vllm" and self.weights != "plain":
+            raise ValueError("--weights needs --backend transformers: vLLM has quantization")
+        if self.backend == "vllm" and self.device != "cpu":
+            raise ValueError(
+                "--device needs --backend transformers: vLLM computes on the GPUs that"
+                " CUDA_VISIBLE_DEVICES shows it"
+            )
+        if self.engine_option and self.backend != "vllm":
+            raise ValueError("--engine-option needs --backend vllm")
         return self
 
     @model_validator(mode="after")

@@ -459,6 +459,27 @@ def test_volumes_and_mounts_belong_together_and_a_model_is_only_read():
                 assert mount.get("readOnly", False) or mount["name"] in {"tmp", "scratch"}
 
 
+def test_vllm_divides_a_model_over_the_gpus_of_a_pod_and_has_shared_memory():
+    target, drafter = (
+        next(it for it in install(values_of("vllm.yaml")).pods if it.role == role)
+        for role in ("target", "drafter")
+    )
+    settings = settings_of(target)
+    assert settings.backend == "vllm"
+    assert set(settings.engine_option) == {
+        *("tensor_parallel_size=4", "max_model_len=32768", "gpu_memory_utilization=0.9"),
+    }
+    assert target.server["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    assert target.server["image"].partition(":")[0].endswith("paceline-vllm")
+    assert "/dev/shm" in {it["mountPath"] for it in target.server["volumeMounts"]}
+    assert settings_of(drafter).device == "cuda"
+    assert "/dev/shm" not in {it["mountPath"] for it in drafter.server["volumeMounts"]}
+    divided = {"engine_option": ["pipeline_parallel_size=4"], "backend": "vllm"}
+    values = {"image": {"repository": "paceline-vllm"}, "gpu": {"count": 4}, "settings": divided}
+    other = next(it for it in install({"target": values}).pods if it.role == "target")
+    assert settings_of(other).engine_option == ("pipeline_parallel_size=4",)
+
+
 def test_a_gpu_is_a_text_in_requests_and_limits_and_the_model_is_put_on_it():
     release = install(values_of("gpu.yaml"))
     target, drafter = release.pod("-target-default"), release.pod("-drafter-default")

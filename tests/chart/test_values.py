@@ -166,7 +166,7 @@ def test_no_object_that_is_ours_takes_unknown_keys():
         ({"target": {"replica": 3}}, "'replica' not allowed"),
         ({"target": {"pools": {"a": {"gpus": 1}}}}, "'gpus' not allowed"),
         ({"target": {"pools": {"A_b": {}}}}, "A_b"),
-        ({"target": {"gpu": {"count": 2}}}, "count"),
+        ({"target": {"gpu": {"count": 17}}}, "count"),
         ({"target": {"latency": {"targetMicroseconds": 1.5}}}, "want integer"),
         ({"target": {"latency": {"targetMicroseconds": "1.1"}}}, "want integer"),
         ({"target": {"image": {"digest": "sha256:short"}}}, "digest"),
@@ -211,6 +211,15 @@ SECRETS = {"orchestrator": "o", "target": "t", "drafter": "d"}
         ({"target": {"model": {"source": "image"}}}, "target.model.image.reference is empty"),
         ({"target": {"model": {"path": "models"}}}, "is not absolute: say where"),
         ({"target": {"settings": {"device": "cuda:0"}}}, "set target.gpu.count=1"),
+        ({"target": {"gpu": {"count": 2}}}, "set target.settings.backend=vllm"),
+        (
+            {"target": {"settings": {"backend": "vllm"}}},
+            "set target.image.repository=paceline-vllm",
+        ),
+        (
+            {"target": {"gpu": {"count": 1}, "settings": {"backend": "vllm", "device": "cuda"}}},
+            "is not for vLLM",
+        ),
         (
             {"target": {"latency": {"targetMicroseconds": 9}}},
             "set targetMicroseconds and drafterMicroseconds, or neither",

@@ -38,7 +38,7 @@ def test_what_torch_brings_on_devices_alone_is_in_the_list_for_devices_and_in_no
     server = module.blocks(REQUIREMENTS)
     of_orchestrators = {"numpy": server["numpy"]}
 
-    def compiled(requirements, *, arguments):
+    def compiled(requirements, *, arguments, constraints=None):
         return server if "server" in requirements else of_orchestrators
 
     monkeypatch.setattr(module, "compiled", compiled)
@@ -48,6 +48,7 @@ def test_what_torch_brings_on_devices_alone_is_in_the_list_for_devices_and_in_no
     assert names["torch-cuda.txt"] == {"torch", "triton", "nvidia-cublas-cu12", "cuda-bindings"}
     assert names["server.txt"] == {"torchmetrics"}
     assert names["orchestrator.txt"] == {"numpy"}
+    assert names["vllm.txt"] == set(server) - {"numpy"}
     assert "torch-cpu.txt" not in names
 
 
@@ -56,4 +57,5 @@ def test_the_lists_that_are_shipped_have_no_package_twice():
     names = {file.stem: set(blocks(file.read_text())) for file in FOLDER.glob("*.txt")}
     server, orchestrator = names["server"], names["orchestrator"]
     assert not server & orchestrator
+    assert not names["vllm"] & orchestrator
     assert not (server | orchestrator) & (names["torch-cuda"] | names["torch-cpu"])

@@ -48,7 +48,11 @@ metrics: 9090
 {{- $device := ternary "cuda" "cpu" (gt (int64 $pool.gpu.count) 0) -}}
 {{- $flags := include "paceline.serverFlags" (merge (dict "ports" $ports) .) | fromYamlArray -}}
 {{- $flags = append $flags (printf "--model=%s" (include "paceline.modelPath" .)) -}}
-{{- if not (hasKey $pool.settings "device") -}}
+{{- $vllm := eq (toString $pool.settings.backend) "vllm" -}}
+{{- if and $vllm (gt (int64 $pool.gpu.count) 1) (not (include "paceline.divides" $pool.settings.engine_option)) -}}
+{{- $flags = append $flags (printf "--engine-option=tensor_parallel_size=%d" (int64 $pool.gpu.count)) -}}
+{{- end -}}
+{{- if not (or $vllm (hasKey $pool.settings "device")) -}}
 {{- $flags = append $flags (printf "--device=%s" $device) -}}
 {{- end -}}
 {{- if and .root.Values.tls.enabled $pool.settings.debug_calls -}}
@@ -57,6 +61,13 @@ metrics: 9090
 {{- $devices := dict -}}
 {{- if gt (int64 $pool.gpu.count) 0 -}}
 {{- $_ := set $devices $pool.gpu.resource (int64 $pool.gpu.count | toString) -}}
+{{- end -}}
+{{- /* The processes of a divided model speak to each other in shared memory, of which a pod has 64 MiB. */}}
+{{- $volumes := include "paceline.modelVolumes" $pool.model | fromYamlArray -}}
+{{- $mounts := include "paceline.modelMounts" $pool.model | fromYamlArray -}}
+{{- if and $vllm (gt (int64 $pool.gpu.count) 1) -}}
+{{- $volumes = append $volumes (dict "name" "shm" "emptyDir" (dict "medium" "Memory" "sizeLimit" "8Gi")) -}}
+{{- $mounts = append $mounts (dict "name" "shm" "mountPath" "/dev/shm") -}}
 {{- end -}}
 {{- $replicas := include "paceline.replicas" $pool -}}
 {{- if and (eq .role "target") (eq .pool (include "paceline.scaledPool" .root)) -}}
@@ -69,8 +80,14 @@ metrics: 9090
   "token" false
   "startup" ""
   "devices" $devices
-  "volumes" (include "paceline.modelVolumes" $pool.model | fromYamlArray)
-  "mounts" (include "paceline.modelMounts" $pool.model | fromYamlArray)
+  "volumes" $volumes
+  "mounts" $mounts
   "initContainers" (include "paceline.modelDownload" . | fromYamlArray)
 ) .) -}}
+{{- end }}
+
+{{/* "yes" if engine options say how a model is divided: a list of them, or one as text. */}}
+{{- define "paceline.divides" -}}
+{{- $options := ternary (list .) (. | default list) (kindIs "string" .) -}}
+{{- range $options }}{{ if regexMatch "^-*(tensor|pipeline)[-_]parallel[-_]size=" . }}yes{{ end }}{{ end -}}
 {{- end }}

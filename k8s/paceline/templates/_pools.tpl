@@ -129,6 +129,10 @@ cannot be given up and for the process to end.
 {{- $flag := $name | replace "_" "-" -}}
 {{- if kindIs "bool" $value }}
 - --{{ if not $value }}no-{{ end }}{{ $flag }}
+{{- else if and (kindIs "slice" $value) (eq $name "engine_option") }}
+{{- range $value }}
+- {{ printf "--%s=%s" $flag . | quote }}
+{{- end }}
 {{- else if kindIs "slice" $value }}
 - {{ printf "--%s=%s" $flag (join "," $value) | quote }}
 {{- else if kindIs "string" $value }}

@@ -76,7 +76,15 @@ class ModelText:
         return judgement
 
     def _run(self, prefix: Sequence[int], task: Draft | Judge) -> Outcome:
-        return self._step(Item(self.cache, self._spec, prefix=array("I", prefix), task=task))
+        return self._whole(Item(self.cache, self._spec, prefix=array("I", prefix), task=task))
+
+    def _whole(self, item: Item) -> Outcome:
+        """Run an item past its prefix: some backends cut a prefix by themselves."""
+        row_count = 0
+        while not (outcome := self._step(item)).is_whole:
+            row_count += outcome.row_count
+        self.row_count += row_count
+        return outcome
 
     def _step(self, item: Item) -> Outcome:
         (outcome,) = self._backend.run([item], self.interrupt)

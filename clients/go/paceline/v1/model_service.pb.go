@@ -138,7 +138,7 @@ type GetModelInfoResponse struct {
 	ContextLength uint32 `protobuf:"varint,7,opt,name=context_length,json=contextLength,proto3" json:"context_length,omitempty"`
 	// The kind of this server.
 	Role ModelRole `protobuf:"varint,8,opt,name=role,proto3,enum=paceline.v1.ModelRole" json:"role,omitempty"`
-	// The backend that computes: "transformers" or "simulated".
+	// The backend that computes: "transformers", "vllm" or "simulated".
 	Backend string `protobuf:"bytes,9,opt,name=backend,proto3" json:"backend,omitempty"`
 	// The arithmetic's dtype, for example "float32".
 	Dtype string `protobuf:"bytes,10,opt,name=dtype,proto3" json:"dtype,omitempty"`

@@ -124,7 +124,7 @@ class GetModelInfoResponse(_message.Message):
     role: Global___ModelRole.ValueType
     """The kind of this server."""
     backend: _builtins.str
-    """The backend that computes: "transformers" or "simulated"."""
+    """The backend that computes: "transformers", "vllm" or "simulated"."""
     dtype: _builtins.str
     """The arithmetic's dtype, for example "float32"."""
     device: _builtins.str

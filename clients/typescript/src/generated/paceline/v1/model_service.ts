@@ -68,7 +68,7 @@ export interface GetModelInfoResponse {
   contextLength: number;
   /** The kind of this server. */
   role: ModelRole;
-  /** The backend that computes: "transformers" or "simulated". */
+  /** The backend that computes: "transformers", "vllm" or "simulated". */
   backend: string;
   /** The arithmetic's dtype, for example "float32". */
   dtype: string;

@@ -1,0 +1,125 @@
+"""Loads a model into vLLM and describes it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from paceline_contract.calls import VerificationRule
+from paceline_engine.model_files.files import find_model_files
+from paceline_engine.model_files.report import known_defaults, known_ends, report
+from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.terms.calls import ModelDescription
+from paceline_engine.vllm_backend.options import CHANGE_NUMBERS, parse_options, set_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_engine.model_files.files import ModelFiles
+    from paceline_engine.vllm_backend.backend import VllmBackend
+
+INSTALL = "make install-vllm"
+_log = logging.getLogger(__name__)
+
+
+def load_vllm(
+    model: str,
+    *,
+    revision: str | None = None,
+    dtype: str = "float32",
+    threads: int = 1,
+    capture: bool = True,
+    invariant: bool = False,
+    options: Sequence[str] = (),
+) -> VllmBackend:
+    """Load a model.
+
+    Args:
+        model: A directory, or a hub id where there is a network.
+        revision: For a hub id, its branch, tag or commit.
+        dtype: What to compute in.
+        threads: CPU threads of a forward, where it computes on a CPU.
+        capture: Compile the model, and on a GPU record its forwards.
+        invariant: Let a row's scores follow from its text alone, bit by bit; proved here.
+        options: KEY=VALUE, for vLLM's engine arguments.
+
+    Raises:
+        ModelLoadError: vLLM is not installed, or the model cannot be served so.
+    """
+    parsed = parse_options(options)
+    set_environment(os.environ, invariant=invariant)
+    try:
+        from paceline_engine.torch_backend.device import hardware_of
+        from paceline_engine.torch_backend.model_loading import count_tokens
+        from paceline_engine.vllm_backend.backend import VllmBackend
+        from paceline_engine.vllm_backend.engine import Engine
+        from paceline_engine.vllm_backend.invariance import check_invariance
+    except ImportError as error:
+        raise ModelLoadError(
+            f"the vllm backend needs vLLM, in an environment of its own: {INSTALL} ({error})"
+        ) from error
+    files = find_model_files(model, revision=revision)
+    _refuse_others(files)
+    vocabulary_size = min(count_tokens(files), files.vocabulary_size)
+    with files.laid_out() as directory:
+        engine = Engine(
+            directory,
+            dtype=dtype,
+            threads=threads,
+            capture=capture,
+            vocabulary_size=vocabulary_size,
+            options=parsed,
+        )
+    end_ids = known_ends(files, vocabulary_size=vocabulary_size)
+    report(files, end_ids=end_ids)
+    changes = {key: value for key, value in parsed.items() if key in CHANGE_NUMBERS}
+    computed_in = f"{dtype} {json.dumps(changes, sort_keys=True)}" if changes else dtype
+    description = ModelDescription(
+        name=files.name,
+        revision=files.revision or files.fingerprint(computed_in)[:16],
+        fingerprint=files.fingerprint(computed_in),
+        tokenizer_fingerprint=hashlib.sha256(files.tokenizer).hexdigest(),
+        vocabulary_size=vocabulary_size,
+        eos_token_ids=end_ids,
+        context_length=engine.context_length,
+        backend="vllm",
+        dtype=dtype,
+        device=str(engine.device),
+        layer_count=engine.layer_count,
+        cancels_between_layers=False,
+        shares_forwards=True,
+        takes_trees=False,
+        is_invariant=invariant,
+        shapes_logits=True,
+        scores_prompts=True,
+        sampling_defaults=known_defaults(files, vocabulary_size=vocabulary_size),
+        verification_rules=(VerificationRule.EXACT,),
+        hardware=hardware_of(engine.device, threads=threads),
+        fim_token_ids=_fim(files, vocabulary_size),
+    )
+    backend = VllmBackend(
+        engine, description, tokenizer=files.tokenizer, chat_template=files.chat_template
+    )
+    if invariant:
+        check_invariance(backend)
+    return backend
+
+
+def _refuse_others(files: ModelFiles) -> None:
+    if files.gguf is not None:
+        raise ModelLoadError(
+            f"model {files.name!r}: the vllm backend reads safetensors, and no GGUF file"
+        )
+    if files.draft_vocabulary is not None:
+        raise ModelLoadError(
+            f"model {files.name!r} has a draft vocabulary: serve it with --backend transformers"
+        )
+
+
+def _fim(files: ModelFiles, vocabulary_size: int) -> tuple[int, ...]:
+    fim = files.tokens.fim
+    ids = () if fim is None else (fim.prefix, fim.suffix, fim.middle)
+    return ids if max(ids, default=0) < vocabulary_size else ()

@@ -1,0 +1,88 @@
+"""A target of vLLM's in a whole system: every strategy says what plain decoding says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from on_vllm.conftest import MODEL, OPTIONS
+from paceline import Strategy
+from support.cells import SAMPLINGS, Cell, EqualityProof, Outcome
+from support.processes import ServerProcess
+from support.system import System, bundled_model
+
+SUITE = Path(__file__).parents[1] / "contract" / "model_servers"
+
+
+def vllm_server(role, directory=MODEL):
+    options = [f"--engine-option={each}" for each in OPTIONS]
+    return ServerProcess(
+        role,
+        "--backend=vllm",
+        f"--model={directory}",
+        "--no-capture",
+        "--debug-calls",
+        *options,
+        is_warm=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def system():
+    target = vllm_server("target")
+    drafter = bundled_model("drafter")
+    with System(drafters=[drafter], targets=[target]).running() as system:
+        yield system
+
+
+@pytest.fixture(scope="module")
+def proof(system, oracle, tokenizer):
+    return EqualityProof(system, oracle, tokenizer)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.SPECULATIVE, Strategy.DISTRIBUTED])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_every_strategy_gives_the_tokens_of_plain_decoding(strategy, sampling, proof):
+    outcome = Outcome()
+    proof.run(Cell(strategy, 4, 1, sampling), ["def add(a, b):\n", "import os\n"], outcome)
+    assert outcome.accepted
+    assert outcome.positions
+
+
+def test_streams_at_once_are_each_what_it_is_alone(system):
+    prompts = [f"def function_{n}(x):\n" for n in range(8)]
+
+    def text(prompt):
+        with system.client() as client:
+            return (
+                client.generate(prompt, max_tokens=24, strategy=Strategy.AUTOREGRESSIVE)
+                .collect()
+                .text
+            )
+
+    alone = [text(prompt) for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        assert list(pool.map(text, prompts)) == alone
+
+
+def test_a_vllm_server_keeps_the_contract_of_model_servers(system):
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *(SUITE, f"--target={system.targets[0].address}"),
+            # Its block is longer than the texts of this model.
+            "--deselect=tests/contract/model_servers/test_messages.py::test_the_longest_block_there_can_be_is_taken",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert run.returncode == 0, run.stdout
+    passed = re.search(r"(\d+) passed", run.stdout)
+    assert passed is not None
+    assert int(passed[1]) > 30

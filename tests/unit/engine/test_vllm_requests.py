@@ -1,0 +1,146 @@
+"""What can be said of vLLM's outputs, and of its options, without vLLM; the rest: tests/on_vllm."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.errors import InternalError
+from paceline_contract.proposal import Proposal
+from paceline_engine.loading import LoadOptions, load_backend
+from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.items import Decode, Item, Judge
+from paceline_engine.vllm_backend.options import parse_options, set_environment
+from paceline_engine.vllm_backend.prefix_text import PrefixText
+from paceline_engine.vllm_backend.requests import GivenTokens, Stream
+from paceline_engine.vllm_backend.row_tasks import read_row_task, row_task
+from paceline_model_server.settings import ModelServerSettings
+
+NAN = math.nan
+SURE = ({5: -0.1, 7: -3.0}, {6: -0.2, 9: -2.0})
+LAST = {8: -0.3}
+
+
+def output(*, prompt_rows=(), last=LAST, cached=3, token=8):
+    told = [
+        {key: SimpleNamespace(logprob=value) for key, value in row.items()} for row in prompt_rows
+    ]
+    row = {key: SimpleNamespace(logprob=value) for key, value in last.items()}
+    completion = SimpleNamespace(token_ids=[token], logprobs=[row])
+    return SimpleNamespace(
+        prompt_logprobs=[None] * 4 + told,
+        outputs=[completion],
+        num_cached_tokens=cached,
+        finished=True,
+    )
+
+
+def given(proposal=(5, 6)):
+    cache, spec = PrefixText("salt"), SessionSpec(99)
+    item = Item(cache, spec, prefix=array("I", [1, 2, 3, 4]), task=Judge(Proposal(proposal)))
+    return GivenTokens(item, vocabulary_size=50)
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (output(prompt_rows=SURE), (2, 8)),
+        (output(prompt_rows=(SURE[0], {6: -3.0, 9: -2.0})), (1, 9)),
+        # Rows of cached tokens are uninitialised: row 4 follows token 3, which has to be computed.
+        (output(prompt_rows=SURE, cached=4), None),
+        # Two logits may have become one number.
+        (output(prompt_rows=(SURE[0], {6: -0.2, 9: -0.20001})), None),
+        # A head may be wider than the vocabulary; without a second token nothing is sure.
+        (output(prompt_rows=({50: -0.1, 5: -0.3, 7: -3.0}, SURE[1])), (2, 8)),
+        (output(prompt_rows=({50: -0.1, 5: -0.3}, SURE[1])), None),
+        (output(prompt_rows=SURE[:1]), None),
+        (output(prompt_rows=({5: NAN, 7: NAN}, SURE[1])), InternalError),
+        (output(prompt_rows=SURE, last={8: NAN}), InternalError),
+    ],
+)
+def test_prompt_log_probabilities_decide_only_with_a_certificate(told, expected):
+    work = given()
+    assert not work.is_ready
+    work.take(0, told)
+    assert work.is_ready
+    if expected is InternalError:
+        with pytest.raises(InternalError, match="not finite"):
+            work.answer()
+        return
+    judged = work.answer()
+    assert (judged and (len(judged.accepted_path), judged.next_token)) == expected
+
+
+def test_a_token_that_no_number_decided_is_an_error_of_its_call_alone():
+    item = Item(PrefixText("a"), SessionSpec(9), prefix=array("I", [1]), task=Decode(3))
+    work = Stream(item)
+    work.take(0, output(last={8: NAN}))
+    with pytest.raises(InternalError, match="not finite"):
+        work.answer()
+
+
+def test_a_row_task_is_plain_data_that_says_the_whole_rule():
+    sampling = SamplingParameters(0.5, top_k=3, logit_bias=((4, -1.5), (9, 2.0)), min_tokens=2)
+    spec = SessionSpec(1, sampling, seed=2**53 - 1, prompt_length=7, end_token_ids=(0, 2))
+    assert read_row_task(row_task(spec)) == spec
+    assert read_row_task(None) is None
+    assert read_row_task({"another": 1}) is None
+
+
+def test_engine_options_are_keys_and_values():
+    told = ["tensor-parallel-size=4", "quantization=fp8", 'hf_overrides={"a": [1, 2]}', "x=True"]
+    assert parse_options(told) == {
+        "tensor_parallel_size": 4,
+        "quantization": "fp8",
+        "hf_overrides": {"a": [1, 2]},
+        "x": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("quantization", "KEY=VALUE"),
+        ("=4", "KEY=VALUE"),
+        ("a b=4", "KEY=VALUE"),
+        ("dtype=half", "use --dtype"),
+        ("enforce-eager=true", "use --no-capture"),
+        ("trust_remote_code=true", "cannot be chosen"),
+        ("load_format=pt", "cannot be chosen"),
+    ],
+)
+def test_an_engine_option_that_cannot_be_given_is_refused_by_name(option, said):
+    with pytest.raises(ModelLoadError, match=said):
+        parse_options([option])
+
+
+def test_without_vllm_the_option_says_what_installs_it():
+    with pytest.raises(ModelLoadError, match="make install-vllm"):
+        load_backend(LoadOptions(backend="vllm", model="no such model"))
+
+
+def test_the_operators_variables_stay_and_invariance_is_asked_for():
+    environment = {"VLLM_LOGGING_LEVEL": "DEBUG"}
+    set_environment(environment, invariant=True)
+    assert environment["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert environment["VLLM_BATCH_INVARIANT"] == "1"
+    assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"backend": "vllm"}, "--model is needed"),
+        ({"backend": "vllm", "model": "m", "device": "cuda"}, "CUDA_VISIBLE_DEVICES"),
+        ({"backend": "vllm", "model": "m", "weights": "int8"}, "--weights needs"),
+        ({"backend": "vllm", "model": "m", "adapter": "a"}, "--adapter needs"),
+        ({"model": "m", "engine_option": ("a=1",)}, "--engine-option needs --backend vllm"),
+    ],
+)
+def test_settings_that_vllm_cannot_follow_are_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        ModelServerSettings(**settings)
