@@ -48,7 +48,7 @@ paceline simulate trees --widths 2,4              the gain of trees: some minute
 paceline simulate trees --sp 7 --target-row 0.02  each further row takes 2 % of a forward
 paceline simulate table2 --rank-decay 0.3         trees on the rows of the paper's Table 2
 paceline simulate table2 --self-rates 0.6,0.4     and a target that drafts for itself
-paceline simulate heads --sp 1,2,4                EAGLE-3 heads: at the target, or a service
+paceline simulate heads --sp 1,2,4                heads (EAGLE-3) at the target, or as services
 """
 _TREES, _HEADS = frozenset({"trees", "table2"}), frozenset({"heads"})
 _GOES_WITH = dict.fromkeys(
