@@ -121,7 +121,8 @@ def take_sample(model: Any) -> Sample:
     shapes = {(keys.shape[1], keys.shape[3], values.shape[3]) for keys, values in layers}
     shape = None
     if len(shapes) == 1:
-        shape = KeyValueShape(len(layers), *shapes.pop(), logits.dtype, logits.device)
+        # Some families make logits of another dtype.
+        shape = KeyValueShape(len(layers), *shapes.pop(), layers[0][0].dtype, logits.device)
     byte_count = sum(keys.nbytes + values.nbytes for keys, values in layers)
     return Sample(token_ids=tokens, logits=logits, shape=shape, bytes_per_token=byte_count // count)
 
@@ -158,7 +159,7 @@ def _agrees(decoder: Decoder, sample: Sample, *, together: bool) -> bool:
             text.extend(part)
             mine.append(rows)
     found = torch.cat([rows for mine in logits for rows in mine])
-    return agree(sample.logits, found, dtype=sample.logits.dtype)
+    return agree(sample.logits, found, dtype=sample.shape.dtype)
 
 
 class quiet_library:  # noqa: N801 - a context manager

@@ -6,20 +6,17 @@ of ours has touched.
 
 from __future__ import annotations
 
-import itertools
 import random
 from array import array
-from dataclasses import dataclass
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
 
 from paceline_engine.terms.backend import ForwardInterrupted, ModelLoadError
 from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.families import FAMILIES, ORIGINAL_LENGTH, VOCABULARY_SIZE, build_family
+from support.library_texts import Reference, prompts, texts_of
 from support.trees import random_tree
 from unit.engine.conftest import NEVER, StopAtLayer, chain, path
 
@@ -32,9 +29,6 @@ TILED_LENGTHS = (3, 187, 121)
 # So short that no text gets to where rotations change.
 SHORT_LENGTHS = (3, 17, 12)
 LAYERS = 2
-# Between the two best logits; rounding moves them by about 1e-5.
-LEAST_GAP = 1e-3
-
 REFUSED = ("t5",)
 # Their state cannot be taken back; at the first two the library is wrong for blocks of rows.
 STEPPED = ("mamba", "jamba", "rwkv")
@@ -62,48 +56,6 @@ def directories(tmp_path_factory):
         return made[name]
 
     return directory
-
-
-@dataclass
-class Reference:
-    """What the library decodes: prompts, and what follows them."""
-
-    prompts: list[list[int]]
-    texts: list[list[int]]
-
-
-def prompts(lengths, *, seed=5) -> list[list[int]]:
-    chance = random.Random(seed)
-    return [[chance.randrange(VOCABULARY_SIZE) for _ in range(length)] for length in lengths]
-
-
-def generated(directory, lengths=PROMPT_LENGTHS) -> Reference:
-    """Decode by the library alone, from prompts after which rounding decides nothing."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    model.generation_config = GenerationConfig(pad_token_id=0)
-    reference = Reference([], [])
-    for length in lengths:
-        for seed in itertools.count():
-            (prompt,) = prompts([length], seed=seed)
-            ids = torch.tensor([prompt])
-            found = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=NEW_TOKENS,
-                do_sample=False,
-                return_dict_in_generate=True,
-                output_logits=True,
-            )
-            text = found.sequences[0, length:].tolist()
-            best = torch.cat(found.logits).topk(2).values
-            is_sharp = float((best[:, 0] - best[:, 1]).min()) > LEAST_GAP
-            # What repeats itself says little.
-            if is_sharp and len(set(text)) > NEW_TOKENS // 4:
-                break
-            assert seed < 9, "some texts should do"
-        reference.prompts.append(prompt)
-        reference.texts.append(text)
-    return reference
 
 
 class Decoding:
@@ -190,7 +142,7 @@ def test_texts_decoded_together_are_the_librarys_own(name, directories):
     assert backend.description.layer_count == LAYERS
     changes = name in CHANGING
     lengths = TILED_LENGTHS if name in TILED else SHORT_LENGTHS if changes else PROMPT_LENGTHS
-    reference = generated(directory, lengths)
+    reference = texts_of(directory, lengths, count=NEW_TOKENS)
     met = set()
     for seed in range(2 if name in (*TILED, *STEPPED) else 4):
         # As on a CPU, and with one kernel for all texts, as on an accelerator.
@@ -209,7 +161,7 @@ def test_where_rotations_change_neither_other_texts_nor_parts_have_a_say(name, d
     directory = directories(name)
     backend = TransformersBackend(str(directory))
     # Beyond that length what is right depends on how many rows a forward has: here on one.
-    reference = generated(directory, (3, ORIGINAL_LENGTH + 12, 12))
+    reference = texts_of(directory, (3, ORIGINAL_LENGTH + 12, 12), count=NEW_TOKENS)
     items = [
         Item(backend.new_cache(SPEC), SPEC, prefix=array("I", prompt), task=Draft(NEW_TOKENS))
         for prompt in reference.prompts
@@ -234,6 +186,13 @@ def test_texts_share_a_forward_where_the_model_can(name, directories):
     # In a text of its own a row that comes again with each block stands alone: see `SteppedText`.
     alone = len(items) + (2 if name in STEPPED else 0)
     assert backend.layers_run - before == LAYERS * (1 if name in SHARING else alone)
+
+
+@pytest.mark.parametrize("name", TILED)
+def test_rows_are_kept_beside_a_state_in_half_precision_too(name, directories):
+    backend = TransformersBackend(str(directories(name)), dtype="bfloat16")
+    assert backend.description.shares_forwards
+    assert backend.description.takes_trees
 
 
 @pytest.mark.parametrize("name", REFUSED)

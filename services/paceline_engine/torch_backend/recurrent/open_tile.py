@@ -142,9 +142,11 @@ class OpenTile:
             known = self._of_state(new.keys, decays)
             missing = new.values if known is None else new.values - known
             missing = missing * new.strengths[..., None] - likeness[:, :, :count] @ self.updates
-            updates = torch.linalg.solve_triangular(
-                likeness[:, :, count:], missing, upper=False, unitriangular=True
-            )
+            updates = missing
+            if missing.shape[1] > 1:
+                updates = torch.linalg.solve_triangular(
+                    likeness[:, :, count:], missing, upper=False, unitriangular=True
+                )
         all_updates = torch.cat((self.updates, updates), 1)
         weights = self._spread(new.queries @ keys.transpose(1, 2)) * faded
         seen = weights @ all_updates

@@ -88,7 +88,7 @@ def prove_steps(name: str, model: Any) -> Continuation:
 def _continuation(model: Any) -> Continuation:
     token_ids = torch.arange(_LENGTH, device=model.device) * 7919 % model.config.vocab_size
     whole = _computed(model, token_ids, (_LENGTH,))
-    limit = rounding_limit(whole.dtype)
+    limit = rounding_limit(model.dtype)
     off_in_steps = spread_off(_computed(model, token_ids, _STEPS), whole)
     off_in_blocks = spread_off(_computed(model, token_ids, _BLOCKS), whole)
     half, full = LibraryState(model), LibraryState(model)

@@ -92,14 +92,14 @@ def choose_open_tiles(name: str, model: Any, *, together: bool, packs: bool) -> 
             expected = torch.cat(
                 [state.append(ids) for state, ids in zip(states, parts, strict=True)]
             )
-            shape, places, recurrent = _layers(states[0], expected)
+            shape, places, recurrent = _layers(states[0], model)
             decoder = RecurrentDecoder(model, has_attention=bool(places), packs=packs)
         if decoder.recurrent_layers != recurrent:
             raise ValueError("some of its recurrent layers have no form with open rows")
         rows = partial(RecurrentRows, attention_places=places)
         texts = [RecurrentText(Slabs(shape), reserve_length=_LENGTH) for _ in range(2)]
         found = _computed(decoder, texts, parts, partial(rows, together=together))
-        if not spread_off(found, expected) <= rounding_limit(expected.dtype):
+        if not spread_off(found, expected) <= rounding_limit(model.dtype):
             raise ValueError("its logits with open rows are off")
     except Exception as error:  # noqa: BLE001 - models that are not made for it break anywhere
         if decoder is not None:
@@ -118,7 +118,7 @@ def choose_open_tiles(name: str, model: Any, *, together: bool, packs: bool) -> 
     )
 
 
-def _layers(state: LibraryState, like: Tensor) -> tuple[KeyValueShape, Mapping[int, int], set[int]]:
+def _layers(state: LibraryState, model: Any) -> tuple[KeyValueShape, Mapping[int, int], set[int]]:
     """Return the shape of keys and values, the layers that have them, and the recurrent layers.
 
     Raises:
@@ -135,7 +135,8 @@ def _layers(state: LibraryState, like: Tensor) -> tuple[KeyValueShape, Mapping[i
     if len(shapes) > 1:
         raise ValueError("its layers have different keys and values")
     heads, key_width, value_width = shapes.pop() if shapes else (1, 1, 1)
-    shape = KeyValueShape(len(kept), heads, key_width, value_width, like.dtype, like.device)
+    # Logits can have another dtype.
+    shape = KeyValueShape(len(kept), heads, key_width, value_width, model.dtype, model.device)
     return shape, {layer: place for place, layer in enumerate(kept)}, recurrent
 
 
