@@ -146,7 +146,7 @@ def test_texts_decoded_together_are_the_librarys_own(name, directories):
     met = set()
     for seed in range(2 if name in (*TILED, *STEPPED) else 4):
         # As on a CPU, and with one kernel for all texts, as on an accelerator.
-        backend._together = seed % 2 == 1
+        backend.together = seed % 2 == 1
         decoding = Decoding(backend, reference, seed=seed)
         decoding.run()
         met |= decoding.met

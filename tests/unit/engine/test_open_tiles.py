@@ -137,7 +137,7 @@ def test_what_is_no_number_in_a_dropped_row_does_not_come_back(texts):
             embeddings[bad] = before
 
 
-def test_invariance_and_adapters_are_refused_by_name(tmp_path):
+def test_invariance_is_refused_by_name(tmp_path):
     directory = build_family("lfm2", tmp_path)
     with pytest.raises(ModelLoadError, match="--invariant: it has a recurrent state"):
         TransformersBackend(str(directory), invariant=True)

@@ -54,7 +54,7 @@ def adapter(tiny_pair, tmp_path_factory):
 def backend(request, tiny_pair, adapter):
     model = TransformersBackend(str(tiny_pair.target), adapter=str(adapter), prune_below=THRESHOLD)
     assert isinstance(model.decoder, FusedLlama), "else nothing is pruned"
-    model._together = request.param == "together"
+    model.together = request.param == "together"
     return model
 
 

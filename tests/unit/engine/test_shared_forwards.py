@@ -45,7 +45,7 @@ def backend(request, tiny_pair):
                 "paceline_engine.torch_backend.transformers.rotations_change", lambda _: True
             )
         model = TransformersBackend(str(tiny_pair.target))
-    model._together = request.param == "together"
+    model.together = request.param == "together"
     return model
 
 
