@@ -28,7 +28,7 @@ from paceline_engine.model_files.chat_template import find_templates, template_o
 from paceline_engine.model_files.draft_vocabulary import find_draft_vocabulary
 from paceline_engine.model_files.gguf_model import SUFFIX, GgufModel
 from paceline_engine.model_files.identity import meant_configuration, parse_values
-from paceline_engine.model_files.quantisation import Quantisation, find_quantisation
+from paceline_engine.model_files.quantisation import find_quantisation
 from paceline_engine.model_files.small_files import (
     CONFIG,
     DECODER_PARTS,
@@ -52,9 +52,10 @@ from paceline_engine.model_files.weight_files import (
 from paceline_engine.terms.backend import ModelLoadError, few_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from paceline_engine.model_files.chat_template import FoundTemplate
+    from paceline_engine.model_files.quantisation import Quantisation
     from paceline_engine.model_files.tokens import ModelTokens
     from paceline_engine.terms.backend import ChatTemplate
 
@@ -83,6 +84,9 @@ _KERNEL_FIELDS = frozenset(
     for suffix in ("", "_internal")
 )
 
+Check: TypeAlias = "Callable[[str, Mapping[str, Any]], object]"
+"""Refuses a model by its name and its config.json with a ModelLoadError."""
+
 # Of a file: device, inode, size, and when content and inode last changed.
 _Stamp: TypeAlias = tuple[int, int, int, int, int]
 
@@ -105,7 +109,6 @@ class ModelFiles:
         index: Which weight is in which of several files; None: there is one.
         stamps: Which files the weights were in, when the directory was checked.
         gguf: The GGUF file that holds the weights; None: safetensors hold them.
-        quantisation: How safetensors hold them; None: as numbers to compute with.
     """
 
     directory: Path
@@ -121,7 +124,15 @@ class ModelFiles:
     index: bytes | None
     stamps: Mapping[Path, _Stamp]
     gguf: GgufModel | None = None
-    quantisation: Quantisation | None = None
+
+    @property
+    def quantisation(self) -> Quantisation | None:
+        """How safetensors hold the weights; None: as numbers to compute with.
+
+        Raises:
+            ModelLoadError: In a way that is not read here.
+        """
+        return find_quantisation(self.name, self.small.json(CONFIG))
 
     @property
     def contents(self) -> Mapping[str, bytes]:
@@ -228,8 +239,14 @@ class ModelFiles:
         return {name: contents[name] for name in _CONFIGURATIONS if name in contents}
 
 
-def find_model_files(model: str, *, revision: str | None = None) -> ModelFiles:
+def find_model_files(
+    model: str, *, revision: str | None = None, check: Check | None = None
+) -> ModelFiles:
     """Find and check a model: a directory, a GGUF file, or a hub id where there is a network.
+
+    Args:
+        revision: For a hub id, its branch, tag or commit.
+        check: Refuses a folder, before its weights are looked for or fetched.
 
     Raises:
         ModelLoadError: there is no such model, a file is missing, or one is not plain data.
@@ -249,20 +266,22 @@ def find_model_files(model: str, *, revision: str | None = None) -> ModelFiles:
     elif directory.is_absolute() or model.startswith((".", "~")):
         raise ModelLoadError(f"model {model!r}: there is no such directory")
     else:
-        directory = _download(model, revision)
+        directory = _download(model, revision, check=check)
         name, revision = model, directory.name
-    return _of_directory(directory, model=model, name=name, revision=revision)
+    return _of_directory(directory, model=model, name=name, revision=revision, check=check)
 
 
-def _of_directory(directory: Path, *, model: str, name: str, revision: str) -> ModelFiles:
+def _of_directory(
+    directory: Path, *, model: str, name: str, revision: str, check: Check | None
+) -> ModelFiles:
     _refuse_links_outside(directory)
     _refuse_programs(directory)
     for file_name in (CONFIG, TOKENIZER):
         if not (directory / file_name).is_file():
             raise ModelLoadError(f"model {model!r}: {file_name} is missing in {directory}")
     small = SmallFiles.read(directory)
-    # Before the weights, which may be pickled: the advice is another one.
-    quantisation = find_quantisation(name, small.json(CONFIG))
+    if check is not None:
+        check(name, small.json(CONFIG))
     index_path = directory / INDEX_FILE
     index = read_json(index_path) if index_path.exists() else None
     parts = part_names(directory, index)
@@ -278,7 +297,6 @@ def _of_directory(directory: Path, *, model: str, name: str, revision: str) -> M
         small=small,
         index=None if index is None or {*parts} == {WEIGHTS_FILE} else _clean_index(parts),
         stamps={path: _stamp(path) for path in weights},
-        quantisation=quantisation,
         **_meanings(name, small),
     )
 
@@ -350,11 +368,11 @@ def _clean_index(parts: Mapping[str, frozenset[str]]) -> bytes:
     return json.dumps({"metadata": {}, "weight_map": placed}).encode()
 
 
-def _download(model: str, revision: str | None) -> Path:
+def _download(model: str, revision: str | None, *, check: Check | None) -> Path:
     """Fetch what is read of a model, and nothing else that its repository has."""
     directory = _fetch(model, revision, (*SMALL_FILES, INDEX_FILE))
-    if (directory / CONFIG).is_file():
-        find_quantisation(model, read_json(directory / CONFIG))  # refused before it is fetched
+    if check is not None and (directory / CONFIG).is_file():
+        check(model, read_json(directory / CONFIG))
     index_path = directory / INDEX_FILE
     parts = named_parts(index_path, read_json(index_path) if index_path.exists() else None)
     return _fetch(model, directory.name, tuple(parts))

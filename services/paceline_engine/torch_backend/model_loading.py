@@ -103,6 +103,7 @@ def load_model(files: ModelFiles, *, dtype: str, device: torch.device = _CPU) ->
 
 
 def _load(files: ModelFiles, directory: Path, *, dtype: torch.dtype, device: torch.device) -> Any:
+    how = files.quantisation
     config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     _refuse_nonsense(files.name, config)
     _refuse_other_kinds(files.name, config)
@@ -114,8 +115,8 @@ def _load(files: ModelFiles, directory: Path, *, dtype: torch.dtype, device: tor
         weights = files.gguf.named_weights()
         named = ((name, torch.from_numpy(each).to(dtype)) for name, each in weights)
         return _of_weights(config, named, dtype=dtype)
-    if files.quantisation is not None:
-        return _load_quantised(files, config, files.quantisation, dtype=dtype)
+    if how is not None:
+        return _load_quantised(files, config, how, dtype=dtype)
     return AutoModelForCausalLM.from_pretrained(
         directory,
         config=config,

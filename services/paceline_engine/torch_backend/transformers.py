@@ -64,6 +64,7 @@ from paceline_engine.deciding.sampling import noise_kernel
 from paceline_engine.deciding.shapers import Shapers
 from paceline_engine.model_backend import Feed, ModelBackend
 from paceline_engine.model_files.files import find_model_files
+from paceline_engine.model_files.quantisation import find_quantisation
 from paceline_engine.terms.backend import (
     INT8,
     PLAIN,
@@ -540,7 +541,7 @@ class TransformersBackend(LoadedModel):
                 f" int8 by up to {MOST_INT8_THREADS}: leave --device and --threads alone"
             )
         torch.set_num_threads(threads)
-        files = find_model_files(model, revision=revision)
+        files = find_model_files(model, revision=revision, check=find_quantisation)
         token_count = count_tokens(files)
         self.tokenizer = files.tokenizer
         self.chat_template = files.chat_template

@@ -196,7 +196,23 @@ def test_what_is_not_read_is_refused_before_the_weights_are(config, reason, tmp_
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelLoadError, match=reason):
-        find_model_files(str(tmp_path))
+        TransformersBackend(str(tmp_path))
+
+
+def test_a_hubs_model_is_refused_before_its_weights_are_fetched(tmp_path, monkeypatch):
+    config = {"quantization_config": {"quant_method": "bitsandbytes"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = []
+
+    def snapshot_download(model, *, revision, allow_patterns):
+        asked.extend(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    with pytest.raises(ModelLoadError, match="bitsandbytes"):
+        TransformersBackend("somebody/model")
+    assert "config.json" in asked
+    assert "model.safetensors" not in asked
 
 
 @pytest.mark.parametrize(
