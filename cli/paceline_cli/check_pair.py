@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Self
 
 import grpc
@@ -26,9 +27,11 @@ from paceline.v1.model_service_pb2 import (
 )
 from paceline_cli.comparison import STRATEGIES, Asked, compare
 from paceline_cli.connection import tls_of
+from paceline_cli.other_vocabulary import tokens_in_folder, tokens_of_server, translation_of
 from paceline_cli.server_kind import ROLE_NAMES, kind_of_server
 from paceline_cli.stack_worth import stack_table
 from paceline_contract.limits import MOST_TARGETS
+from paceline_engine.terms.backend import ModelLoadError
 from paceline_local.models import LocalModelSettings
 from paceline_local.options import ClientTlsSettings, read_options
 from paceline_local.running import running_system
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from paceline.v1.model_service_pb2 import GetModelInfoResponse
+    from paceline_cli.other_vocabulary import Translation
 
 _EXAMPLES = """
 paceline check-pair --drafter models/python-drafter --target models/python-target
@@ -62,7 +66,8 @@ class CheckPairSettings(LocalModelSettings, ClientTlsSettings):
     """Check that a drafter and a target fit together, and measure how much the drafter helps.
 
     Compares tokenizers, vocabularies and end-of-text tokens, then decodes some prompts greedily
-    with and without the drafter. If the drafter is a stack, the output also has how often its
+    with and without the drafter. A drafter with another tokenizer that is started here speaks the
+    target's, and the output says how. If the drafter is a stack, the output also has how often its
     stages accept each other's tokens, and the gain of each stage. The exit code is 0 if the pair
     fits and every output is identical.
     """
@@ -86,6 +91,11 @@ class CheckPairSettings(LocalModelSettings, ClientTlsSettings):
     timeout_seconds: float = Field(
         600, gt=0, description="seconds to wait for a server that is still loading"
     )
+
+    @property
+    def target_folder(self) -> str:
+        """Where a drafter finds the target's tokenizer, for a command that is shown."""
+        return "TARGET" if _address(self.target) else self.target
 
     @model_validator(mode="after")
     def _is_a_pair(self) -> Self:
@@ -126,7 +136,50 @@ async def _check(settings: CheckPairSettings, prompts: Sequence[str]) -> int:
         if _address(word)
     }
     _expect_roles(settings, running)
-    async with running_system(local_config(settings)) as system:
+    with TemporaryDirectory(prefix="paceline-tokens-") as folder:
+        translation = await _translation(settings, running, Path(folder))
+        if translation is not None:
+            print(translation.told(), flush=True)
+            if not translation.pays:
+                return 1
+            if _address(settings.drafter):
+                print(f"Start the drafter with --speak {settings.target_folder}.")
+                return 1
+        return await _check_running(settings, running, prompts, translation)
+
+
+async def _translation(
+    settings: CheckPairSettings, running: Mapping[str, GetModelInfoResponse], folder: Path
+) -> Translation | None:
+    """Compare the tokens of models before these are loaded; None: they are alike, or unknown."""
+    if any(each.removeprefix("--").startswith("speak=") for each in settings.drafter_option):
+        return None
+    found = []
+    for index, word in enumerate((settings.drafter, settings.target)):
+        if word not in running:
+            found.append(tokens_in_folder(word))
+            continue
+        (own := folder / str(index)).mkdir()
+        channel = open_async_channel(word, tls=tls_of(settings), insecure=settings.insecure)
+        async with channel:
+            found.append(await tokens_of_server(channel, running[word], own))
+    drafter, target = found
+    if drafter is None or target is None:
+        return None
+    try:
+        return translation_of(drafter, target)
+    except ModelLoadError as error:
+        raise InvalidFieldError(f"the tokenizers differ, and {error}") from None
+
+
+async def _check_running(
+    settings: CheckPairSettings,
+    running: Mapping[str, GetModelInfoResponse],
+    prompts: Sequence[str],
+    translation: Translation | None,
+) -> int:
+    config = local_config(settings, speak=translation.speak if translation else None)
+    async with running_system(config) as system:
         drafter = running.get(settings.drafter) or await _model_info(
             system.drafters[0].address, settings
         )
@@ -139,6 +192,11 @@ async def _check(settings: CheckPairSettings, prompts: Sequence[str]) -> int:
             print("\nThe pair does not fit: speculation needs one tokenizer for both.")
             return 1
         code = await _compare_outputs(system.orchestrator_address, prompts, settings.max_tokens)
+        if translation is not None:
+            print(
+                "\nMeasured with, and to be started as: paceline serve drafter --model"
+                f" {settings.drafter} --speak {settings.target_folder}"
+            )
         if drafter.stages:
             address = _address(settings.drafter) or system.drafters[0].address
             stages = (await _model_info(address, settings)).stages
@@ -262,14 +320,21 @@ async def _wait_until_serving(
         watch.cancel()
 
 
-def local_config(settings: CheckPairSettings) -> LocalSystemConfig:
-    """Configure the system to start: models given as directories, and an orchestrator."""
+def local_config(settings: CheckPairSettings, *, speak: str | None = None) -> LocalSystemConfig:
+    """Configure the system to start: models given as directories, and an orchestrator.
+
+    Args:
+        speak: Where a drafter of another vocabulary finds the target's; None: it is its own.
+    """
     target, drafter = _address(settings.target), _address(settings.drafter)
     return LocalSystemConfig(
         targets=0 if target else settings.targets,
         drafters=0 if drafter else 1,
         target_arguments=settings.target_arguments(settings.target),
-        drafter_arguments=settings.drafter_arguments(settings.drafter),
+        drafter_arguments=(
+            *settings.drafter_arguments(settings.drafter),
+            *(() if speak is None else (f"--speak={speak}",)),
+        ),
         orchestrator_arguments=tuple(_pool_flags(settings)),
         more_targets=(target,) if target else (),
         more_drafters=(drafter,) if drafter else (),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,10 @@ from paceline_engine.sessions.host import HostLimits, ModelHost
 from paceline_engine.speaking.vocabulary import Vocabulary
 from paceline_engine.stack_backend.stacks import StackOptions, load_stack
 from support.in_process import in_process_system
+from support.smollm2_folder import smollm2_folder
 from support.speakers import KINDS, TEXTS, make_speaker
 
+MODELS = Path(__file__).parents[2] / "models"
 TOKENS = 24
 SAMPLINGS = ({"temperature": 0}, {"temperature": 1.0, "seed": 5})
 SHORT_WAYS = (
@@ -27,6 +30,7 @@ WAYS = (
     {"strategy": "auto"},
 )
 PAIRS = [*itertools.permutations(KINDS, 2)]
+POINT = 'class Point:\n    """A point in the plane."""\n\n    def __init__(self, '
 SHORT = ("byte level", "pieces"), (0, 7, 12), SHORT_WAYS, False
 
 
@@ -75,3 +79,30 @@ async def test_every_strategy_gives_the_tokens_of_plain_decoding(
                     assert done.token_ids == plain.token_ids, (way, sampling)
                     accepted += done.finished.statistics.accepted_token_count
     assert accepted > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_target", [True, False])
+async def test_a_real_model_and_the_bundled_ones_draft_for_each_other(is_target):
+    """SmolLM2's tokens are longer than those of the bundled models: 49,152 and 2,048 of them."""
+    real = str(smollm2_folder())
+    target, drafter = (
+        (real, MODELS / "python-drafter") if is_target else (MODELS / "python-target", real)
+    )
+    drafters = [host(LoadOptions(model=str(drafter), speak=str(target)))]
+    targets = [host(LoadOptions(model=str(target)))]
+    async with in_process_system(drafters=drafters, targets=targets) as system:
+
+        async def decode(strategy, **options):
+            options |= {"max_tokens": 24, "ignore_eos": True, "temperature": 0}
+            stream = system.client.generate(POINT, strategy=strategy, **options)
+            return await stream.collect()
+
+        accepted = rejected = 0
+        plain = await decode("autoregressive")
+        for way in ({"strategy": "speculative", "lookahead": 4}, {"strategy": "distributed"}):
+            done = await decode(way.pop("strategy"), drafter="server", **way)
+            assert done.token_ids == plain.token_ids
+            accepted += done.finished.statistics.accepted_token_count
+            rejected += done.finished.statistics.rejected_token_count
+    assert accepted > rejected / 3

@@ -256,7 +256,7 @@ def find_model_files(
         return _of_gguf_file(path, name=path.stem)
     directory = path
     if directory.is_dir():
-        if gguf := _only_gguf_file(directory):
+        if gguf := only_gguf_file(directory):
             _refuse_links_outside(directory)
             _refuse_programs(directory)
             return _of_gguf_file(gguf, name=directory.resolve().name)
@@ -317,7 +317,7 @@ def _of_gguf_file(path: Path, *, name: str) -> ModelFiles:
     )
 
 
-def _only_gguf_file(directory: Path) -> Path | None:
+def only_gguf_file(directory: Path) -> Path | None:
     """Return the GGUF file of a directory that has its weights in no other form.
 
     Raises:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline_engine.model_files.chat_template import find_templates
-from paceline_engine.model_files.files import count_vocabulary
+from paceline_engine.model_files.files import count_vocabulary, only_gguf_file
 from paceline_engine.model_files.gguf_model import SUFFIX, GgufModel
 from paceline_engine.model_files.small_files import CONFIG, TOKENIZER, SmallFiles
 from paceline_engine.model_files.tokenizer_file import TokenizerFile
@@ -35,8 +35,8 @@ def find_target_tokens(place: str) -> TargetTokens:
     """Read a target's tokenizer: no weights, which need not be there.
 
     Args:
-        place: A model's folder, its tokenizer.json, beside which its other small files are, or a
-            GGUF file.
+        place: A model's folder, its tokenizer.json, beside which its other small files are, a GGUF
+            file, or a folder with one.
 
     Raises:
         ModelLoadError: it is not there, or cannot be used.
@@ -44,6 +44,9 @@ def find_target_tokens(place: str) -> TargetTokens:
     path = Path(place).expanduser()
     if path.name == TOKENIZER:
         path = path.parent
+    is_folder = path.is_dir() and not (path / TOKENIZER).is_file()
+    if is_folder and (found_file := only_gguf_file(path)):
+        path = found_file
     if path.suffix.lower() == SUFFIX and path.is_file():
         small = GgufModel.read(path).small
     elif (path / TOKENIZER).is_file():

@@ -51,6 +51,12 @@ class TokenizerFile:
         """One more than the largest token id."""
         return max((*self.added_ids.values(), *self._vocabulary.values()), default=-1) + 1
 
+    @cached_property
+    def texts(self) -> Mapping[int, str]:
+        """The text of each token, by its id."""
+        every = chain(self._vocabulary.items(), self.added_ids.items())
+        return {token_id: text for text, token_id in every}
+
     def id_of(self, text: str) -> int | None:
         """Return the id of the token with this text; None if there is none."""
         found = self.added_ids.get(text)
@@ -58,8 +64,7 @@ class TokenizerFile:
 
     def text_of(self, token_id: int) -> str | None:
         """Return the text of the token with this id; None if there is none."""
-        every = chain(self.added_ids.items(), self._vocabulary.items())
-        return next((text for text, found in every if found == token_id), None)
+        return self.texts.get(token_id)
 
     def _added(self) -> list[dict[str, Any]]:
         added = self._found.get("added_tokens")

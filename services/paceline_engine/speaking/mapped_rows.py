@@ -45,13 +45,17 @@ class KnownRows:
         }
         return next((length for length in lengths if length not in rows), None) or rows
 
-    def take(self, ids: array[int], first: int, rows: Tensor) -> None:
-        """Take in rows, (n, V_D), after the first `first` tokens of a sequence and those after."""
+    def take(self, ids: array[int], first: int, *, rows: Tensor, least: int) -> None:
+        """Take in rows, (n, V_D), after the first `first` tokens of a sequence and those after.
+
+        Args:
+            least: Rows of fewer tokens are of no use, but for a few.
+        """
         known = self._ids
         kept = {
             length: row
             for length, row in self._rows.items()
-            if length >= first - MOST_PARTS and known is not None and known[:length] == ids[:length]
+            if length >= least - MOST_PARTS and known is not None and known[:length] == ids[:length]
         }
         self._ids = ids[:]
         self._rows = {**kept, **{first + n: row for n, row in enumerate(rows)}}

@@ -41,10 +41,12 @@ class Wanted:
     Attributes:
         ids: The model's sequence.
         first: How many of its tokens come before the first row.
+        least: The fewest tokens of which a row is needed; of some it may be known.
     """
 
     ids: array[int]
     first: int
+    least: int
 
     def item(self, item: Item, text: SpeakingText) -> Item:
         """Return the forward, as an item of the model."""
@@ -90,7 +92,7 @@ class Step(ABC):
             wanted, read = self.wanted, answer.judgement
             if not isinstance(read, RowsRead):
                 return Outcome(row_count)  # so far a part of a long prefix
-            self.text.rows.take(wanted.ids, wanted.first, read.rows)
+            self.text.rows.take(wanted.ids, wanted.first, rows=read.rows, least=wanted.least)
             self._try()
         if self._error is not None:
             return self._error
@@ -163,14 +165,17 @@ class Drafting(Step):
         if not self._has_place(ids):
             return None
         bounds = self._map.bounds(text, self._prefix, ids)
-        rows = self.text.rows.of(ids, _lengths(bounds))
+        lengths = _lengths(bounds)
+        rows = self.text.rows.of(ids, lengths)
         if isinstance(rows, int):
-            return Wanted(ids, rows)
+            return Wanted(ids, rows, lengths.start)
         total, share = self._map.joined(rows, bounds, prefix=self._prefix, ids=ids)
-        return self._composed(total, rows[len(ids)], ids, share) if float(total.sum()) else None
+        if not float(total.sum()):
+            return None
+        return self._composed(total, rows[len(ids)], ids, share=share, least=lengths.start)
 
     def _composed(
-        self, total: Tensor, row: Tensor, ids: array[int], share: float
+        self, total: Tensor, row: Tensor, ids: array[int], *, share: float, least: int
     ) -> Tensor | Wanted:
         """Draft on greedily, while tokens of the target can be reached by that alone."""
         path: tuple[int, ...] = ()
@@ -180,7 +185,7 @@ class Drafting(Step):
             ids.append(token)
             known = self.text.rows.of(ids, range(len(ids), len(ids) + 1))
             if isinstance(known, int):
-                return Wanted(ids, known)
+                return Wanted(ids, known, least)
             row = known[len(ids)]
             self._map.move(total, row, path, share)
             token, share = self._map.composes(row, path, share)
@@ -223,7 +228,7 @@ class Reviewing(Step):
             first = min(_lengths(each).start for each in bounds)
             known = self.text.rows.of(ids[-1], range(first, len(ids[-1]) + 1))
             if isinstance(known, int):
-                return Wanted(ids[-1], known)
+                return Wanted(ids[-1], known, first)
             rows = known
         places = zip(ids, bounds, strict=True)
         found = [
@@ -238,7 +243,7 @@ class Reviewing(Step):
         """Compute the rows of a block, whatever they are worth."""
         first = max(1, min(common_length(before, ids), len(ids)))
         rows = self.text.rows.of(ids, range(first, len(ids) + 1)) if self._has_place(ids) else {}
-        return Wanted(ids, rows) if isinstance(rows, int) else None
+        return Wanted(ids, rows, first) if isinstance(rows, int) else None
 
     def _reviewed(self, task: ReviewTask, rows: Sequence[Tensor]) -> Reviewed:
         count = min(len(rows), len(task.draws))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from paceline_contract.proposal import Proposal
 from paceline_engine.deciding.cascade import MAX_GRAM, Reviewed, ReviewTask
+from paceline_engine.model_files.tokenizer_difference import tell_difference
 from paceline_engine.stack_backend.stack_numbers import MeasuredStack
 from paceline_engine.stack_backend.stack_text import StackText
 from paceline_engine.terms.backend import Backend, ModelLoadError, TokenMemory
@@ -73,7 +74,7 @@ class StackBackend(Backend):
         Raises:
             ModelLoadError: the models do not fit together.
         """
-        _check_alike([model.description for model in models])
+        _check_alike(models)
         self.models = models
         self.forward_counts = [0] * len(models)
         self.proposed_count = 0
@@ -243,16 +244,22 @@ class StackBackend(Backend):
         return Outcome(row_count, drafted=drafted, is_inner=not found)
 
 
-def _check_alike(models: Sequence[ModelDescription]) -> None:
-    first = models[0]
+def _check_alike(models: Sequence[Backend]) -> None:
+    first, known = models[0], models[0].description
     for model in models[1:]:
-        if (model.tokenizer_fingerprint, model.vocabulary_size) != (
-            first.tokenizer_fingerprint,
-            first.vocabulary_size,
-        ):
+        own = model.description
+        if own.tokenizer_fingerprint != known.tokenizer_fingerprint:
+            told = ""
+            if model.tokenizer is not None and first.tokenizer is not None:
+                told = f" ({tell_difference(model.tokenizer, first.tokenizer)})"
             raise ModelLoadError(
-                f"--then {model.name}: has another tokenizer than {first.name}; all models of a"
-                " stack need the same"
+                f"--then {own.name}: has another tokenizer than {known.name}{told}; all models of a"
+                " stack need the same, or --speak"
+            )
+        if own.vocabulary_size != known.vocabulary_size:
+            raise ModelLoadError(
+                f"--then {own.name}: chooses from {own.vocabulary_size} tokens, and {known.name}"
+                f" from {known.vocabulary_size}; all models of a stack need the same"
             )
 
 

@@ -10,10 +10,17 @@ from paceline_cli.check_pair import (
     CheckPairSettings,
     _compare_outputs,
     _model_info,
+    _translation,
     compare_models,
     local_config,
 )
+from paceline_engine.loading import LoadOptions, load_backend
+from paceline_engine.model_files.target_tokens import find_target_tokens
+from paceline_engine.sessions.host import HostLimits, ModelHost
 from support.fake_models import FakeModelServer, serving
+from support.model_servers import TARGET
+from support.model_servers import serving as serving_host
+from support.speakers import make_speaker
 
 
 def model(**facts):
@@ -155,3 +162,47 @@ async def test_a_server_that_goes_on_loading_is_not_waited_for_for_ever():
         await target.set_serving(False)
         with pytest.raises(DeadlineError):
             await _model_info(target.address, settings)
+
+
+@pytest.fixture(scope="module")
+def speakers(tmp_path_factory):
+    root = tmp_path_factory.mktemp("speakers")
+    return {kind: str(make_speaker(kind, root / kind, seed=1)) for kind in ("pieces", "unigram")}
+
+
+async def asked(drafter, target, folder, *, options=()):
+    settings = CheckPairSettings(drafter=drafter, target=target, drafter_option=options)
+    return await _translation(settings, {}, folder)
+
+
+async def test_a_drafter_of_another_vocabulary_is_told_what_to_speak(speakers, tmp_path):
+    drafter, target = speakers["unigram"], speakers["pieces"]
+    found = await asked(drafter, target, tmp_path)
+    assert found.pays
+    assert "token 0 is '<pad>' and '<unk>'; " in found.told()
+    assert "% of the target's tokens" in found.told()
+    settings = CheckPairSettings(drafter=drafter, target=target)
+    assert f"--speak={target}" in local_config(settings, speak=found.speak).drafter_arguments
+
+
+async def test_models_with_one_tokenizer_need_no_translation(speakers, tmp_path):
+    model = speakers["pieces"]
+    assert await asked(model, model, tmp_path) is None
+    # Nor do those that somebody has looked after, or that are elsewhere.
+    assert await asked(speakers["unigram"], model, tmp_path, options=["speak=x"]) is None
+    assert await asked("some/model", model, tmp_path) is None
+
+
+async def test_a_running_servers_tokenizer_is_fetched_for_the_drafter(speakers, tmp_path):
+    host = ModelHost(
+        lambda: load_backend(LoadOptions(model=speakers["pieces"])),
+        limits=HostLimits(warm_up_rounds=0),
+    )
+    async with serving_host(TARGET, host) as process:
+        address = process.addresses["address"]
+        settings = CheckPairSettings(drafter=speakers["unigram"], target=address)
+        running = {address: await _model_info(address, settings)}
+        found = await _translation(settings, running, tmp_path)
+    told = find_target_tokens(found.speak)
+    assert told.tokenizer == find_target_tokens(speakers["pieces"]).tokenizer
+    assert (told.vocabulary_size, told.end_ids) == (420, (2,))

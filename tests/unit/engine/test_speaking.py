@@ -15,6 +15,7 @@ from paceline_contract.max_gram import MaxGram
 from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
 from paceline_engine.loading import LoadOptions, load_backend
 from paceline_engine.model_files.target_tokens import find_target_tokens
+from paceline_engine.scheduling.latencies import LatencyMeter, measure
 from paceline_engine.stack_backend.stack import StackBackend
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
@@ -221,3 +222,11 @@ def test_rows_of_several_sequences_are_computed_in_one_forward(speaking):
             if item.take(outcome):
                 del left[index]
     assert [*found.values()] == alone
+
+
+def test_what_forwards_cost_can_be_measured(speaking):
+    # Blocks of any ids, one after another on one sequence: each is computed in one step.
+    for pair in FEW:
+        meter = LatencyMeter()
+        measure(speaking(*pair), meter, rounds=2, interrupt=NEVER)
+        assert {1, 8} <= {each.rows for each in meter.latencies().forwards}

@@ -233,7 +233,9 @@ def test_a_text_whose_draft_was_broken_off_is_gone_without_a_collector(target, d
 def test_models_with_different_tokenizers_make_no_stack(target, drafter):
     other = TransformersBackend.__new__(TransformersBackend)
     other.description = replace(drafter.description, tokenizer_fingerprint="x", name="other")
-    with pytest.raises(ModelLoadError, match="--then other: has another tokenizer than target"):
+    other.tokenizer = b'{"model": {"vocab": {"a": 0}}}'
+    told = r"--then other: has another tokenizer than target \(token 0 is 'a' and '<\|end\|>'; "
+    with pytest.raises(ModelLoadError, match=told):
         stack_of(target, other)
 
 
