@@ -113,17 +113,17 @@ def find_dialect(
     is_harmony = harmony.NAME in named or (
         speaks_harmony and _AUTO in named and named <= {_AUTO, _NONE}
     )
-    searched: set[str] = set(harmony.MARKS) if is_harmony else set()
-    if family is not None:
-        searched |= {it.strip() for it in family.texts()}
-    if reasoning is not None:
-        searched |= {reasoning.open, reasoning.close}
     ids = template.added_token_ids
     special = frozenset(template.special_tokens)
+    texts = harmony.MARKS if is_harmony else () if family is None else tuple(family.texts())
+    of_calls = {it for it in special if any(it in text for text in texts)}
+    searched = set(of_calls)
+    if reasoning is not None:
+        searched |= {reasoning.open, reasoning.close}
     unknown = {it for it in special - ids.keys() if it in searched}
     if reasoning is not None and unknown & {reasoning.open, reasoning.close}:
         reasoning = None  # an older server does not tell ids: the marks cannot be seen
-    is_known = not unknown & (set(family.texts()) if family is not None else harmony.MARKS)
+    is_known = not unknown & of_calls
     return Dialect(
         family=None if is_harmony else family,
         reasoning=None if is_harmony else reasoning,
