@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 _NAME_DIGITS = 12
 _MOST_FORMS = 8  # in a rollout there are two models
+# What stands behind a text that is continued, to find where the template ends it.
+_END_MARK = "zqxvkjwpend"
 _MOST_HERE = 64 * 1024  # letters: searched in a millisecond
 _MOST_PROBE_BYTES = 1 << 20  # of a prompt with a few words
 
@@ -103,7 +105,11 @@ class ChatTemplates:
             _check_tools(conversation, forms.tools, template=name, param=param)
             _check_options(conversation, template)
             written = [forms.written(it) for it in _with_names(conversation.messages)]
+            if conversation.continues_last:
+                written[-1]["content"] = _marked(written[-1]["content"])
             others = {
+                "add_generation_prompt": conversation.opens_answer
+                and not conversation.continues_last,
                 "tools": [written_tool(it) for it in conversation.offered_tools],
                 "options": dict(conversation.template_options),
             }
@@ -141,7 +147,12 @@ class ChatTemplates:
                 param=param,
                 code="chat_template_refusal",
             )
-        return await _done(partial(special.parts, answer["text"]), len(answer["text"]))
+        text: str = answer["text"]
+        if conversation.continues_last:
+            text, mark, _ = text.rpartition(_END_MARK)
+            if not mark:
+                raise _leaves_out(f"{param}[{len(written) - 1}]", "what is continued", name)
+        return await _done(partial(special.parts, text), len(text))
 
     async def _answer(
         self,
@@ -154,7 +165,7 @@ class ChatTemplates:
         """Have a process render messages; `template_worker` describes its answers.
 
         Args:
-            others: `tools` and `options`.
+            others: `tools`, `options`, and `add_generation_prompt`, which is true otherwise.
 
         Raises:
             BeyondLimitsError: The template needs more than allowed.
@@ -265,6 +276,13 @@ def _with_names(messages: Sequence[Message]) -> list[Message]:
         else it
         for it in messages
     ]
+
+
+def _marked(content: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
+    """Put the mark behind a content."""
+    if isinstance(content, str):
+        return content + _END_MARK
+    return [*content[:-1], {**content[-1], "text": content[-1]["text"] + _END_MARK}]
 
 
 async def _done(work: Callable[[], _T], size: int) -> _T:

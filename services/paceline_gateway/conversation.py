@@ -109,6 +109,9 @@ class Conversation:
         tool_choice: Which of them may be called.
         parallel_tool_calls: Whether an answer may have several calls.
         template_options: Further names for the model's template, such as `enable_thinking`.
+        continues_last: Whether the answer goes on with the last message, which is an assistant's
+            text, and does not begin a message of its own.
+        opens_answer: Whether the prompt has the beginning of the next answer.
     """
 
     messages: tuple[Message, ...]
@@ -116,6 +119,8 @@ class Conversation:
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     template_options: Mapping[str, Any] = field(default_factory=dict)
+    continues_last: bool = False
+    opens_answer: bool = True
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:

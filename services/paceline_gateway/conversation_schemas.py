@@ -240,6 +240,11 @@ class _Call(Fields):
         return ToolCall(self.id, self.function.name, self.function.arguments)
 
 
+def can_go_on(message: Message) -> bool:
+    """Whether an answer can continue a message: an assistant's text without calls."""
+    return message.role == "assistant" and bool(message.content) and not message.tool_calls
+
+
 class ChatMessage(Fields):
     """A message of chat: a text or the texts of parts, an assistant's calls, a tool's result."""
 
@@ -253,6 +258,9 @@ class ChatMessage(Fields):
     # Fields of answers, which return in the history of a conversation.
     annotations: NoList = None
     refusal: NoText = None
+    # Two names of others for a last message that is continued.
+    partial: bool = False
+    prefix: bool = False
     content: Content | None = Field(None, validate_default=True)
 
     @field_validator("tool_calls", "reasoning_content", "reasoning")
@@ -276,6 +284,11 @@ class ChatMessage(Fields):
         if value is None and not any(info.data.get(it) for it in others):
             raise _problem("is needed")
         return value
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether it says by itself that it is continued."""
+        return self.partial or self.prefix
 
     @property
     def message(self) -> Message:

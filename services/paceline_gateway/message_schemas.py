@@ -24,6 +24,7 @@ from paceline_gateway.conversation_schemas import (
     MOST_TOOLS,
     FunctionName,
     Parameters,
+    can_go_on,
     check_choice,
     check_names,
     only_of_kind,
@@ -344,11 +345,9 @@ class CountBody(Fields):
 
     @field_validator("messages")
     @classmethod
-    def _begins_no_answer(cls, value: list[_Turn]) -> list[_Turn]:
-        if value and value[-1].role == "assistant":
-            raise _unsupported(
-                "must not end with a message of the assistant: to go on with it is not supported"
-            )
+    def _can_go_on(cls, value: list[_Turn]) -> list[_Turn]:
+        if value and value[-1].role == "assistant" and not can_go_on(*value[-1].messages):
+            raise _unsupported("must not end with a message of the assistant without text to go on")
         return value
 
     @field_validator("tool_choice")
@@ -371,6 +370,7 @@ class CountBody(Fields):
             tool_choice=ToolChoice() if chosen is None else chosen.choice,
             parallel_tool_calls=chosen is None or not chosen.disable_parallel_tool_use,
             template_options=with_effort(options, self.effort),
+            continues_last=self.messages[-1].role == "assistant",
         )
 
     @property

@@ -34,6 +34,7 @@ from paceline_gateway.conversation_schemas import (
     Choice,
     TemplateOptions,
     Tools,
+    can_go_on,
     check_choice,
     with_effort,
 )
@@ -335,7 +336,39 @@ class TextMessage(Fields):
         )
 
 
-class ChatBody(Body):
+class _Ending(Fields):
+    """How a conversation's prompt ends: where an answer begins, or within one."""
+
+    messages: list[ChatMessage]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = Field(None, validate_default=True)
+
+    @field_validator("continue_final_message")
+    @classmethod
+    def _is_possible(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+        messages = info.data.get("messages", [])
+        if any(it.is_begun for it in messages[:-1]):
+            raise PydanticCustomError("choice", "is possible for the last message alone")
+        if not value and not (messages and messages[-1].is_begun):
+            return value
+        if info.data.get("add_generation_prompt"):
+            raise PydanticCustomError("choice", "needs `add_generation_prompt: false`")
+        if not messages or not can_go_on(messages[-1].message):
+            raise PydanticCustomError("choice", "needs a last message of the assistant, with text")
+        return True
+
+    @property
+    def continues_last(self) -> bool:
+        """Whether the answer goes on with the last message."""
+        return self.continue_final_message is True
+
+    @property
+    def opens_answer(self) -> bool:
+        """Whether the prompt has the beginning of the next answer."""
+        return self.add_generation_prompt is not False
+
+
+class ChatBody(_Ending, Body):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)
@@ -374,6 +407,8 @@ class ChatBody(Body):
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls,
             template_options=with_effort(self.chat_template_kwargs, self.reasoning_effort),
+            continues_last=self.continues_last,
+            opens_answer=self.opens_answer,
         )
 
     @property
@@ -432,18 +467,21 @@ class LiveBody(AnyRequest):
         return options
 
 
-class TokenizeBody(Fields):
-    """POST /tokenize: a text or a conversation, in vLLM's form."""
+class _TokenizedText(Fields):
+    """A text whose tokens are asked for, and the model."""
 
     model: str | None = None
     prompt: str | None = None
+
+
+class TokenizeBody(_Ending, _TokenizedText):
+    """POST /tokenize: a text or a conversation, in vLLM's form."""
+
     messages: list[ChatMessage] = Field(default_factory=list, validate_default=True)
     tools: Tools = Field(default_factory=list)
     chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
-    add_generation_prompt: Annotated[object, only(True)] = None
-    continue_final_message: FalseOnly = None
 
     @field_validator("messages")
     @classmethod
@@ -461,6 +499,8 @@ class TokenizeBody(Fields):
             messages=tuple(it.message for it in self.messages),
             tools=tuple(it.tool for it in self.tools),
             template_options=self.chat_template_kwargs,
+            continues_last=self.continues_last,
+            opens_answer=self.opens_answer,
         )
 
 

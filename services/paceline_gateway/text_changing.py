@@ -42,14 +42,12 @@ _HARMLESS = frozenset(
 # Fields that other servers have, and this one does not.
 _OF_OTHERS = frozenset(
     {
-        "add_generation_prompt",
         "allowed_token_ids",
         "audio",
         "bad_words",
         "chat_template",
         "chat_template_kwargs",
         "container",
-        "continue_final_message",
         "conversation",
         "documents",
         "dry_allowed_length",

@@ -43,7 +43,12 @@ def _arguments(form: Shape | Tags, arguments: dict[str, Any]) -> str:
         return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
     assert isinstance(form, Tags)
     return "".join(
-        f"{form.key_open}{key}{form.key_close}{form.value_open}"
-        f"{value if isinstance(value, str) else json.dumps(value)}{form.value_close}"
+        f"{form.key_open}{key}{form.key_close}{_value(form, value)}{form.value_close}"
         for key, value in arguments.items()
     )
+
+
+def _value(form: Tags, value: Any) -> str:
+    if isinstance(value, str):
+        return form.value_open + value
+    return (form.json_open or form.value_open) + json.dumps(value)

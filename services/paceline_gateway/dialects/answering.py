@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline_gateway.answer_parts import PlainReader
@@ -113,17 +113,17 @@ def find_dialect(
     is_harmony = harmony.NAME in named or (
         speaks_harmony and _AUTO in named and named <= {_AUTO, _NONE}
     )
-    searched: set[str] = set(harmony.MARKS) if is_harmony else set()
-    if family is not None:
-        searched |= {it.strip() for it in family.texts()}
-    if reasoning is not None:
-        searched |= {reasoning.open, reasoning.close}
     ids = template.added_token_ids
     special = frozenset(template.special_tokens)
+    texts = harmony.MARKS if is_harmony else () if family is None else tuple(family.texts())
+    of_calls = {it for it in special if any(it in text for text in texts)}
+    searched = set(of_calls)
+    if reasoning is not None:
+        searched |= {reasoning.open, reasoning.close}
     unknown = {it for it in special - ids.keys() if it in searched}
     if reasoning is not None and unknown & {reasoning.open, reasoning.close}:
         reasoning = None  # an older server does not tell ids: the marks cannot be seen
-    is_known = not unknown & (set(family.texts()) if family is not None else harmony.MARKS)
+    is_known = not unknown & of_calls
     return Dialect(
         family=None if is_harmony else family,
         reasoning=None if is_harmony else reasoning,
@@ -196,6 +196,9 @@ def plan_answer(
         RequestError: The request's tools and format do not go together, or are too large.
     """
     check_tools(conversation, dialect)
+    if conversation.continues_last:
+        _check_continued(conversation, dialect, wanted)
+        dialect = replace(dialect, reasoning=None)  # which is before what is said already
     reads_calls = bool(conversation.offered_tools)
     if reads_calls and wanted is not None:
         _check_format(conversation, dialect, wanted)
@@ -210,6 +213,26 @@ def plan_answer(
 
     reason = "tools" if is_of_tools else "response_format"
     return Plan(grammar, None if grammar is wanted else reason, new_reader)
+
+
+def _check_continued(conversation: Conversation, dialect: Dialect, wanted: Grammar | None) -> None:
+    """Refuse to continue a text where its beginning would have to count as well.
+
+    Raises:
+        RequestError: What is demanded of the whole answer would be of its rest; or the model speaks
+            in channels, and the rest would have none.
+    """
+    if wanted is not None or conversation.tool_choice.mode == "required":
+        words = "beside a format or a demanded call, which would begin in the middle"
+    elif dialect.is_harmony:
+        words = "for this model, which answers in channels"
+    else:
+        return
+    raise RequestError(
+        f"messages: to continue the last message is not supported {words}",
+        param="messages",
+        code="unsupported_parameter",
+    )
 
 
 def _check_format(conversation: Conversation, dialect: Dialect, wanted: Grammar) -> None:

@@ -144,7 +144,7 @@ class _TaggedArguments:
             if found is None:
                 return written, at, False
             key, value, at = found
-            written += self._writer.pair(key, self._value(key, value))
+            written += self._writer.pair(key, value)
 
     def cut(self, text: str) -> str:
         start = skip_space(text, 0)
@@ -152,45 +152,62 @@ class _TaggedArguments:
         if not isinstance(opened, int):
             return ""
         key, closed, rest = text[opened:].partition(self._tags.key_close)
-        rest = rest.lstrip() if self._tags.value_open else rest
-        if not closed or not rest.startswith(self._tags.value_open):
+        found = self._value_start(rest, 0)
+        if not closed or found is None or (self._tags.value_open and not found[0]):
             return ""
-        value = rest.removeprefix(self._tags.value_open)
-        value = value[: len(value) - begun_length(value, self._tags.value_close)]
+        start, is_text = found
+        value = rest[start : len(rest) - begun_length(rest[start:], self._tags.value_close)]
         name = key.strip()
-        if self._is_text(name):
-            written = json.dumps(value.removeprefix("\n").removesuffix("\n"), ensure_ascii=False)
+        if is_text is None:
+            value = value.removeprefix("\n").removesuffix("\n")
+        if self._is_text(name) if is_text is None else is_text:
+            written = json.dumps(value, ensure_ascii=False)
             return self._writer.pair(name, written.removesuffix('"'))  # it has no end
         return self._writer.pair(name, value.strip()) if value.strip() else ""
 
     def _pair(self, text: str, at: int) -> tuple[str, str, int] | None:
-        """Read a pair behind the mark that opens it; None if it is not whole."""
+        """Read a pair behind the mark that opens it, the value as JSON; None if it is not whole."""
         tags = self._tags
         key_end = text.find(tags.key_close, at)
         if key_end < 0:
             return None
-        opened = key_end + len(tags.key_close)
-        if tags.value_open:
-            found = read_literal(text, opened, tags.value_open)
-            if found is Outcome.OPEN:
-                return None
-            opened = found if isinstance(found, int) else opened
+        found = self._value_start(text, key_end + len(tags.key_close))
+        if found is None:
+            return None
+        opened, is_text = found
         value_end = text.find(tags.value_close, max(opened, self._searched))
         if value_end < 0:
             self._searched = max(0, len(text) - at - len(tags.value_close))
             return None
         self._searched = 0
-        value = text[opened:value_end]
-        return text[at:key_end].strip(), value, value_end + len(tags.value_close)
+        key = text[at:key_end].strip()
+        value = self._value(key, text[opened:value_end], is_text=is_text)
+        return key, value, value_end + len(tags.value_close)
+
+    def _value_start(self, text: str, at: int) -> tuple[int, bool | None] | None:
+        """Read what opens a value, which may say whether the value is a text.
+
+        Returns:
+            Where the value begins, and whether it is a text; None: what follows decides.
+        """
+        tags = self._tags
+        for mark, is_text in ((tags.value_open, True), (tags.json_open, False)):
+            found = read_literal(text, at, mark) if mark else Outcome.DIFFERS
+            if found is Outcome.OPEN:
+                return None
+            if isinstance(found, int):
+                return found, is_text if tags.json_open else None
+        return at, None
 
     def _is_text(self, key: str) -> bool:
         about = self._properties.get(key)
         return isinstance(about, dict) and about.get("type") == "string"
 
-    def _value(self, key: str, text: str) -> str:
+    def _value(self, key: str, text: str, *, is_text: bool | None) -> str:
         """Write a value as JSON: as a text if it is to be one, and if it is nothing else."""
-        text = text.removeprefix("\n").removesuffix("\n")
-        if not self._is_text(key):
+        if is_text is None:  # the schema says it, and lines of their own are the form's
+            text, is_text = text.removeprefix("\n").removesuffix("\n"), self._is_text(key)
+        if not is_text:
             try:
                 json.loads(text)
             except (ValueError, RecursionError):
@@ -200,8 +217,8 @@ class _TaggedArguments:
         return json.dumps(text, ensure_ascii=False)
 
 
-def _each(tags: Tags) -> tuple[str, str, str, str]:
-    return tags.key_open, tags.key_close, tags.value_open, tags.value_close
+def _each(tags: Tags) -> tuple[str, str, str, str, str]:
+    return tags.key_open, tags.key_close, tags.value_open, tags.value_close, tags.json_open
 
 
 class _PythonArguments:

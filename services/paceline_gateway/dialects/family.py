@@ -44,12 +44,18 @@ Piece: TypeAlias = str | Maybe | Hole
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Arguments as pairs of keys and values, which are plain text if the schema says string."""
+    """Arguments as pairs of keys and values, which are plain text if the schema says string.
+
+    Attributes:
+        json_open: What is before a value that is JSON, if the marks tell texts from others;
+            `value_open` is then before a text.
+    """
 
     key_open: str
     key_close: str
     value_open: str
     value_close: str
+    json_open: str = ""
 
 
 class Shape(Enum):
@@ -121,6 +127,7 @@ class Family:
         if isinstance(self.arguments, Tags):
             tags = self.arguments
             yield from (tags.key_open, tags.key_close, tags.value_open, tags.value_close)
+            yield tags.json_open
 
 
 def _deepseek(words: str) -> str:
@@ -176,6 +183,26 @@ FAMILIES = (
             _deepseek("tool call end"),
         ),
         end=(_deepseek("tool calls end"),),
+    ),
+    Family(
+        name="deepseek_v32",
+        signs=("\uff5cDSML\uff5c",),
+        begin=("<\uff5cDSML\uff5cfunction_calls>",),
+        call=(
+            '\n<\uff5cDSML\uff5cinvoke name="',
+            NAME,
+            '">\n',
+            ARGUMENTS,
+            "</\uff5cDSML\uff5cinvoke>",
+        ),
+        end=("\n</\uff5cDSML\uff5cfunction_calls>",),
+        arguments=Tags(
+            '<\uff5cDSML\uff5cparameter name="',
+            '"',
+            ' string="true">',
+            "</\uff5cDSML\uff5cparameter>\n",
+            ' string="false">',
+        ),
     ),
     Family(
         name="glm45",

@@ -183,6 +183,11 @@ class AnswerGrammar:
         """Write what calls begin with; where it is only text, with the text before it."""
         if not after_text or family.starts_answer or self._is_token(family):
             return self._pieces((*family.begin, *family.call)[:1])
+        token = next((it for it in self._tokens.ids if it in family.opening), None)
+        if token is not None:  # no text has it, so only what is before it has to be there
+            before, _, after = family.opening.partition(token)
+            self._rules.append(f"BEFORE: /(?s:.*){_escaped(before)}/")
+            return f"BEFORE {self._tokens.literal(token + after)}"
         self._rules.append(f"opened[lazy]: /(?s:.*){_escaped(family.opening)}/")
         return "opened"
 
@@ -251,7 +256,7 @@ class AnswerGrammar:
         literal = self._tokens.literal
         written = []
         for name, about in (properties if isinstance(properties, dict) else {}).items():
-            head = literal(f"{tags.key_open}{name}{tags.key_close}{tags.value_open}")
+            head, opening = f"{tags.key_open}{name}{tags.key_close}", tags.value_open
             texts = _texts_of(about)
             if texts:
                 alternatives = " | ".join(literal(f"{it}{tags.value_close}") for it in texts)
@@ -259,9 +264,10 @@ class AnswerGrammar:
             elif isinstance(about, dict) and about.get("type") not in (None, "string", ["string"]):
                 defs = {it: schema[it] for it in ("$defs", "definitions") if it in schema}
                 value = f"{self.json({**defs, **about})} {literal(tags.value_close)}"
+                opening = tags.json_open or opening
             else:
                 value = self._up_to(tags.value_close, "VALUE")
-            pair = f"{head} {value}"
+            pair = f"{literal(head + opening)} {value}"
             written.append(pair if name in required else f"({pair})?")
         return " ".join(written)
 

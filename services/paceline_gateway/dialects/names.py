@@ -9,6 +9,7 @@ ToolParser: TypeAlias = Literal[
     "none",
     "deepseek_v3",
     "deepseek_v31",
+    "deepseek_v32",
     "glm45",
     "gpt_oss",
     "hermes",

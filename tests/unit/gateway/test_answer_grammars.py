@@ -50,6 +50,8 @@ class Model:
         texts = sorted(harmony.MARKS) if self.family is None else [*self.family.texts()]
         marks = [it.strip() for it in texts if it.strip()[:1] in "<[" and len(it.strip()) > 4]
         marks = [it for it in marks if "=" not in it and it.endswith((">", "]"))]
+        if any("DSML" in it for it in texts):
+            marks = ["\uff5cDSML\uff5c"]  # a token within the marks
         marks += ["<think>", "</think>"]
         self.tokenizer = Tokenizer.from_str(byte_tokenizer().to_str())
         self.tokenizer.add_special_tokens([END])

@@ -185,6 +185,14 @@ def test_values_in_tags_are_what_the_schema_says():
     ]
 
 
+def test_values_whose_tags_say_what_they_are_are_that():
+    family = BY_NAME["deepseek_v32"]
+    text = written_calls(family, [("weather", {"city": 5, "n": "5", "other": "\ntrue\n"})])
+    assert read(parser_of(family), text)[2] == [
+        ("weather", '{"city": 5, "n": "5", "other": "\\ntrue\\n"}')
+    ]
+
+
 def test_arguments_come_piece_by_piece_where_a_family_writes_json():
     parser = parser_of(BY_NAME["hermes"])
     text = written_calls(BY_NAME["hermes"], [("now", {"city": "Bonn"})])

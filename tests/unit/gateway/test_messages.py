@@ -283,7 +283,16 @@ WRONG = [
         said("user", {"type": "tool_use", "id": "1", "name": "f", "input": {}}),
         "messages[1].content: has a block of the kind tool_use, of another role",
     ),
-    (said("assistant", {"type": "text", "text": "I"}), "messages: must not end with"),
+    (said("assistant"), "messages: must not end with a message of the assistant without text"),
+    (
+        said("assistant", {"type": "tool_use", "id": "1", "name": "f", "input": {}}),
+        "messages: must not end with a message of the assistant without text",
+    ),
+    (
+        said("assistant", {"type": "text", "text": "I"})
+        | {"output_config": {"format": {"type": "json_schema", "schema": {}}}},
+        "messages: to continue the last message is not supported beside a format",
+    ),
     ({"tool_choice": {"type": "any"}}, "tool_choice: needs tools"),
     ({"tool_choice": {"type": "tool"}}, "tool_choice: needs a name"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema: is needed"),

@@ -23,7 +23,9 @@ async def test_a_text_and_a_conversation_become_tokens_and_tokens_a_text():
         told = (await gateway.post("/tokenize", messages=CHAT)).json()
         assert bytes(told["tokens"]).decode() == "<s><user>hé<assistant>"
         assert told["token_strs"] is None
-        text, conversation = gateway.requests
+        told = (await gateway.post("/tokenize", messages=CHAT, add_generation_prompt=False)).json()
+        assert bytes(told["tokens"]).decode() == "<s><user>hé"
+        text, conversation, _ = gateway.requests
         assert text.add_special_tokens
         assert text.parse_special_tokens
         assert not conversation.add_special_tokens
@@ -38,7 +40,7 @@ async def test_a_text_and_a_conversation_become_tokens_and_tokens_a_text():
         ("/tokenize", {}, "messages"),
         ("/tokenize", {"prompt": "x", "messages": CHAT}, "messages"),
         ("/tokenize", {"prompt": ["x"]}, "prompt"),
-        ("/tokenize", {"messages": CHAT, "add_generation_prompt": False}, "add_generation_prompt"),
+        ("/tokenize", {"messages": CHAT, "continue_final_message": True}, "continue_final_message"),
         ("/tokenize", {"messages": CHAT, "tools": [{}]}, "tools[0].type"),
         ("/tokenize", {"prompt": "x", "model": "other"}, "model"),
         ("/detokenize", {}, "tokens"),

@@ -44,6 +44,7 @@ FORMS = {
     "parts": (True, False),
     "qwen3_coder": (True, False),
     "glm45": (True, False),
+    "deepseek_v32": (True, False),
     "kimi_k2": (True, False),
     "gpt_oss": (True, False),
     "mistral_list": (True, False),
