@@ -100,8 +100,8 @@ def test_work_that_is_not_asked_for_any_more_is_taken_back(backend, monkeypatch)
     )
     withdrawn = item(backend, SAMPLED, TEXT, Decode(100))
     backend.run([withdrawn], NEVER)
-    other = item(backend, SPEC, TEXT[:9], Decode(9))
-    expected = plain(backend, SPEC, TEXT[:9], 9)
+    other = item(backend, SPEC, TEXT[:9], Decode(14))
+    expected = plain(backend, SPEC, TEXT[:9], 14)
     assert taken_back
     (outcomes,) = run_all(backend, [other])
     assert decoded(outcomes) == expected

@@ -18,8 +18,8 @@ What must hold, and is easy to break:
   output of a request. What is in vLLM's cache decides how long a step takes, and nothing more.
 - A session's requests have its salt (`PrefixText.salt`), so no session finds another one's blocks.
 - A request belongs to a sequence that may never be asked for again: its call was withdrawn, or its
-  session ended. vLLM would compute it on beside others, so it is aborted when two runs in a row did
-  not ask for it. Tokens that it decided meanwhile are right, and are kept for the next run.
+  session ended. vLLM would compute it on beside others, so it is aborted after a few steps without
+  being asked for. Tokens that it decided meanwhile are right, and are kept for the next run.
 - A step runs to its end: nothing can give it up half way.
 """
 
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from paceline_engine.terms.calls import ModelDescription, SessionSpec
     from paceline_engine.vllm_backend.engine import Engine
 
-_MOST_IDLE_STEPS = 2
 _USABLE_SHARE = 0.8
 """The rest of vLLM's cache is for the blocks that the requests of a proposal do not share."""
 
@@ -119,8 +118,9 @@ class VllmBackend(Backend):
         """Abort requests of ended sessions, and those that nobody has asked for lately."""
         asked = {item.cache for item in items}
         for text, work in [*self._texts.items()]:
-            work.idle_steps = 0 if text in asked else work.idle_steps + 1
-            if text.has_ended or work.idle_steps > _MOST_IDLE_STEPS:
+            if text in asked:
+                work.idle_steps = 0
+            elif text.has_ended or work.idle_steps > work.most_idle_steps:
                 self._drop(text)
 
     def _begin(self, item: Item) -> Exception | None:
@@ -180,6 +180,8 @@ class VllmBackend(Backend):
         except Exception as error:
             # Nobody knows what its scheduler and its cache hold now.
             raise DeviceLostError(f"vLLM failed: {first_line(error)}") from error
+        for work in self._texts.values():
+            work.idle_steps += 1
         for output in outputs:
             if (place := self._places.get(output.request_id)) is None:
                 continue

@@ -11,7 +11,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
 from paceline_contract.limits import MOST_TOP_LOGPROBS
-from paceline_engine.terms.backend import ModelLoadError, first_line
+from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.vllm_backend.options import check_known
 from paceline_engine.vllm_backend.row_tasks import FIELD
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # The least that its attention on a CPU takes; of its own it takes 128, and each call that goes on
 # with a text computes up to a block less one again.
 _CPU_BLOCK = 32
+_MOST_REASON = 400  # characters
 _DECIDER = "paceline_engine.vllm_backend.row_decider:RowDecider"
 
 
@@ -84,7 +85,9 @@ class Engine:
         try:
             self._engine = LLMEngine.from_engine_args(EngineArgs(**{**usual, **options, **own}))
         except Exception as error:  # of many kinds: vLLM's, pydantic's, torch's
-            raise ModelLoadError(f"vLLM cannot serve the model: {first_line(error)}") from error
+            # Pydantic's first line only counts the errors.
+            reason = str(error)[:_MOST_REASON] or type(error).__name__
+            raise ModelLoadError(f"vLLM cannot serve the model: {reason}") from error
         config = self._engine.vllm_config
         self.block_size: int = config.cache_config.block_size
         self.cache_tokens: int = (config.cache_config.num_gpu_blocks or 0) * self.block_size

@@ -81,8 +81,11 @@ class Work(ABC):
         left_rows: The item's rows that no answer has counted yet.
         cached_tokens: The least tokens that one of its requests found in vLLM's cache.
         has_answered: Whether it has answered before.
-        idle_steps: How many runs in a row did not ask for it.
+        idle_steps: How many steps vLLM has done since it was asked for last.
+        most_idle_steps: After how many its requests are aborted.
     """
+
+    most_idle_steps = 2
 
     def __init__(self, item: Item) -> None:
         self.item = item
@@ -129,7 +132,13 @@ class Work(ABC):
 
 
 class Stream(Work):
-    """Decode or Draft: one request, a token in each step."""
+    """Decode or Draft: one request, a token in each step.
+
+    Tokens that it decides while others are asked for are answered later, without a step. So it may
+    run further ahead: of many streams each run asks for some.
+    """
+
+    most_idle_steps = 8
 
     def __init__(self, item: Item) -> None:
         super().__init__(item)
