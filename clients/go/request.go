@@ -166,7 +166,8 @@ func WithRegex(regex string) GenerateOption {
 	return withGrammar(&pb.Grammar{Definition: &pb.Grammar_Regex{Regex: regex}}, regex)
 }
 
-// WithLark makes the text follow a context-free grammar in llguidance's form of Lark.
+// WithLark makes the text follow a context-free grammar in llguidance's form of Lark, or
+// in llama.cpp's (GBNF).
 func WithLark(grammar string) GenerateOption {
 	return withGrammar(&pb.Grammar{Definition: &pb.Grammar_Lark{Lark: grammar}}, grammar)
 }

@@ -124,7 +124,7 @@ def _structured_outputs(value: object) -> Grammar:
     problem = PydanticCustomError(
         "format",
         "must be an object with one of json (a schema), json_object (true), regex (text),"
-        " grammar (Lark, as text) and choice (a list of texts)",
+        " grammar (Lark or GBNF, as text) and choice (a list of texts)",
     )
     if not isinstance(value, dict) or len(value) != 1:
         raise problem

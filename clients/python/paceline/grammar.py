@@ -19,7 +19,7 @@ class Grammar:
         json_schema: A JSON schema: the text is one JSON value. `{"type": "object"}` allows any
             object.
         regex: A regular expression in the syntax of Rust's crate regex, for the whole text.
-        lark: A context-free grammar in llguidance's form of Lark.
+        lark: A context-free grammar in llguidance's form of Lark, or in llama.cpp's (GBNF).
         choices: The text is one of these.
 
     Raises:

@@ -116,7 +116,7 @@ export type Grammar =
   | { jsonSchema: object | string }
   /** A regular expression in the syntax of Rust's crate regex, for the whole text. */
   | { regex: string }
-  /** A context-free grammar in llguidance's form of Lark. */
+  /** A context-free grammar in llguidance's form of Lark, or in llama.cpp's (GBNF). */
   | { lark: string }
   /** The text is one of these. */
   | { choices: readonly string[] };

@@ -8,7 +8,6 @@ it refuses would spoil it for good.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import OrderedDict
 from functools import partial
@@ -20,7 +19,9 @@ import llguidance
 import numpy as np
 
 from paceline.errors import InvalidFieldError
-from paceline_contract.limits import MOST_GRAMMAR_BYTES, MOST_GRAMMAR_DEPTH
+from paceline_contract.limits import MOST_GRAMMAR_BYTES
+from paceline_engine.deciding.gbnf import is_gbnf, lark_of
+from paceline_engine.deciding.json_schemas import sound_schema
 from paceline_engine.terms.calls import GrammarKind
 
 if TYPE_CHECKING:
@@ -245,38 +246,18 @@ def _source(grammar: Grammar) -> str:
         raise InvalidFieldError.of(FIELD, f"has more than {MOST_GRAMMAR_BYTES} bytes of UTF-8")
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
-            _check_schema(grammar.text)
+            schema = sound_schema(grammar.text, field=f"{FIELD}.json_schema")
             spaces: Any = _JSON_SPACES  # the library does not export its type
-            source = llguidance.LLMatcher.grammar_from_json_schema(grammar.text, overrides=spaces)
+            source = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=spaces)
         case GrammarKind.REGEX:
             source = llguidance.LLMatcher.grammar_from_regex(grammar.text)
         case GrammarKind.LARK:
-            source = llguidance.LLMatcher.grammar_from_lark(grammar.text)
+            is_lark = not is_gbnf(grammar.text)
+            lark = grammar.text if is_lark else lark_of(grammar.text, field=f"{FIELD}.lark")
+            source = llguidance.LLMatcher.grammar_from_lark(lark)
         case GrammarKind.CHOICES:
             source = llguidance.grammar_from("choice", grammar.text)
     return str(source)
-
-
-def _check_schema(text: str) -> None:
-    try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError):
-        raise InvalidFieldError.of(f"{FIELD}.json_schema", "is not JSON") from None
-    if not isinstance(schema, dict):
-        raise InvalidFieldError.of(f"{FIELD}.json_schema", "is not an object")
-    if _depth(schema) > MOST_GRAMMAR_DEPTH:
-        raise InvalidFieldError.of(
-            f"{FIELD}.json_schema", f"is nested deeper than {MOST_GRAMMAR_DEPTH}"
-        )
-
-
-def _depth(value: object) -> int:
-    """Count the levels of objects and lists in JSON, one level after another."""
-    depth, level = 0, [value]
-    while level := [it for it in level if isinstance(it, dict | list)]:
-        depth += 1
-        level = [it for each in level for it in (each.values() if isinstance(each, dict) else each)]
-    return depth
 
 
 def _check(matcher: Any) -> None:

@@ -9,6 +9,7 @@ import paceline_engine
 COMPUTE_BESIDE_THE_TORCH_BACKEND = {
     "deciding.acceptance_rules",
     "deciding.decisions",
+    "deciding.gbnf",
     "deciding.grammars",
     "deciding.noise_kernel",
     "deciding.reviews",

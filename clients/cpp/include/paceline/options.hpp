@@ -74,7 +74,7 @@ struct Regex {
   std::string pattern;
 };
 
-/// A context-free grammar in llguidance's form of Lark.
+/// A context-free grammar in llguidance's form of Lark, or in llama.cpp's (GBNF).
 struct Lark {
   std::string grammar;
 };

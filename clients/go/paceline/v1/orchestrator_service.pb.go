@@ -2186,7 +2186,8 @@ type TimelineEvent struct {
 
 	// What happened.
 	Kind TimelineEventKind `protobuf:"varint,1,opt,name=kind,proto3,enum=paceline.v1.TimelineEventKind" json:"kind,omitempty"`
-	// The place: the server's name, or "orchestrator".
+	// The place: the server's name, or "orchestrator". For draft tokens that no forward found, their
+	// source: "max-gram", or "grammar" for tokens that the grammar forces.
 	Server string `protobuf:"bytes,2,opt,name=server,proto3" json:"server,omitempty"`
 	// Its start, ns since the request arrived.
 	StartNs uint64 `protobuf:"varint,3,opt,name=start_ns,json=startNs,proto3" json:"start_ns,omitempty"`

@@ -406,7 +406,8 @@ type Grammar_Regex struct {
 }
 
 type Grammar_Lark struct {
-	// A context-free grammar in llguidance's form of Lark.
+	// A context-free grammar in llguidance's form of Lark; or in llama.cpp's form (GBNF), whose
+	// rules have `::=` and begin with root.
 	Lark string `protobuf:"bytes,3,opt,name=lark,proto3,oneof"`
 }
 

@@ -1230,7 +1230,9 @@ class TimelineEvent(_message.Message):
     kind: Global___TimelineEventKind.ValueType
     """What happened."""
     server: _builtins.str
-    """The place: the server's name, or "orchestrator"."""
+    """The place: the server's name, or "orchestrator". For draft tokens that no forward found, their
+    source: "max-gram", or "grammar" for tokens that the grammar forces.
+    """
     start_ns: _builtins.int
     """Its start, ns since the request arrived."""
     end_ns: _builtins.int

@@ -264,7 +264,9 @@ class Grammar(_message.Message):
     regex: _builtins.str
     """A regular expression in the syntax of Rust's crate regex. The whole answer matches it."""
     lark: _builtins.str
-    """A context-free grammar in llguidance's form of Lark."""
+    """A context-free grammar in llguidance's form of Lark; or in llama.cpp's form (GBNF), whose
+    rules have `::=` and begin with root.
+    """
     @_builtins.property
     def choices(self) -> Global___Choices:
         """The answer is one of some texts."""

@@ -615,7 +615,10 @@ export interface Fallback {
 export interface TimelineEvent {
   /** What happened. */
   kind: TimelineEventKind;
-  /** The place: the server's name, or "orchestrator". */
+  /**
+   * The place: the server's name, or "orchestrator". For draft tokens that no forward found, their
+   * source: "max-gram", or "grammar" for tokens that the grammar forces.
+   */
   server: string;
   /** Its start, ns since the request arrived. */
   startNs: number;

@@ -142,7 +142,10 @@ export interface Grammar {
     /** A regular expression in the syntax of Rust's crate regex. The whole answer matches it. */
     { $case: "regex"; value: string }
     | //
-    /** A context-free grammar in llguidance's form of Lark. */
+    /**
+     * A context-free grammar in llguidance's form of Lark; or in llama.cpp's form (GBNF), whose
+     * rules have `::=` and begin with root.
+     */
     { $case: "lark"; value: string }
     | //
     /** The answer is one of some texts. */

@@ -1,0 +1,91 @@
+"""What a JSON schema's grammar allows fits the schema, by another library's judgement."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from paceline_engine.deciding.grammars import GrammarCompiler
+from paceline_engine.terms.calls import Grammar, GrammarKind
+from support.schema_corpus import SCHEMAS, KnownSchema
+from support.tiny_models import build_tokenizer
+
+END = 0
+TOKENIZER = build_tokenizer(300)
+COMPILER = GrammarCompiler(TOKENIZER.to_str().encode(), vocabulary_size=300, eos_token_ids=[END])
+
+
+def path_of(schema):
+    return COMPILER.path(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
+
+
+def a_text(schema, chance: random.Random) -> str | None:
+    """Choose allowed tokens until the text ends; None if that takes long."""
+    path, tokens = path_of(schema), []
+    while len(tokens) < 150:
+        follows = chance.choice([*np.flatnonzero(path.allowed()).tolist()])
+        if follows == END:
+            return TOKENIZER.decode(tokens)
+        tokens.append(follows)
+        path.add([follows])
+    return None
+
+
+def allows(schema, text: str) -> bool:
+    path, tokens = path_of(schema), TOKENIZER.encode(text).ids
+    path.add(tokens)
+    return path.length == len(tokens) and bool(path.allowed()[END])
+
+
+def test_the_corpus_has_all_keywords_that_are_enforced():
+    written = json.dumps([it.schema for it in SCHEMAS])
+    keywords = (
+        "type const enum anyOf oneOf allOf $ref $defs definitions properties required"
+        " additionalProperties patternProperties minProperties maxProperties items prefixItems"
+        " minItems maxItems minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength"
+        " maxLength pattern format"
+    )
+    assert not [it for it in keywords.split() if f'"{it}":' not in written]
+    assert len(SCHEMAS) >= 100
+    assert len({json.dumps(it.schema) for it in SCHEMAS}) == len(SCHEMAS)
+
+
+def test_whatever_is_chosen_of_what_is_allowed_fits_the_schema():
+    ended = 0
+    for known in SCHEMAS:
+        for seed in range(2):
+            text = a_text(known.schema, random.Random(seed))
+            ended += text is not None
+            assert text is None or known.fits(text), (known.about, text)
+    assert ended > 1.9 * len(SCHEMAS)
+
+
+@pytest.mark.parametrize(
+    ("schema", "refused", "allowed"),
+    [
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, "0", "0.25"),
+        ({"exclusiveMinimum": 2, "exclusiveMaximum": 2.25}, "2", "2.1"),
+        ({"minimum": -1.5, "exclusiveMaximum": -1}, "-1", "-1.1"),
+        ({"allOf": [{"exclusiveMinimum": 10}, {"maximum": 10.5}]}, "10", "10.5"),
+        # Others are compiled as they are.
+        ({"exclusiveMinimum": 0, "maximum": 1.5}, "0", "0.0000000001"),
+        ({"exclusiveMinimum": 0, "maximum": 1}, "0", "1"),
+    ],
+)
+def test_a_bound_that_a_number_has_to_be_beyond_is_not_allowed(schema, refused, allowed):
+    schema = {"type": "number", **schema}
+    assert not allows(schema, refused)
+    assert allows(schema, allowed)
+    assert not KnownSchema("", schema).fits(refused)
+    assert KnownSchema("", schema).fits(allowed)
+
+
+def test_what_only_looks_like_a_bound_is_data():
+    value = {"exclusiveMinimum": 0, "maximum": 0.5}
+    assert allows({"const": value}, '{"exclusiveMinimum": 0, "maximum": 0.5}')
+    assert allows({"enum": [value]}, '{"exclusiveMinimum": 0, "maximum": 0.5}')
+    named = {"type": "object", "properties": {"exclusiveMinimum": {"const": 1}}}
+    assert allows(named, '{"exclusiveMinimum": 1}')
