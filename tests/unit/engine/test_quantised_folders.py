@@ -199,6 +199,16 @@ def test_what_is_not_read_is_refused_before_the_weights_are(config, reason, tmp_
         TransformersBackend(str(tmp_path))
 
 
+def test_what_this_engine_does_not_read_another_can_find(written):
+    folder = written("w8a8")[0]
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "modelopt"}
+    (folder / "config.json").write_text(json.dumps(config))
+    files = find_model_files(str(folder))
+    with pytest.raises(ModelLoadError, match="modelopt"):
+        load_model(files, dtype="float32")
+
+
 def test_a_hubs_model_is_refused_before_its_weights_are_fetched(tmp_path, monkeypatch):
     config = {"quantization_config": {"quant_method": "bitsandbytes"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
