@@ -32,10 +32,10 @@ _FP8 = frozenset({"fp8", "fbgemm_fp8"})
 _KNOWN = f"{_COMPRESSED}, gptq, awq, fp8"
 _FROM_ORIGINAL = (
     "serve the model that it was made from, with --weights int8 on a CPU, or quantise that model"
-    f" with llm-compressor to {_COMPRESSED}"
+    f" with llm-compressor to {_COMPRESSED}; --backend vllm knows more formats"
 )
 _CONVERSIONS = {
-    "bitsandbytes": "save it with transformers after model.dequantize()",
+    "bitsandbytes": "save it with transformers after model.dequantize(), or give --backend vllm",
     "torchao": _FROM_ORIGINAL,
 }
 

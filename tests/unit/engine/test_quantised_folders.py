@@ -177,8 +177,8 @@ def test_a_product_in_four_bits_is_that_of_its_numbers_for_any_rows(layout, writ
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"quant_method": "bitsandbytes"}, r"bitsandbytes.*model\.dequantize\(\)"),
-        ({"quant_method": "torchao"}, "torchao.*llm-compressor"),
+        ({"quant_method": "bitsandbytes"}, r"dequantize\(\), or give --backend vllm"),
+        ({"quant_method": "torchao"}, "torchao.*llm-compressor.*--backend vllm"),
         ({"quant_method": "hqq"}, "hqq.*not read, but compressed-tensors, gptq, awq, fp8"),
         ({"quant_method": "gptq", "bits": 3}, "gptq in 3 bits"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version 'gemv'"),
@@ -197,6 +197,16 @@ def test_what_is_not_read_is_refused_before_the_weights_are(config, reason, tmp_
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelLoadError, match=reason):
         TransformersBackend(str(tmp_path))
+
+
+def test_what_this_engine_does_not_read_another_can_find(written):
+    folder = written("w8a8")[0]
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "modelopt"}
+    (folder / "config.json").write_text(json.dumps(config))
+    files = find_model_files(str(folder))
+    with pytest.raises(ModelLoadError, match="modelopt"):
+        load_model(files, dtype="float32")
 
 
 def test_a_hubs_model_is_refused_before_its_weights_are_fetched(tmp_path, monkeypatch):
