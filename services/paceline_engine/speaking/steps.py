@@ -203,6 +203,7 @@ class Reviewing(Step):
 
     def __init__(self, item: Item, row_map: RowMap, *, longest: int) -> None:
         self._judgement: Judgement = Judgement((), 0)
+        self._is_measured = False
         super().__init__(item, row_map, longest=longest)
 
     def _go_on(self) -> Wanted | None:
@@ -240,10 +241,13 @@ class Reviewing(Step):
         return None
 
     def _measured(self, before: array[int], ids: array[int]) -> Wanted | None:
-        """Compute the rows of a block, whatever they are worth."""
+        """Compute the rows of a block, whatever they are worth, and whichever are known."""
+        if self._is_measured or not self._has_place(ids):
+            self.text.rows.forget()
+            return None
+        self._is_measured = True
         first = max(1, min(common_length(before, ids), len(ids)))
-        rows = self.text.rows.of(ids, range(first, len(ids) + 1)) if self._has_place(ids) else {}
-        return Wanted(ids, rows, first) if isinstance(rows, int) else None
+        return Wanted(ids, first, first)
 
     def _reviewed(self, task: ReviewTask, rows: Sequence[Tensor]) -> Reviewed:
         count = min(len(rows), len(task.draws))
