@@ -141,13 +141,7 @@ def application(
             ),
             post(
                 "/v1/chat/completions",
-                partial(
-                    chat,
-                    orchestrators=orchestrators,
-                    templates=templates,
-                    dialects=dialects,
-                    generations=generations,
-                ),
+                partial(chat, turns=turns, generations=generations),
                 prompt="messages",
             ),
             post(

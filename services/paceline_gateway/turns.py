@@ -1,6 +1,6 @@
 """An assistant's turn in a conversation: its prompt, its generation, and what reads it.
 
-Interfaces whose answer is one turn use this: messages and responses.
+Messages and responses answer with one turn; chat plans turns here, and may generate several.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline_gateway.chat_template import ChatTemplates
     from paceline_gateway.connection import Connection
     from paceline_gateway.conversation import Conversation
-    from paceline_gateway.dialects.answering import Dialect, Dialects
+    from paceline_gateway.dialects.answering import Dialect, Dialects, Plan
     from paceline_gateway.generations import Choice, Generations
     from paceline_gateway.orchestrators import Orchestrators
 
@@ -122,6 +122,24 @@ class Turns:
         )
         return len(found.token_ids)
 
+    async def plan(
+        self, conversation: Conversation, *, wanted: Grammar | None, param: str = "messages"
+    ) -> tuple[str | list[PromptPart], Plan]:
+        """Write the prompt of a conversation's next turn, and plan the answer.
+
+        Args:
+            wanted: What the request says that the turn follows.
+            param: The name of the messages' parameter.
+
+        Raises:
+            RequestError: See `write`; or tools and format do not go together.
+            PacelineError: See `write`.
+        """
+        prompt = await self.write(conversation, param=param)
+        return prompt, plan_answer(
+            conversation, await self._dialect(), prompt=prompt, wanted=wanted
+        )
+
     async def begin(
         self,
         connection: Connection,
@@ -139,11 +157,10 @@ class Turns:
             param: The name of the messages' parameter.
 
         Raises:
-            RequestError: See `write`; or tools and format do not go together.
-            PacelineError: See `write`.
+            RequestError: See `plan`.
+            PacelineError: See `plan`.
         """
-        prompt = await self.write(conversation, param=param)
-        plan = plan_answer(conversation, await self._dialect(), prompt=prompt, wanted=wanted)
+        prompt, plan = await self.plan(conversation, wanted=wanted, param=param)
         options = self._generations.completed({**options, **WRITTEN})
         if plan.grammar is not None:
             options["grammar"] = plan.grammar
