@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from on_vllm.conftest import MODEL, OPTIONS
 from paceline import Strategy
-from support.cells import SAMPLINGS, Cell, EqualityProof, Outcome
+from support.cells import SAMPLINGS, TOKENS, Cell, EqualityProof, Outcome
+from support.equality import compare
+from support.oracle import Oracle
 from support.processes import ServerProcess
 from support.system import System, bundled_model
 
 SUITE = Path(__file__).parents[1] / "contract" / "model_servers"
 
 
-def vllm_server(role, directory=MODEL):
-    options = [f"--engine-option={each}" for each in OPTIONS]
+def vllm_server(role, directory=MODEL, *, more=()):
+    options = [f"--engine-option={each}" for each in (*OPTIONS, *more)]
     return ServerProcess(
         role,
         "--backend=vllm",
@@ -86,3 +92,33 @@ def test_a_vllm_server_keeps_the_contract_of_model_servers(system):
     passed = re.search(r"(\d+) passed", run.stdout)
     assert passed is not None
     assert int(passed[1]) > 30
+
+
+def test_a_model_that_is_divided_over_processes_is_decided_by_the_same_rule(tmp_path):
+    """Rows are then decided in other processes, from which nothing but tokens comes back."""
+    for file in MODEL.glob("*.json"):
+        shutil.copy(file, tmp_path)
+    config = LlamaConfig(
+        vocab_size=2048,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    oracle = Oracle(tmp_path)
+    target = vllm_server("target", tmp_path, more=("tensor_parallel_size=2",))
+    with System(drafters=[], targets=[target]).running() as system:
+        tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+        proof = EqualityProof(system, oracle, tokenizer)
+        for sampling, told in SAMPLINGS.items():
+            prompt = "def add(a, b):\n"
+            expected = [*oracle.decode(proof.ids(prompt), told, TOKENS)]
+            actual = proof.plain(prompt, sampling)
+            compare(oracle, proof.ids(prompt), told, expected=expected, actual=actual)
