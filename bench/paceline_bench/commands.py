@@ -17,6 +17,7 @@ _BENCHMARKS = {
     "cascade": "drafters alone and stacked, and Max-Gram: Table 2 of the paper on cascades",
     "self": "targets that draft for themselves, beside plain decoding and SI",
     "rounds": "what a round and a token cost beyond forwards, by RPCs and by messages",
+    "shaping": "the cost of biases, penalties and grammars",
     "soak": "very many requests, and the memory that processes keep",
 }
 

@@ -11,6 +11,7 @@ from paceline_bench.gateway import command as gateway
 from paceline_bench.load import command as load
 from paceline_bench.pair import command as pair
 from paceline_bench.self_drafting import command as self_drafting
+from paceline_bench.shaping import command as shaping
 from paceline_bench.soak import command as soak
 from paceline_bench.table2 import command as table2
 from paceline_cli.__main__ import main
@@ -22,6 +23,7 @@ BENCHMARKS = {
     "load": (load.LoadSettings, load._EXAMPLES),
     "pair": (pair.PairSettings, pair._EXAMPLES),
     "self": (self_drafting.SelfSettings, self_drafting._EXAMPLES),
+    "shaping": (shaping.ShapingBenchSettings, shaping._EXAMPLES),
     "soak": (soak.SoakSettings, soak._EXAMPLES),
     "table2": (table2.Table2Settings, table2._EXAMPLES),
 }

@@ -44,11 +44,14 @@ def test_a_token_is_forced_if_and_only_if_no_other_is_allowed(grammar):
     compiler = GrammarCompiler(TOKENIZER.to_str().encode(), vocabulary_size=300, eos_token_ids=[0])
     chance, forced_count = random.Random(1), 0
     for _ in range(10):
-        path = compiler.path(grammar)
+        path, answer = compiler.path(grammar), []
         while not path.is_complete and path.length < 100:
             forced, start = path.forced(50), path.length
             assert path.forced(1) == forced[:1]
             for token in forced:
+                other = compiler.path(grammar)  # which knows of no run
+                other.add([*answer, *forced[: path.length - start]])
+                assert [*np.flatnonzero(other.allowed())] == [token]
                 assert [*np.flatnonzero(path.allowed())] == [token]
                 path.add([token])
             path.cut(start)
@@ -56,7 +59,8 @@ def test_a_token_is_forced_if_and_only_if_no_other_is_allowed(grammar):
             # Where a special token stands for a text, nothing is said.
             assert forced or len(allowed) > 1 or TOKENIZER.decode(allowed)[0] == "<"
             forced_count += bool(forced)
-            path.add([int(chance.choice(allowed))])
+            answer.append(int(chance.choice(allowed)))
+            path.add(answer[-1:])
         assert path.forced(50) == [], "the end is no token to draft"
     assert forced_count > 50
 

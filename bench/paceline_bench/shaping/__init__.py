@@ -1,0 +1,1 @@
+"""`paceline bench shaping`: the cost of biases, penalties and grammars."""
