@@ -38,7 +38,9 @@ _STACK_SIZE_LOCK = Lock()
 # The model's thread computes masks. With these a step takes 10 ms at most, also of a hostile
 # grammar, which then ends with an error; useful ones take 0.1 ms.
 _MOST_ITEMS_A_STEP, _MOST_FUEL_A_STEP = 10_000, 50_000
-_MOST_FORCED = 1024  # tokens that are known ahead
+# The fuel does not count a text that alone may follow: each mask before it reads it to its end,
+# which takes 75 ms for 64 KiB of it.
+_LONGEST_FORCED_RUN = 4096
 _MOST_REASON_CHARACTERS = 300
 # One blank after a colon and a comma: without a bound a greedy model can fill its answer with them.
 _JSON_SPACES = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
@@ -161,8 +163,6 @@ class GrammarPath:
         self._matcher = matcher.deep_copy()
         self._vocabulary_size = vocabulary_size
         self._taken: list[int] = []
-        self._run: list[int] = []
-        self._run_start = 0
         self._failed_at = 0
         self.failure = ""
 
@@ -180,8 +180,6 @@ class GrammarPath:
         """Go back to the first tokens of the answer."""
         if length <= self._failed_at:
             self.failure = ""
-        if length < self._run_start:
-            self._run = []  # it follows other tokens than those to come
         if length < len(self._taken):
             self._matcher.rollback(len(self._taken) - length)
             del self._taken[length:]
@@ -195,9 +193,15 @@ class GrammarPath:
             self._taken.extend(tokens[:count])
 
     def allowed(self) -> np.ndarray | None:
-        """Return which tokens may come next, (V,) bool; None if that is too complex to say."""
-        if ahead := self._run_ahead():
-            return self._only(ahead[0])
+        """Return which tokens may come next, (V,) bool; None if that is too complex to say.
+
+        Invariants:
+            It follows from the tokens alone, and not from where a forced text was seen first: a
+            tokenizer may cut the rest of a text otherwise than the whole
+            (tests/unit/engine/test_grammars.py::test_a_mask_is_that_of_a_path_that_begins_here).
+        """
+        if self.failure:
+            return None
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             self._begin_anew()
@@ -205,48 +209,27 @@ class GrammarPath:
         bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
         allowed: np.ndarray = bits[: self._vocabulary_size].astype(bool)
         if np.count_nonzero(allowed) == 1 and not self.is_complete:
-            self._find_run()
-            return None if self.failure else self._spelled(allowed)
+            if reason := _long_run(self._matcher):
+                self.failure, self._failed_at = reason, len(self._taken)
+                return None
+            return self._spelled(allowed)
         return allowed
-
-    def _only(self, token: int) -> np.ndarray:
-        only = np.zeros(self._vocabulary_size, dtype=bool)
-        only[token] = True
-        return only
 
     def forced(self, most: int) -> list[int]:
         """Return the tokens that alone may come next, one after another; the text's end is none.
 
-        Invariants:
-            Each is what `allowed` leaves after those before it
-            (tests/unit/engine/test_forced_tokens.py).
+        Each is what `allowed` leaves after those before it, but where a tokenizer cuts the rest of
+        a text otherwise than the whole: they are guesses (tests/unit/engine/test_forced_tokens.py).
         """
         if self.is_complete:
             return []
-        if not self._run_ahead():
-            self._find_run()
-        return self._run_ahead()[:most]
-
-    def _run_ahead(self) -> list[int]:
-        """Return what is known to be forced next.
-
-        It is found once for a run: the library works through all of a run at each token of it,
-        which takes 15 ms for a constant of 60,000 characters.
-        """
-        offset = len(self._taken) - self._run_start
-        if not 0 <= offset < len(self._run):
-            return []
-        is_on_it = self._taken[self._run_start :] == self._run[:offset]
-        return self._run[offset:] if is_on_it else []
-
-    def _find_run(self) -> None:
-        found = self._matcher.compute_ff_tokens()[:_MOST_FORCED]
+        found = self._matcher.compute_ff_tokens()[:most]
         # Where a special token stands for a text, the rest is spelled otherwise: see `_spelled`.
         count = self._matcher.validate_tokens(found) if found else 0
-        self._run, self._run_start = list(found[:count]), len(self._taken)
         if self._matcher.is_error():
             self._begin_anew()
-            self._run = []
+            return []
+        return list(found[:count])
 
     def _spelled(self, allowed: np.ndarray) -> np.ndarray:
         """Replace an only token that stands for a text, and that the matcher would refuse.
@@ -298,6 +281,15 @@ def _check(matcher: Any) -> None:
         matcher = first
     if matcher.is_error():
         raise InvalidFieldError.of(FIELD, _short(matcher.get_error()))
+    if reason := _long_run(matcher):
+        raise InvalidFieldError.of(FIELD, reason)
+
+
+def _long_run(matcher: Any) -> str:
+    """Return what is wrong with the text that alone may follow, if it is too long."""
+    if len(matcher.compute_ff_tokens()) <= _LONGEST_FORCED_RUN:
+        return ""
+    return f"has a part of more than {_LONGEST_FORCED_RUN} tokens that leaves no choice"
 
 
 def _short(reason: str) -> str:

@@ -18,6 +18,7 @@ from paceline_contract.proposal import NOTHING, Proposal
 from paceline_engine.deciding.grammars import GrammarCompiler
 from paceline_engine.deciding.shaping import Shaper
 from paceline_engine.terms.calls import Grammar, GrammarKind, SamplingParameters, SessionSpec
+from support.system import MODELS
 from support.tiny_models import build_tokenizer
 
 SIZE, END = 300, 0
@@ -159,6 +160,7 @@ def test_a_text_that_is_complete_ends_also_below_min_tokens():
         (Grammar(GrammarKind.JSON_SCHEMA, '{"items":' * 65 + "{}" + "}" * 65), "deeper than 64"),
         (Grammar(GrammarKind.JSON_SCHEMA, "[" * 60_000), "is not JSON"),
         (schema({"enum": ["a" * 70_000]}), "more than 65536 bytes"),
+        (schema({"const": "ab c" * 15_000}), "more than 4096 tokens that leaves no choice"),
         (schema(False), "is not an object"),
         (Grammar(GrammarKind.REGEX, "["), "unclosed character class"),
         (Grammar(GrammarKind.REGEX, "(?=a)b"), "look-around"),
@@ -274,3 +276,34 @@ def test_a_grammar_with_endless_choices_at_a_step_ends_with_an_error():
         path.add(TOKENIZER.encode("c").ids)
         path.allowed()
     assert "items" in path.failure
+
+
+def test_a_very_long_text_without_a_choice_ends_its_request_and_takes_no_further_masks():
+    """Each mask before it takes as long as several forwards, and a block has many rows."""
+    own = shaper(Grammar(GrammarKind.REGEX, "[ab]c{9000}"))
+    tokens = [*TOKENIZER.encode("a").ids, *TOKENIZER.encode("c" * 8).ids]
+    logits, proposal = torch.zeros(len(tokens) + 1, SIZE), Proposal(tuple(tokens))
+    shaped = own.shape(logits, array("I", [5, 6]), proposal)
+    own.check([0])
+    assert torch.isinf(shaped[0]).any()
+    assert not torch.isinf(shaped[1:]).any()
+    for row in range(1, len(tokens) + 1):
+        with pytest.raises(InvalidFieldError, match="leaves no choice"):
+            own.check([row])
+
+
+def test_a_mask_is_that_of_a_path_that_begins_here():
+    """A tokenizer that has `'s` as a token, too, cuts the whole text within it."""
+    tokenizer = (MODELS / "python-target" / "tokenizer.json").read_bytes()
+    own = GrammarCompiler(tokenizer, vocabulary_size=2048, eos_token_ids=[0])
+    grammar = Grammar(GrammarKind.CHOICES, json.dumps(["\U0001f600's x"]))
+    path, taken = own.path(grammar), []
+    forced = path.forced(64)
+    while not path.is_complete:
+        fresh = own.path(grammar)
+        fresh.add(taken)
+        (token,) = allowed(path)
+        assert {token} == allowed(fresh)
+        taken.append(token)
+        path.add([token])
+    assert taken != forced, "the tokenizer is not of this kind"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
 
-import llguidance
 import numpy as np
 import pytest
 
 from paceline.errors import InvalidFieldError
-from paceline_engine.deciding.grammars import GrammarCompiler, GrammarPath
+from paceline_engine.deciding.grammars import GrammarCompiler
 from paceline_engine.terms.calls import Grammar, GrammarKind
 from support.schema_corpus import SCHEMAS, KnownSchema
 from support.tiny_models import build_tokenizer
@@ -108,34 +106,3 @@ def test_divisors_that_take_a_large_automaton_are_refused(schema):
         path_of(schema)
     for usual in (7, 60, 3600, 100_000, 0.01, 0.25):
         assert allows({"type": "number", "multipleOf": usual}, "0")
-
-
-class Counting:
-    """A matcher that counts how often it works through a text that is forced."""
-
-    def __init__(self, matcher, counts):
-        self._matcher, self._counts = matcher, counts
-
-    def deep_copy(self):
-        return Counting(self._matcher.deep_copy(), self._counts)
-
-    def __getattr__(self, name):
-        self._counts[name] += 1
-        return getattr(self._matcher, name)
-
-
-def test_a_long_constant_is_worked_through_once_and_not_at_each_token():
-    tokenizer = llguidance.LLTokenizer(TOKENIZER.to_str(), n_vocab=300, eos_token=[END])
-    source = llguidance.LLMatcher.grammar_from_json_schema(json.dumps({"const": "x" * 900}))
-    counts: Counter[str] = Counter()
-    matcher = Counting(llguidance.LLMatcher(tokenizer, source, log_level=0), counts)
-    path = GrammarPath(matcher, tokenizer, vocabulary_size=300)
-    tokens = [*np.flatnonzero(path.allowed()).tolist()]
-    tokens += path.forced(1000)[1:]
-    for token in tokens:
-        assert [*np.flatnonzero(path.allowed())] == [token]
-        path.add([token])
-    assert path.is_complete
-    assert counts["compute_bitmask"] + counts["compute_ff_tokens"] <= 3
-    path.cut(10)
-    assert path.forced(3) == tokens[10:13]
