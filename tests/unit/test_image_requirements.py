@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -59,3 +60,9 @@ def test_the_lists_that_are_shipped_have_no_package_twice():
     assert not server & orchestrator
     assert not names["vllm"] & orchestrator
     assert not (server | orchestrator) & (names["torch-cuda"] | names["torch-cpu"])
+
+
+def test_the_image_has_the_vllm_that_its_tests_run_with():
+    (image,) = re.findall(r"^vllm==(\S+)", (FOLDER / "vllm.txt").read_text(), re.MULTILINE)
+    tested = (ROOT / "constraints-vllm.txt").read_text()
+    assert f"\nvllm-cpu=={image}\n" in tested

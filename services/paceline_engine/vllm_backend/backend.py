@@ -30,7 +30,7 @@ import secrets
 from array import array
 from typing import TYPE_CHECKING
 
-from paceline.errors import PacelineError
+from paceline.errors import InternalError, PacelineError
 from paceline_contract.calls import VerificationRule
 from paceline_engine.terms import validation
 from paceline_engine.terms.backend import (
@@ -42,7 +42,13 @@ from paceline_engine.terms.backend import (
 )
 from paceline_engine.terms.items import Item, Judge, Judgement, Outcome
 from paceline_engine.vllm_backend.prefix_text import PrefixText
-from paceline_engine.vllm_backend.requests import GivenTokens, RowByRow, Stream, Work
+from paceline_engine.vllm_backend.requests import (
+    MOST_TOLD_ROWS,
+    GivenTokens,
+    RowByRow,
+    Stream,
+    Work,
+)
 from paceline_engine.vllm_backend.row_tasks import row_task
 
 if TYPE_CHECKING:
@@ -151,7 +157,8 @@ class VllmBackend(Backend):
         if not isinstance(item.task, Judge):
             return Stream(item)
         is_plain = item.spec.sampling.temperature == 0 and not item.spec.sampling.shapes
-        if item.task.score or (is_plain and item.block):
+        is_told = is_plain and item.block and item.row_count() <= MOST_TOLD_ROWS
+        if item.task.score or is_told:
             return GivenTokens(item, vocabulary_size=self.description.vocabulary_size)
         return RowByRow(item)
 
@@ -159,8 +166,9 @@ class VllmBackend(Backend):
         text = _text(item)
         text.keep(item.prefix)
         self._texts[text] = work
-        told = row_task(item.spec)
-        for place, request in enumerate(work.requests()):
+        told, requests = row_task(item.spec), work.requests()
+        work.open_count = len(requests)
+        for place, request in enumerate(requests):
             name = str(next(self._numbers))
             self._places[name] = text, place
             self.engine.add(name, request, salt=text.salt, row_task=told)
@@ -193,6 +201,9 @@ class VllmBackend(Backend):
     def _answer(self, item: Item) -> Outcome | Exception:
         text, work = _text(item), self._work(item)
         if not work.is_ready:
+            if not work.open_count:
+                self._drop(text)
+                return InternalError("vLLM ended a request without a token")
             rows = min(work.left_rows - 1, self.engine.step_tokens)
             work.left_rows -= rows
             return Outcome(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from array import array
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from paceline_engine.loading import LoadOptions, load_backend
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Decode, Item, Judge
+from paceline_engine.vllm_backend.backend import VllmBackend
 from paceline_engine.vllm_backend.options import parse_options, set_environment
 from paceline_engine.vllm_backend.prefix_text import PrefixText
 from paceline_engine.vllm_backend.requests import GivenTokens, Stream
@@ -58,6 +60,8 @@ def given(proposal=(5, 6)):
         (output(prompt_rows=({50: -0.1, 5: -0.3, 7: -3.0}, SURE[1])), (2, 8)),
         (output(prompt_rows=({50: -0.1, 5: -0.3}, SURE[1])), None),
         (output(prompt_rows=SURE[:1]), None),
+        # Memory of other rows: it does not name the token that was given.
+        (output(prompt_rows=({3: -0.1, 4: -0.3}, SURE[1])), None),
         (output(prompt_rows=({5: NAN, 7: NAN}, SURE[1])), InternalError),
         (output(prompt_rows=SURE, last={8: NAN}), InternalError),
     ],
@@ -81,6 +85,57 @@ def test_a_token_that_no_number_decided_is_an_error_of_its_call_alone():
     work.take(0, output(last={8: NAN}))
     with pytest.raises(InternalError, match="not finite"):
         work.answer()
+
+
+class FakeEngine:
+    """Answers each request in the next step, as it is told."""
+
+    cache_tokens, block_size, step_tokens = 9999, 16, 512
+
+    def __init__(self, answers):
+        self.requests, self._answers, self._names = [], answers, []
+
+    def add(self, name, request, **_):
+        self._names.append(name)
+        self.requests.append(request)
+
+    def abort(self, names):
+        raise AssertionError(names)
+
+    def step(self):
+        names, self._names = self._names, []
+        for answer, name in zip(self._answers, names, strict=False):
+            answer.request_id = name
+        return self._answers
+
+
+def backend_over(engine):
+    description = SimpleNamespace(vocabulary_size=50)
+    return VllmBackend(engine, description, tokenizer=b"", chat_template=None)
+
+
+def test_a_request_that_vllm_ends_without_a_token_is_an_error_of_its_call():
+    """It would be waited for without an end."""
+    ended = output(cached=0)
+    ended.outputs = [SimpleNamespace(token_ids=[], logprobs=[])]
+    backend = backend_over(FakeEngine([ended]))
+    spec = SessionSpec(99)
+    item = Item(backend.new_cache(spec), spec, prefix=array("I", [1, 2]), task=Decode(3))
+    (error,) = backend.run([item], threading.Event())
+    assert isinstance(error, InternalError)
+
+
+@pytest.mark.parametrize(("length", "count"), [(500, 1), (600, 4)])
+def test_a_proposal_after_a_prompt_that_is_not_computed_yet_has_no_scores_of_all_its_rows(
+    length, count
+):
+    engine = FakeEngine([])
+    backend, spec = backend_over(engine), SessionSpec(999)
+    task = Judge(Proposal((5, 6, 7)))
+    item = Item(backend.new_cache(spec), spec, prefix=array("I", range(1, length)), task=task)
+    backend.run([item], threading.Event())
+    assert len(engine.requests) == count
+    assert all(("prompt_logprobs" in it.settings) == (count == 1) for it in engine.requests)
 
 
 def test_a_row_task_is_plain_data_that_says_the_whole_rule():
