@@ -177,6 +177,7 @@ test-agents: install ## packages and agents of others, real ones, against the ga
 
 # Apart, since their pins fight with ours.
 $(AGENTS)/.installed: $(AGENTS_PINS)
+	@command -v npm >/dev/null || { echo "npm is needed"; exit 1; }
 	@rm -rf $(AGENTS) && $(PYTHON) -m venv $(AGENTS)
 	@$(AGENTS)/bin/python -m pip install --quiet --no-compile --no-deps $(PIP_ARGS) -r tests/clients/agents/requirements.txt
 	@cp tests/clients/agents/package.json $(AGENTS) && cd $(AGENTS) \
