@@ -73,13 +73,14 @@ class Engine:
             "generation_config": "vllm",
             "load_format": "safetensors",
             "seed": 0,
+            "async_scheduling": False,
             "enable_prefix_caching": True,
             "logits_processors": [_DECIDER],
             "logprobs_mode": "raw_logprobs",
             "max_logprobs": MOST_TOP_LOGPROBS,
             "additional_config": {FIELD: {"vocabulary_size": vocabulary_size}},
         }
-        usual: dict[str, Any] = {"async_scheduling": False, "disable_log_stats": True}
+        usual: dict[str, Any] = {"disable_log_stats": True}
         if current_platform.is_cpu():
             usual["block_size"] = _CPU_BLOCK
         try:

@@ -35,6 +35,7 @@ _TAKEN: Mapping[str, str] = {
     **dict.fromkeys(
         (
             "additional_config",
+            "async_scheduling",
             "config_format",
             "enable_prefix_caching",
             "generation_config",

@@ -166,6 +166,7 @@ def test_engine_options_are_keys_and_values():
         ("enforce-eager=true", "use --no-capture"),
         ("trust_remote_code=true", "cannot be chosen"),
         ("load_format=pt", "cannot be chosen"),
+        ("async-scheduling=true", "cannot be chosen"),
     ],
 )
 def test_an_engine_option_that_cannot_be_given_is_refused_by_name(option, said):
