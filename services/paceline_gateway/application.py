@@ -125,6 +125,7 @@ def application(
         routes=[
             Route("/health/live", live),
             Route("/health/ready", ready),
+            Route("/health", ready),  # the name that other servers have, and tools ask for
             get("/v1/models", partial(list_models, **about_models)),
             get("/v1/models/{model:path}", partial(describe_model, **about_models)),
             get("/version", partial(version, orchestrators=orchestrators)),

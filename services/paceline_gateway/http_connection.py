@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline_serving.listener import Place
 
 _EMPTY_LINE = b"\r\n"
-_PROBES = "/health/"
+_PROBES = "/health"
 _TRANSFER_ENCODING = b"transfer-encoding"
 
 

@@ -313,7 +313,8 @@ async def test_readiness_follows_the_orchestrators_and_the_drain():
         assert (await gateway.http.get("/health/ready")).status_code == 200
         finishing = asyncio.create_task(gateway.process.finish())
         await until(lambda: gateway.process.readiness.why_not, what="it leaves")
-        assert (await gateway.http.get("/health/ready")).status_code == 503
+        for path in ("/health/ready", "/health"):
+            assert (await gateway.http.get(path)).status_code == 503
         assert (await gateway.post("/v1/completions", prompt="p")).status_code == 200
         finishing.cancel()  # nobody waits for the delay's end
         await asyncio.wait((finishing,))

@@ -98,7 +98,7 @@ async def test_a_gateway_whose_connections_are_all_busy_refuses_requests_and_ans
     async with gateway_over(fake) as gateway, gateway.connected() as (_, writer):
         writer.write(GENERATE)
         await until(lambda: fake.requests, what="the request runs")
-        for path, status in (("/v1/models", 503), ("/health/live", 200), ("/health/ready", 200)):
+        for path, status in (("/v1/models", 503), ("/health/live", 200), ("/health", 200)):
             assert (await gateway.http.get(path)).status_code == status
 
 
