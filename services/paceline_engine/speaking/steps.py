@@ -216,10 +216,10 @@ class Reviewing(Step):
         ids = [text.ids(len(prefix))]
         while len(ids) <= len(task.draws):
             longer = text.ids(len(prefix) + len(ids))
-            if longer[: len(ids[-1])] != ids[-1]:
+            if longer[: len(ids[-1])] != ids[-1] or not self._has_place(longer):
                 break
             ids.append(longer)
-        if not self._has_place(ids[-1]):
+        if not self._has_place(ids[0]):
             ids = []
         bounds = [
             self._map.bounds(text, whole[: len(prefix) + n], own) for n, own in enumerate(ids)
