@@ -25,6 +25,7 @@ from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Item, Judge
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.families import VOCABULARY_SIZE, build_family
+from support.held_memory import held_bytes
 from unit.engine.asking import opened
 from unit.engine.conftest import NEVER, chain, continuation, path, running
 
@@ -102,6 +103,19 @@ def test_a_drafter_goes_back_to_a_copy_and_not_to_the_start(backend):
         prefix = [*prefix, *drafted[:accepted], (drafted[accepted] + 1) % VOCABULARY_SIZE]
         text.draft(prefix)
         assert text.row_count <= 1 + accepted + 4
+
+
+def test_a_text_holds_no_more_memory_than_is_counted_for_it(tmp_path):
+    """With its copies, which in a hybrid have keys and values, too."""
+    backend = TransformersBackend(str(build_family("jamba", tmp_path)))
+    cache, length = backend.new_cache(SPEC), 0
+    for length in range(90, 121, 6):
+        task = Judge(chain([]))
+        item = Item(cache, SPEC, prefix=array("I", [*range(length)]), task=task)
+        backend.run([item], NEVER)
+    memory = backend.token_memory()
+    counted = memory.bytes_per_text + length * memory.bytes_per_token
+    assert memory.bytes_per_text < held_bytes(cache) <= counted
 
 
 def test_a_library_that_forgets_its_state_is_refused(directory, monkeypatch):
