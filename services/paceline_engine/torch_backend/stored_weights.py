@@ -43,6 +43,7 @@ _MIDDLE = 128  # of unsigned numbers of eight bits
 # Where the eight numbers of a word of AWQ belong.
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 _FLOATS = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+_UNSCALED = _FLOATS | {torch.int8, torch.uint8}  # what is no weight by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +251,8 @@ def _read(
     """Read the weights of a module, of which all other parts are known by their last names."""
     layout = frozenset(parts) - _BESIDE - _LEFT_OUT
     if layout <= {"", "weight"}:
+        if any(parts[part].dtype in _UNSCALED for part in layout):
+            raise ValueError("its numbers have no scales")
         return [
             (f"{module}.{part}" if part else module, parts[part].to(dtype), None) for part in layout
         ]
