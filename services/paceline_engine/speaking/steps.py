@@ -50,6 +50,7 @@ class Wanted:
 
     def item(self, item: Item, text: SpeakingText) -> Item:
         """Return the forward, as an item of the model."""
+        text.grow(len(self.ids))
         task = RowsTask(Proposal(tuple(self.ids[self.first :])))
         # The model's own row is not filtered: filters act on the target's row, and so does noise.
         spec = replace(item.spec, sampling=SamplingParameters(), rule=VerificationRule.EXACT)

@@ -176,6 +176,18 @@ def test_a_text_beyond_the_models_context_gets_guesses_without_a_forward(speakin
     assert [each.probabilities for each in distributions] == [(1.0,)] * 3
 
 
+def test_buffers_do_not_grow_row_by_row_where_a_text_has_more_tokens_than_was_likely(speaking):
+    backend = speaking("unigram", "byte level")  # three bytes for each letter
+    spec = SessionSpec(reserve_length=64)
+    cache, capacities = backend.new_cache(spec), set()
+    text = vocabulary_of("unigram").encode("สุนัขจิ้งจอกสีน้ำตาลกระโดดข้ามสุนัข".encode() * 4)
+    for length in range(30, 64):
+        draft(backend, spec, text[:length], 1, cache=cache)
+        capacities.add(cache.inner.capacity)
+    assert max(capacities) > 100
+    assert len(capacities) < 7
+
+
 def test_what_a_target_chooses_is_agreed_to_far_more_often_than_by_chance(speaking):
     backend = speaking("byte level", "pieces")
     target = load_backend(LoadOptions(model=str(speaking.folder("byte level"))))
