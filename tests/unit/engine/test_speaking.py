@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from array import array
 from collections import Counter
@@ -210,6 +211,13 @@ def test_the_targets_tokenizer_is_found_in_its_folder_or_beside_its_file(speakin
     path = folder if place == "folder" else folder / "tokenizer.json"
     found = find_target_tokens(str(path))
     assert (found.vocabulary_size, found.end_ids) == (420, (2,))
+
+
+def test_a_token_id_that_would_take_all_memory_is_refused(tmp_path):
+    added = {"id": 4_000_000_000, "content": "<x>", "special": True}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": [added]}))
+    with pytest.raises(ModelLoadError, match="has the token id 4000000000"):
+        find_target_tokens(str(tmp_path))
 
 
 def test_a_target_without_a_tokenizer_of_bytes_is_refused_before_the_model_is_read(tmp_path):
