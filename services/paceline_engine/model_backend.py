@@ -259,7 +259,7 @@ class ModelBackend(Backend):
         """Decide on a proposal of which the forward computed only some tokens, or all."""
         if kept is None:
             return self._judge(scores, task, item=item)
-        judged = self._judge(scores, replace(task, proposal=task.proposal.only(kept)), item=item)
+        judged = self._judge(scores, task.only(kept), item=item)
         return replace(judged, accepted_path=tuple(kept[index] for index in judged.accepted_path))
 
     def _make_room(self, feed: Feed) -> None:

@@ -456,7 +456,7 @@ def test_volumes_and_mounts_belong_together_and_a_model_is_only_read():
                 assert {mount["name"] for mount in mounts} <= set(volumes)
                 assert len({mount["mountPath"] for mount in mounts}) == len(mounts)
             for mount in pod.server["volumeMounts"]:
-                assert mount.get("readOnly", False) or mount["name"] in {"tmp", "scratch"}
+                assert mount.get("readOnly", False) or mount["name"] in {"tmp", "scratch", "shm"}
 
 
 def test_vllm_divides_a_model_over_the_gpus_of_a_pod_and_has_shared_memory():

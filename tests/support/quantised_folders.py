@@ -116,6 +116,25 @@ def _groups(inputs: int, group: int, *, shuffled: bool = False) -> np.ndarray:
     return np.random.default_rng(3).permutation(groups) if shuffled else groups
 
 
+def _whole_in_order(weight: np.ndarray) -> Weight:
+    """Return numbers of eight bits that are not packed, whose groups do not lie side by side."""
+    whole, scales, zeros = _rounded(weight, group=GROUP, low=-128, high=127)
+    groups = _groups(weight.shape[1], GROUP, shuffled=True)
+    parts = {
+        "weight": torch.from_numpy(whole.astype(np.int8)),
+        "weight_scale": torch.from_numpy(scales),
+        "weight_g_idx": torch.from_numpy(groups.astype(np.int32)),
+    }
+    return Weight(parts, _meant(whole, scales, zeros, groups))
+
+
+def _without_order(weight: np.ndarray) -> Weight:
+    """Return packed numbers with the tensor of an order, as it is where there is none."""
+    found = _packed(weight)
+    found.parts["weight_g_idx"] = torch.full(weight.shape[1:], -1, dtype=torch.int32)
+    return found
+
+
 def _w8a8(weight: np.ndarray, *, of_outputs: bool = True) -> Weight:
     whole, scales, zeros = _rounded(weight, group=weight.shape[1], low=-128, high=127)
     whole[0, 0] = -128  # tools write it, though no rounding here makes it
@@ -226,6 +245,10 @@ LAYOUTS = {
     "w4a16": Layout(_packed, _PACKED),
     "w4a16 with zero points": Layout(lambda weight: _packed(weight, shift=True), _PACKED),
     "w4a16 in another order": Layout(lambda weight: _packed(weight, shuffled=True), _PACKED),
+    "w4a16 with an order that is not set": Layout(_without_order, _PACKED),
+    "w8a16 in another order": Layout(
+        _whole_in_order, _compressed("int", "int-quantized", num_bits=8, group_size=GROUP)
+    ),
     "gptq": Layout(_gptq, {"quant_method": "gptq", "bits": 4, "group_size": GROUP}),
     "gptq in another order": Layout(
         lambda weight: _gptq(weight, shuffled=True),
@@ -242,6 +265,10 @@ LAYOUTS = {
     "fp8 in blocks": Layout(
         lambda weight: _fp8(weight, rows=BLOCK, columns=BLOCK, name=_INVERSE),
         {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]},
+    ),
+    "fp8 in blocks of all outputs": Layout(
+        lambda weight: _fp8(weight, rows=_WHOLE, columns=BLOCK, name=_INVERSE),
+        {"quant_method": "fp8", "weight_block_size": [_WHOLE, BLOCK]},
     ),
     "fp8, one scale": Layout(
         lambda weight: _fp8(weight, rows=_WHOLE, columns=_WHOLE, name=_SCALE, is_scalar=True),

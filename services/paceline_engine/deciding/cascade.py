@@ -25,13 +25,14 @@ prefix.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from paceline_engine.terms.items import Judge, Judgement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Sequence
+    from typing import Self
 
     from paceline_contract.proposal import SparseDistribution
 
@@ -101,6 +102,11 @@ class ReviewTask(Judge):
     draws: tuple[Draw, ...] = ()
     stage: int = 0
     leniency: float = 1.0
+
+    def only(self, kept: Sequence[int]) -> Self:
+        """Return the same task for only these of the chain's tokens."""
+        draws = tuple(self.draws[index] for index in kept)
+        return replace(self, proposal=self.proposal.only(kept), draws=draws)
 
 
 @dataclass(frozen=True, slots=True)

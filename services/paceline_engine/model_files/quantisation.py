@@ -124,7 +124,7 @@ def _of_compressed_tensors(found: Mapping[str, Any]) -> Quantisation:
         raise ModelLoadError(
             f"weights of {_COMPRESSED} in {sorted(bits)} bits are not read: {_FROM_ORIGINAL}"
         )
-    blocks = {_block(each.get("block_structure")) for each in weights}
+    blocks = {_block(each.get("block_structure")) for each in weights} - {None}
     rows = [each.get("input_activations") or {} for each in groups]
     return Quantisation(
         method=_COMPRESSED,

@@ -13,6 +13,9 @@ from paceline_engine.model_files.tokenizer_file import TokenizerFile
 from paceline_engine.model_files.tokens import find_tokens
 from paceline_engine.terms.backend import ModelLoadError
 
+# Many times the largest vocabulary: a larger id is a mistake or an attack, and would take memory.
+_MOST_TOKENS = 1 << 23
+
 
 @dataclass(frozen=True, slots=True)
 class TargetTokens:
@@ -60,6 +63,11 @@ def find_target_tokens(place: str) -> TargetTokens:
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"--speak {place}: {TOKENIZER} cannot be used ({error})") from error
     size = count_vocabulary(small.json(CONFIG), tokenizer)
+    if size > _MOST_TOKENS:
+        raise ModelLoadError(
+            f"--speak {place}: {TOKENIZER} has the token id {size - 1},"
+            f" which is not below {_MOST_TOKENS}"
+        )
     template = find_templates(small).get("default")
     found = find_tokens(small, tokenizer, template=template.source if template else "")
     ends = tuple(sorted(each for each in found.end_ids if each < size))

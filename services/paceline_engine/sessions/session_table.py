@@ -212,7 +212,7 @@ class SessionTable:
         except LookupError:
             return
         session.cache.begin_like(source)
-        session.reused_count = min(length, len(prefix) - 1)
+        session.reused_count = source.reachable(min(length, len(prefix) - 1))
         self.reused_tokens += session.reused_count
 
     def renew(self, session: Session) -> None:

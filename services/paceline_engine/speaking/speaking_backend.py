@@ -148,7 +148,9 @@ class SpeakingBackend(Backend):
         length = self._own_length(spec.reserve_length)
         own = replace(spec, reserve_length=length, limit_length=None)
         text = SpokenText(self._target, self._drafter, self._token_map, seams=self._has_seams)
-        return SpeakingText(self._model.new_cache(own), text, own_length=self._own_length)
+        return SpeakingText(
+            self._model.new_cache(own), text, own_length=self._own_length, reserve_length=length
+        )
 
     def run(
         self, items: Sequence[Item], interrupt: Interrupt, *, row_limit: int | None = None

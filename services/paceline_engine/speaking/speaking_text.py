@@ -24,16 +24,43 @@ class SpeakingText(ModelCache):
     """
 
     def __init__(
-        self, inner: ModelCache, text: SpokenText, *, own_length: Callable[[int], int]
+        self,
+        inner: ModelCache,
+        text: SpokenText,
+        *,
+        own_length: Callable[[int], int],
+        reserve_length: int,
     ) -> None:
+        """Build it.
+
+        Args:
+            own_length: Returns how many of the model's tokens a text is likely to have.
+            reserve_length: How many of the model's tokens memory is reserved for.
+        """
         super().__init__()
         self.inner, self.text = inner, text
         self.rows = KnownRows()
         self._own_length = own_length
+        self._reserved_length = reserve_length
 
     def reserve(self, length: int) -> None:
         """Learn for how many tokens memory is reserved from now on. Called on the event loop."""
-        self.inner.reserve(self._own_length(length))
+        self._reserve(self._own_length(length))
+
+    def grow(self, length: int) -> None:
+        """Let buffers grow by a quarter where a text has more tokens than was likely.
+
+        Beyond what is reserved they would grow row by row, and each time be copied. Worker thread.
+
+        Args:
+            length: Of the text, in the model's tokens.
+        """
+        if length > self._reserved_length:
+            self._reserve(length + length // 4)
+
+    def _reserve(self, own_length: int) -> None:
+        self._reserved_length = max(self._reserved_length, own_length)
+        self.inner.reserve(self._reserved_length)
 
     @property
     def can_be_copied(self) -> bool:

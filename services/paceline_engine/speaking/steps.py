@@ -50,6 +50,7 @@ class Wanted:
 
     def item(self, item: Item, text: SpeakingText) -> Item:
         """Return the forward, as an item of the model."""
+        text.grow(len(self.ids))
         task = RowsTask(Proposal(tuple(self.ids[self.first :])))
         # The model's own row is not filtered: filters act on the target's row, and so does noise.
         spec = replace(item.spec, sampling=SamplingParameters(), rule=VerificationRule.EXACT)
@@ -216,10 +217,10 @@ class Reviewing(Step):
         ids = [text.ids(len(prefix))]
         while len(ids) <= len(task.draws):
             longer = text.ids(len(prefix) + len(ids))
-            if longer[: len(ids[-1])] != ids[-1]:
+            if longer[: len(ids[-1])] != ids[-1] or not self._has_place(longer):
                 break
             ids.append(longer)
-        if not self._has_place(ids[-1]):
+        if not self._has_place(ids[0]):
             ids = []
         bounds = [
             self._map.bounds(text, whole[: len(prefix) + n], own) for n, own in enumerate(ids)

@@ -51,7 +51,7 @@ class Vocabulary:
         found = json.loads(tokenizer)
         spell = _spelling(found, name=name)
         with taking_panics():
-            self._plain = Tokenizer.from_str(json.dumps(_without_prefixes(found)))
+            self._plain = Tokenizer.from_str(json.dumps(_exact(found)))
             # What somebody typed is a text, also if it looks like a special token.
             self._plain.encode_special_tokens = True
             parsing = Tokenizer.from_str(tokenizer.decode())
@@ -181,9 +181,15 @@ def _unknown_ids(found: Any) -> set[int]:
     return {each for each in ids if isinstance(each, int)}
 
 
-def _without_prefixes(found: Any) -> Any:
-    """Return a tokenizer that adds no space before a text: a part of a text begins anywhere."""
+def _exact(found: Any) -> Any:
+    """Return a tokenizer that follows from the bytes alone.
+
+    It adds no space before a text, because a part of a text begins anywhere; and it leaves out no
+    merges by chance, as for training.
+    """
     changed = {name: _plain_step(found.get(name)) for name in ("normalizer", "pre_tokenizer")}
+    if found["model"].get("dropout"):
+        changed["model"] = {**found["model"], "dropout": None}
     return {**found, **changed}
 
 

@@ -16,6 +16,7 @@ from paceline_engine.terms.draft_tree import DraftTree
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Sequence
+    from typing import Self
 
     from paceline_contract.calls import LikeliestTokens
     from paceline_engine.terms.calls import SessionSpec
@@ -42,6 +43,10 @@ class Judge:
     propose: bool = False
     top_logprobs: int = 0
     score: bool = False
+
+    def only(self, kept: Sequence[int]) -> Self:
+        """Return the same task for only these of the proposal's tokens."""
+        return replace(self, proposal=self.proposal.only(kept))
 
 
 @dataclass(frozen=True, slots=True)

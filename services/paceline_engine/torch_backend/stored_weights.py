@@ -43,6 +43,7 @@ _MIDDLE = 128  # of unsigned numbers of eight bits
 # Where the eight numbers of a word of AWQ belong.
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 _FLOATS = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+_UNSCALED = _FLOATS | {torch.int8, torch.uint8}  # what is no weight by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +133,17 @@ def _of_plain(parts: Mapping[str, Tensor], how: Quantisation) -> Stored:
     """Read eight bits, whole or floating, as compressed-tensors and fp8 have them."""
     scales = parts.get("weight_scale_inv", parts.get("weight_scale"))
     assert scales is not None
-    zeros = parts.get("weight_zero_point")
+    stored, zeros = parts["weight"], parts.get("weight_zero_point")
+    block, counts = how.block, None
+    if block is not None and stored.ndim == 2:
+        counts = tuple(-(-count // side) for count, side in zip(stored.shape, block, strict=True))
     return Stored(
-        stored=parts["weight"],
+        stored=stored,
         scales=_cells(scales),
         zeros=None if zeros is None else _cells(zeros),
-        block=how.block if scales.ndim == 2 and min(scales.shape) > 1 else None,
+        groups=_order(parts.get("weight_g_idx")),
+        # Some weights of such a folder may have other scales: one for each output, or one.
+        block=block if scales.shape == counts else None,
     )
 
 
@@ -158,7 +164,7 @@ def _of_packed(parts: Mapping[str, Tensor], _: Quantisation) -> Stored:
         bits=bits,
         scales=scales,
         zeros=torch.full_like(scales, middle, dtype=torch.float32) if zeros is None else zeros,
-        groups=parts.get("weight_g_idx"),
+        groups=_order(parts.get("weight_g_idx")),
     )
 
 
@@ -245,6 +251,8 @@ def _read(
     """Read the weights of a module, of which all other parts are known by their last names."""
     layout = frozenset(parts) - _BESIDE - _LEFT_OUT
     if layout <= {"", "weight"}:
+        if any(parts[part].dtype in _UNSCALED for part in layout):
+            raise ValueError("its numbers have no scales")
         return [
             (f"{module}.{part}" if part else module, parts[part].to(dtype), None) for part in layout
         ]
@@ -260,6 +268,11 @@ def _unpacked(words: Tensor, *, bits: int) -> Tensor:
     shifts = torch.arange(0, _WORD_BITS, bits, dtype=torch.int32)
     found = (words.contiguous()[..., None] >> shifts) & ((1 << bits) - 1)
     return found.to(torch.uint8).flatten(1)
+
+
+def _order(groups: Tensor | None) -> Tensor | None:
+    """Return the groups of inputs; compressed-tensors writes -1 where they lie side by side."""
+    return None if groups is None or bool((groups < 0).any()) else groups
 
 
 def _cells(found: Tensor) -> Tensor:

@@ -60,6 +60,7 @@ from torch import Tensor
 from paceline_contract.proposal import NOTHING, Proposal
 from paceline_engine.deciding.decisions import choose_next, draft_from, judge_by, rank_from
 from paceline_engine.deciding.grammars import GrammarCompiler, grammar_engine
+from paceline_engine.deciding.row_reading import RowsTask
 from paceline_engine.deciding.sampling import noise_kernel
 from paceline_engine.deciding.shapers import Shapers
 from paceline_engine.model_backend import Feed, ModelBackend
@@ -294,17 +295,17 @@ class LoadedModel(ModelBackend):
             self.own_guesses.mark_tree(feed, item)
         if isinstance(feed.cache, SteppedText):
             feed.cache.begins_item = not item.found_count
-            if isinstance(item.task, Judge) and not item.task.score:
-                feed.accepts = partial(self._accepts, item, item.task)
+            task = item.task
+            if isinstance(task, Judge) and not (task.score or isinstance(task, RowsTask)):
+                feed.accepts = partial(self._accepts, item, task)
         return feed
 
     def _accepts(self, item: Item, task: Judge, scores: Sequence[Tensor]) -> bool:
         """Whether a proposal's next token is accepted, by the scores of the rows so far."""
         count = len(scores)
-        first = task.proposal.only(range(count))
         # The row after it does not matter yet.
         rows = self._of_known_tokens(torch.stack([*scores, scores[-1]]))
-        asked = replace(task, proposal=first, logprobs=False, top_logprobs=0)
+        asked = replace(task.only(range(count)), logprobs=False, top_logprobs=0)
         return len(self._judge(rows, asked, item=item).accepted_path) == count
 
     @property

@@ -332,6 +332,14 @@ async def test_an_equal_text_computes_its_last_row_alone(target):
         assert host.statistics().tokens_reused == len(TEXT) - 1
 
 
+async def test_what_a_recurrent_state_cannot_go_back_to_is_not_counted_as_reused(tmp_path):
+    model = TransformersBackend(str(build_family("mamba 2", tmp_path)))
+    async with running(model, limits=KEEPS) as host:
+        await decoded(host, TEXT)
+        _, rows = await decoded(host, [*TEXT[:70], *TEXT[:9]])
+        assert (rows, host.statistics().tokens_reused) == (70 + 9, 0)
+
+
 async def test_a_text_that_parts_from_the_kept_one_keeps_what_is_alike(target):
     other = [*TEXT[:120], 7, *TEXT[121:]]
     async with running(target, limits=KEEPS) as host:

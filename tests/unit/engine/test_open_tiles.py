@@ -19,6 +19,7 @@ from paceline_engine.torch_backend.recurrent.open_tile import TILE
 from paceline_engine.torch_backend.recurrent.recurrent_text import MARGIN
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.families import VOCABULARY_SIZE, build_family
+from support.held_memory import held_bytes
 from unit.engine.conftest import NEVER, chain
 
 LENGTH = 300
@@ -101,6 +102,13 @@ def test_a_text_is_cut_to_each_length_of_its_open_rows_and_to_its_prompt_below(t
     texts.check([(0, end, 3)])
     (rows,) = texts.check([(0, base - 1, 4)])
     assert rows == base - 1 + 4, "a prefix behind the open rows is computed anew"
+
+
+def test_the_layers_of_a_long_prompt_hold_no_more_memory_than_is_counted(texts):
+    texts.renew()
+    texts.check([(0, LENGTH - 1, 0)])
+    counted = texts.backend.token_memory().bytes_per_text
+    assert 0 < held_bytes(texts.caches[0].layers) <= counted
 
 
 def test_another_answer_to_a_prompt_begins_at_the_prompts_tiles(texts):

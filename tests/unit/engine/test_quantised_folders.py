@@ -226,15 +226,16 @@ def test_a_hubs_model_is_refused_before_its_weights_are_fetched(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    ("part", "change", "reason"),
+    ("layout", "part", "change", "reason"),
     [
-        ("scales", lambda scales: scales[:3], "q_proj cannot be dequantised"),
-        ("qzeros", None, "q_proj cannot be .* which no layout of awq has"),
-        ("scales", lambda scales: scales * float("nan"), "weights that are no numbers"),
+        ("awq", "scales", lambda scales: scales[:3], "q_proj cannot be dequantised"),
+        ("awq", "qzeros", None, "q_proj cannot be .* which no layout of awq has"),
+        ("awq", "scales", lambda scales: scales * float("nan"), "weights that are no numbers"),
+        ("fp8 in blocks", "weight_scale_inv", None, "q_proj cannot be .* have no scales"),
     ],
 )
-def test_broken_parts_are_refused_by_name(part, change, reason, written):
-    folder = written("awq")[0]
+def test_broken_parts_are_refused_by_name(layout, part, change, reason, written):
+    folder = written(layout)[0]
     rewrite(folder, f"model.layers.0.self_attn.q_proj.{part}", change)
     with pytest.raises(ModelLoadError, match=reason):
         load(folder)

@@ -15,7 +15,9 @@ from transformers.models.rwkv import modeling_rwkv
 
 from paceline.errors import CacheExhaustedError
 from paceline_contract.calls import VerificationRule
+from paceline_engine.deciding.cascade import Draw, ReviewTask
 from paceline_engine.deciding.decisions import judge_by
+from paceline_engine.deciding.row_reading import RowsTask
 from paceline_engine.scheduling.latencies import LatencyMeter, measure
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.sessions.host import HostLimits
@@ -25,6 +27,7 @@ from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Item, Judge
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.families import VOCABULARY_SIZE, build_family
+from support.held_memory import held_bytes
 from unit.engine.asking import opened
 from unit.engine.conftest import NEVER, chain, continuation, path, running
 
@@ -66,7 +69,7 @@ def test_sampled_blocks_are_judged_as_if_all_rows_were_there(backend, directory,
     spec = SessionSpec(64, SamplingParameters(1.3, top_k=4), rule=VerificationRule.REJECTION)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     drafter = ModelText(backend, spec)
-    counts = set()
+    counts = {Judge: set(), ReviewTask: set()}
     for n in range(8):
         chance = random.Random(10 * seed + n)
         prefix = [chance.randrange(VOCABULARY_SIZE) for _ in range(12)]
@@ -77,20 +80,41 @@ def test_sampled_blocks_are_judged_as_if_all_rows_were_there(backend, directory,
             distributions.extend(found.distributions)
         # Drawn for another prefix, so that some are rejected.
         asked = [chance.randrange(VOCABULARY_SIZE), *prefix[1:]] if n % 2 else prefix
-        task = Judge(chain(block, distributions), logprobs=True, top_logprobs=2)
-        item = Item(backend.new_cache(spec), spec, prefix=array("I", asked), task=task)
-        (outcome,) = backend.run([item], NEVER)
+        draws = tuple(
+            Draw(it, distribution=of) for it, of in zip(block, distributions, strict=True)
+        )
         with torch.inference_mode():
             rows = model(torch.tensor([asked + block])).logits[0, len(asked) - 1 :]
-        expected = judge_by(rows, task, spec=spec, position=len(asked))
-        found = outcome.judgement
-        assert (found.accepted_path, found.next_token) == (
-            expected.accepted_path, expected.next_token,
-        )  # fmt: skip
-        assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
-        counts.add(len(found.accepted_path))
-    assert 5 in counts
-    assert len(counts) > 2
+        for task in (
+            Judge(chain(block, distributions), logprobs=True, top_logprobs=2),
+            ReviewTask(chain(block, distributions), draws=draws, stage=1),
+        ):
+            item = Item(backend.new_cache(spec), spec, prefix=array("I", asked), task=task)
+            (outcome,) = backend.run([item], NEVER)
+            expected = judge_by(rows, task, spec=spec, position=len(asked))
+            found = outcome.judgement
+            assert (found.accepted_path, found.next_token) == (
+                expected.accepted_path, expected.next_token,
+            )  # fmt: skip
+            assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+            counts[type(task)].add(len(found.accepted_path))
+    for found in counts.values():
+        assert 5 in found
+        assert len(found) > 1
+
+
+def test_rows_that_are_only_read_are_all_computed(backend, directory):
+    """As a drafter of another vocabulary reads them: nothing is decided, so nothing is rejected."""
+    block = [40, 3, 9, 200]
+    item = Item(
+        backend.new_cache(SPEC), SPEC, prefix=array("I", PROMPT), task=RowsTask(chain(block))
+    )
+    (outcome,) = backend.run([item], NEVER)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        rows = model(torch.tensor([PROMPT + block])).logits[0, len(PROMPT) - 1 :].softmax(-1)
+    assert outcome.judgement.rows.shape == rows.shape
+    assert torch.allclose(outcome.judgement.rows, rows, atol=1e-5)
 
 
 def test_a_drafter_goes_back_to_a_copy_and_not_to_the_start(backend):
@@ -102,6 +126,19 @@ def test_a_drafter_goes_back_to_a_copy_and_not_to_the_start(backend):
         prefix = [*prefix, *drafted[:accepted], (drafted[accepted] + 1) % VOCABULARY_SIZE]
         text.draft(prefix)
         assert text.row_count <= 1 + accepted + 4
+
+
+def test_a_text_holds_no_more_memory_than_is_counted_for_it(tmp_path):
+    """With its copies, which in a hybrid have keys and values, too."""
+    backend = TransformersBackend(str(build_family("jamba", tmp_path)))
+    cache, length = backend.new_cache(SPEC), 0
+    for length in range(90, 121, 6):
+        task = Judge(chain([]))
+        item = Item(cache, SPEC, prefix=array("I", [*range(length)]), task=task)
+        backend.run([item], NEVER)
+    memory = backend.token_memory()
+    counted = memory.bytes_per_text + length * memory.bytes_per_token
+    assert memory.bytes_per_text < held_bytes(cache) <= counted
 
 
 def test_a_library_that_forgets_its_state_is_refused(directory, monkeypatch):

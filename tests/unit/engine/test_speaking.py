@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from array import array
 from collections import Counter
@@ -176,6 +177,18 @@ def test_a_text_beyond_the_models_context_gets_guesses_without_a_forward(speakin
     assert [each.probabilities for each in distributions] == [(1.0,)] * 3
 
 
+def test_buffers_do_not_grow_row_by_row_where_a_text_has_more_tokens_than_was_likely(speaking):
+    backend = speaking("unigram", "byte level")  # three bytes for each letter
+    spec = SessionSpec(reserve_length=64)
+    cache, capacities = backend.new_cache(spec), set()
+    text = vocabulary_of("unigram").encode("สุนัขจิ้งจอกสีน้ำตาลกระโดดข้ามสุนัข".encode() * 4)
+    for length in range(30, 64):
+        draft(backend, spec, text[:length], 1, cache=cache)
+        capacities.add(cache.inner.capacity)
+    assert max(capacities) > 100
+    assert len(capacities) < 7
+
+
 def test_what_a_target_chooses_is_agreed_to_far_more_often_than_by_chance(speaking):
     backend = speaking("byte level", "pieces")
     target = load_backend(LoadOptions(model=str(speaking.folder("byte level"))))
@@ -198,6 +211,13 @@ def test_the_targets_tokenizer_is_found_in_its_folder_or_beside_its_file(speakin
     path = folder if place == "folder" else folder / "tokenizer.json"
     found = find_target_tokens(str(path))
     assert (found.vocabulary_size, found.end_ids) == (420, (2,))
+
+
+def test_a_token_id_that_would_take_all_memory_is_refused(tmp_path):
+    added = {"id": 4_000_000_000, "content": "<x>", "special": True}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": [added]}))
+    with pytest.raises(ModelLoadError, match="has the token id 4000000000"):
+        find_target_tokens(str(tmp_path))
 
 
 def test_a_target_without_a_tokenizer_of_bytes_is_refused_before_the_model_is_read(tmp_path):

@@ -99,7 +99,8 @@ def _continuation(model: Any) -> Continuation:
     return Continuation(
         is_right=off_in_steps <= limit,
         takes_blocks=off_in_blocks <= min(limit, max(_MOST_WORSE * off_in_steps, _MOST_OFF)),
-        bytes_per_token=max(per_token, -(-fixed // MOST_TOKENS_PER_TEXT)),
+        # A copy of the state has all keys and values, too.
+        bytes_per_token=max(per_token * (1 + MOST_COPIES), -(-fixed // MOST_TOKENS_PER_TEXT)),
         bytes_per_text=fixed * (1 + MOST_COPIES),
     )
 

@@ -147,7 +147,8 @@ class _TextLayers:
         past = raw.new_zeros(width - 1, raw.shape[-1]) if before is None else before.raw
         all_raw = torch.cat((past, raw))
         closed_count = sum(piece.closed_count for piece in self._pieces)
-        self._made[layer] = LayerRows(all_raw[closed_count:], None)
+        # A copy, because a part of a long prompt would hold the memory of the whole.
+        self._made[layer] = LayerRows(all_raw[closed_count:].clone(), None)
         if self._rows.tree is None:
             own = all_raw[len(past) - width + 1 :].T[None].to(weight.dtype)
             found = functional.conv1d(own, weight[:, None], bias, groups=len(weight))[0].T
