@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from paceline_engine.model_files.files import ModelFiles
     from paceline_engine.model_files.quantisation import Quantisation
 
+_THREADS = 4
 _WORD_BITS = 32
 _MIDDLE = 128  # of unsigned numbers of eight bits
 # Where the eight numbers of a word of AWQ belong.
@@ -240,7 +241,8 @@ def stored_weights(
                 f"model {files.name!r}: {module} cannot be dequantised: {error}"
             ) from error
 
-    with ThreadPoolExecutor() as pool:
+    # Each thread holds a weight several times.
+    with ThreadPoolExecutor(_THREADS) as pool:
         for found in pool.map(read, modules.items()):
             yield from found
 

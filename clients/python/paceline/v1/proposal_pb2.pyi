@@ -48,8 +48,9 @@ class Proposal(_message.Message):
     @_builtins.property
     def forced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Only in what a model server proposes: the indices of the tokens that the session's grammar
-        forces, ascending. No other token could follow there, so no forward found them. They are
-        guesses like the others: judge them. A VerifyRequest leaves this empty.
+        forces, ascending: only one text could follow there, and these are its usual tokens. No forward
+        found them, and the grammar may want that text in other tokens. So they are guesses like the
+        others: judge them. A VerifyRequest leaves this empty.
         """
 
     def __init__(
