@@ -43,7 +43,7 @@ from paceline_engine.torch_backend.transformers import TransformersBackend
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline_engine.torch_backend.transformers import LoadedModel
+    from paceline_engine.torch_backend.loaded_model import LoadedModel
 
 _REPEATS, _MOST_ROWS = 12, 17
 _SAMPLED = SamplingParameters(temperature=0.8, top_p=0.95)

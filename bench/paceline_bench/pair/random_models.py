@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from paceline_contract.calls import VerificationRule
 from paceline_engine.terms.calls import ModelDescription
 from paceline_engine.torch_backend.device import usable_device
-from paceline_engine.torch_backend.transformers import LoadedModel
+from paceline_engine.torch_backend.loaded_model import LoadedModel
 
 _CONTEXT, _VOCABULARY = 1 << 17, 32_000
 _HEAD = 64

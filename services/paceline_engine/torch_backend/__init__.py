@@ -1,1 +1,1 @@
-"""Models of the transformers library, computed with torch; transformers.py is the backend."""
+"""Models of the transformers library: loaded by transformers.py, computed by loaded_model.py."""

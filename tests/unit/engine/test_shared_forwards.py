@@ -42,7 +42,7 @@ def backend(request, tiny_pair):
             patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
         if request.param == "one by one":
             patch.setattr(
-                "paceline_engine.torch_backend.transformers.rotations_change", lambda _: True
+                "paceline_engine.torch_backend.loaded_model.rotations_change", lambda _: True
             )
         model = TransformersBackend(str(tiny_pair.target))
     model.together = request.param == "together"

@@ -1,0 +1,484 @@
+"""Any decoder-only Hugging Face model, with rows of many sequences in one forward.
+
+Theory of operation
+-------------------
+
+The worker calls `run(items)`; `ModelBackend.run` does the same for every model and calls back here:
+
+    run(items)
+      _feed(item)       which rows a text needs: the prefix's missing tokens, and the proposal
+      _make_room(feed)  buffers for these rows; OverloadedError harms no other sequence
+      _forward(feeds)   one forward for all rows of all feeds --> logits of the scored rows
+      _decide           tokens, verdicts or drafts from these logits (deciding/decisions.py)
+
+A *row* is one token position that is computed. A sequence with n missing tokens and a proposal of k
+has n + k rows, of which the last k + 1 are *scored*: they decide what follows the prefix and each
+proposed token. A forward computes the rows of all feeds side by side,
+
+    rows     | seq. A: a7 a8 p1 p2 | seq. B: b3 | seq. C: c5 p1 |
+    scored   |            ^  ^  ^  |        ^   |          ^ ^  |
+
+and only attention depends on the sequence of a row (`shared_rows.py`, `attention.py`).
+
+The decoder, which computes forwards, is chosen at load (`decoders.choose_decoder`): each
+candidate's logits are compared with the library's.
+
+1. `FusedLlama`: Llama, Mistral, Qwen 2 and Qwen 3 in few, large steps.
+2. `LibraryDecoder`: the library's own layers, with our rows and attention put into its interface.
+   `RecurrentDecoder`: with open rows beside the state of recurrent layers, too (`recurrent/`).
+3. None: the library computes one sequence at a time, with its own cache (`score_alone`), because
+   the model's attention cannot be replaced; or row by row (`recurrent/stepped_text.py`), because
+   its state cannot be taken back.
+
+On CUDA with `capture` forwards of few rows are recorded, each size at its first run, and replayed
+(`cuda_graphs.py`); trees, and parts of prompts, are computed anew.
+
+What must hold, and is easy to break:
+
+- A sequence's cache stands for exactly its `token_ids`, also after a forward that raised or was
+  interrupted: `ModelCache.extend` comes after the forward, and `settle` cuts the rows it left.
+- Logits are valid until the next forward only, because a replayed forward writes over them.
+- The interrupt is checked before each layer. Rows of an interrupted forward are never read: they
+  lie beyond the sequence's length, and the next forward writes over them.
+- The host does not wait for a CUDA device before it reads the logits, so it can run ahead.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate, chain
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from paceline_contract.proposal import NOTHING, Proposal
+from paceline_engine.deciding.decisions import choose_next, draft_from, judge_by, rank_from
+from paceline_engine.deciding.row_reading import RowsTask
+from paceline_engine.deciding.shapers import Shapers
+from paceline_engine.model_backend import Feed, ModelBackend
+from paceline_engine.terms.backend import (
+    PLAIN,
+    ForwardInterrupted,
+    Interrupt,
+    ModelLoadError,
+    TokenMemory,
+)
+from paceline_engine.terms.items import Draft, Judge, Judgement, Outcome
+from paceline_engine.torch_backend.attention import TextRows
+from paceline_engine.torch_backend.chain_drafting import layers_beside
+from paceline_engine.torch_backend.cuda_graphs import CapturedForwards, capture_forwards
+from paceline_engine.torch_backend.decoders import choose_decoder, take_sample
+from paceline_engine.torch_backend.device import on_device, wait_for
+from paceline_engine.torch_backend.families import rotations_change
+from paceline_engine.torch_backend.invariant import TILE, InvariantRows
+from paceline_engine.torch_backend.key_values import KeyValues
+from paceline_engine.torch_backend.kv_arena import Slabs
+from paceline_engine.torch_backend.library import LibraryText, decoder_layers, score_alone
+from paceline_engine.torch_backend.memory import free_memory, return_freed_memory
+from paceline_engine.torch_backend.recurrent.library_state import has_recurrent_state
+from paceline_engine.torch_backend.recurrent.probe import prove_steps
+from paceline_engine.torch_backend.recurrent.recurrent_decoder import OpenTiles, choose_open_tiles
+from paceline_engine.torch_backend.recurrent.recurrent_text import RecurrentText
+from paceline_engine.torch_backend.recurrent.stepped_text import SteppedText
+from paceline_engine.torch_backend.shared_rows import SharedRows
+from paceline_engine.torch_backend.whole_products import replace_products
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from paceline_engine.terms.calls import Grammar, SessionSpec
+    from paceline_engine.terms.draft_tree import Ranked
+    from paceline_engine.terms.items import Item
+    from paceline_engine.torch_backend.adapters.eagle import EagleHead
+    from paceline_engine.torch_backend.cuda_graphs import CapturedForwards
+    from paceline_engine.torch_backend.decoders import Decoder
+    from paceline_engine.torch_backend.draft_head import DraftHead
+    from paceline_engine.torch_backend.kv_arena import KeyValueShape
+    from paceline_engine.torch_backend.own_guesses import OwnGuesses
+    from paceline_engine.torch_backend.recurrent.probe import Continuation
+
+_Text: TypeAlias = KeyValues | LibraryText | SteppedText
+
+
+class LoadedModel(ModelBackend):
+    """A model of the transformers library, as loaded; its scores are logits, (rows, V).
+
+    If its head scores some tokens only, there is a column for each of them, and not for all V.
+
+    Attributes:
+        model: The library's.
+        decoder: What computes rows of sequences; None: the library does, one sequence at a time.
+        together: Whether one kernel attends to several sequences; see `SharedRows`.
+        captured: Records forwards of few rows, to be replayed; None: they are computed.
+        own_guesses: What the model guesses beside the rows that decide; None: nothing.
+        shapers: What shapes the logits of its sequences, with their grammars.
+        draft_head: Says which tokens the head scores; None: all.
+
+    Cancellation:
+        A hook before each decoder layer looks at the running forward's interrupt. On CUDA that is
+        the moment of the launch: kernels that are launched already still run. A captured forward
+        always runs to its end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        *,
+        device: torch.device,
+        capture: bool = False,
+        invariant: bool = False,
+        weights: str = PLAIN,
+        head: EagleHead | None = None,
+    ) -> None:
+        """Choose how to compute a model. The subclass sets its description.
+
+        Args:
+            name: The model's name, for the log.
+            model: The library's, on its device.
+            device: That device.
+            capture: On CUDA, record forwards of few rows and replay them.
+            invariant: See `TransformersBackend`.
+            weights: PLAIN; or INT8, W8A8 or W4A16: see `replace_products`.
+            head: What keeps features beside keys and values; None: nothing does.
+
+        Raises:
+            ModelLoadError: it cannot be computed with such weights, or the head is for another
+                model.
+        """
+        self.model = model
+        self.device = device
+        self._invariant = invariant
+        self._stepped: Continuation | None = None
+        self._tiles: OpenTiles | None = None
+        # On an accelerator launching kernels takes most of the time: one kernel for all sequences.
+        self.together = device.type != "cpu"
+        self.decoder: Decoder | None = None
+        self._bytes_per_text = 0
+        with on_device():
+            if has_recurrent_state(model):
+                shape = self._choose_recurrent(name, packs=weights == PLAIN)
+            else:
+                sample = take_sample(model)
+                shape, self._bytes_per_token = sample.shape, sample.bytes_per_token
+                self.decoder = choose_decoder(
+                    name, model, sample=sample, together=self.together, packs=weights == PLAIN
+                )
+            if weights != PLAIN:
+                replace_products(model, self.decoder, kind=weights)
+        return_freed_memory()
+        tile = TILE if invariant else 1
+        if shape is not None and head is not None:
+            shape = replace(shape, layers=shape.layers + layers_beside(head, shape))
+            self._bytes_per_token = shape.bytes_per_token
+        self._slabs = None if shape is None else Slabs(shape, tile=tile)
+        self._layers = self.decoder.layers if self.decoder else decoder_layers(model)
+        for layer in self._layers:
+            layer.register_forward_pre_hook(self._before_layer)
+        self.interrupt = Interrupt()
+        self._layers_run = 0
+        self.own_guesses: OwnGuesses | None = None
+        self.shapers = Shapers(lambda: self.description.vocabulary_size)
+        self.draft_head: DraftHead | None = None
+        self.captured = (
+            capture_forwards(name, self.decoder, shape, device=device) if capture else None
+        )
+
+    def _choose_recurrent(self, name: str, *, packs: bool) -> KeyValueShape | None:
+        """Choose how to compute a model with a recurrent state; return its shape with tiles."""
+        if self._invariant:
+            raise ModelLoadError(
+                f"model {name!r} cannot be served with --invariant: it has a recurrent state"
+            )
+        tiles = choose_open_tiles(name, self.model, together=self.together, packs=packs)
+        found = tiles or prove_steps(name, self.model)
+        self._bytes_per_token = found.bytes_per_token
+        self._bytes_per_text = found.bytes_per_text
+        if isinstance(found, OpenTiles):
+            self._tiles, self.decoder = found, found.decoder
+            return found.shape
+        self._stepped = found
+        return None
+
+    @property
+    def captures(self) -> bool:
+        """Whether forwards of few rows are recorded and replayed."""
+        return self.captured is not None and self.captured.work
+
+    @property
+    def layers_run(self) -> int:
+        """How many decoder layers forwards have gone through so far."""
+        return self._layers_run
+
+    @property
+    def cuts_prompts(self) -> bool:
+        """Whether a part of a long prompt is computed as in the whole: rotations stay the same."""
+        blocks_are_right = self._stepped is None or self._stepped.takes_blocks
+        return blocks_are_right and not rotations_change(self.model.config)
+
+    @property
+    def judges_row_by_row(self) -> bool:
+        """Whether each token of a proposal takes a forward: its state cannot be taken back."""
+        return self._stepped is not None
+
+    def run(
+        self, items: Sequence[Item], interrupt: Interrupt, *, row_limit: int | None = None
+    ) -> list[Outcome | Exception]:
+        """Do a step of each item: see `Backend.run`."""
+        limit = row_limit if self.cuts_prompts else None
+        # Sequences of ended sessions are kept, and nobody shapes them any more.
+        self.shapers.forget_ended()
+        cut = [self.shapers.within_grammar(item) for item in items]
+        try:
+            answers = super().run([item for item, _ in cut], interrupt, row_limit=limit)
+            if self.own_guesses is not None:
+                self.own_guesses.add_to(answers, [item for item, _ in cut])
+            return [
+                self.shapers.complete(answer, *of) for answer, of in zip(answers, cut, strict=True)
+            ]
+        finally:
+            if self.own_guesses is not None:
+                self.own_guesses.end_forward()
+
+    @on_device()
+    def token_memory(self) -> TokenMemory:
+        """Measure the memory for tokens: the free memory, and the memory of one token."""
+        free = free_memory(self.device)
+        return TokenMemory(
+            free_bytes=free.byte_count,
+            usable_share=free.usable_share,
+            bytes_per_token=self._bytes_per_token,
+            kept_share=free.kept_share,
+            bytes_per_text=self._bytes_per_text,
+        )
+
+    def new_cache(self, spec: SessionSpec) -> _Text:
+        """Begin an empty sequence for a session."""
+        if self._stepped is not None:
+            return SteppedText(self.model, takes_blocks=self._stepped.takes_blocks)
+        if self.decoder is None or self._slabs is None:
+            return LibraryText()
+        kind = KeyValues if self._tiles is None else RecurrentText
+        return kind(
+            self._slabs,
+            reserve_length=spec.reserve_length,
+            can_be_copied=not rotations_change(self.model.config),
+        )
+
+    @on_device()
+    def _feed(self, item: Item, row_limit: int | None) -> Feed:
+        # This moves a tree's accepted path to the sequence's end.
+        feed = super()._feed(item, row_limit)
+        if self.own_guesses is None:
+            feed.proposes = None  # what a grammar forces takes no rows
+        else:
+            self.own_guesses.mark_tree(feed, item)
+        if isinstance(feed.cache, SteppedText):
+            feed.cache.begins_item = not item.found_count
+            task = item.task
+            if isinstance(task, Judge) and not (task.score or isinstance(task, RowsTask)):
+                feed.accepts = partial(self._accepts, item, task)
+        return feed
+
+    def _accepts(self, item: Item, task: Judge, scores: Sequence[Tensor]) -> bool:
+        """Whether a proposal's next token is accepted, by the scores of the rows so far."""
+        count = len(scores)
+        # The row after it does not matter yet.
+        rows = self._of_known_tokens(torch.stack([*scores, scores[-1]]))
+        asked = replace(task.only(range(count)), logprobs=False, top_logprobs=0)
+        return len(self._judge(rows, asked, item=item).accepted_path) == count
+
+    @property
+    def _token_ids(self) -> Tensor | None:
+        """What the logits' columns stand for, if the head scores some tokens only."""
+        return None if self.draft_head is None else self.draft_head.token_ids
+
+    @on_device()
+    def _choose_together(self, asked: Sequence[tuple[Item, Feed, Any]]) -> Mapping[Item, int]:
+        rows = [
+            (item, scores)
+            for item, feed, scores in asked
+            if item.chooses_next and feed.scored_count and isinstance(scores, Tensor)
+        ]
+        return choose_next(rows, token_ids=self._token_ids) if len(rows) > 1 else {}
+
+    @on_device()
+    def _judge(self, scores: Tensor, task: Judge, *, item: Item) -> Judgement:
+        scores = self._of_all_tokens(scores)
+        spec, position = item.spec, len(item.prefix)
+        shaper = None if task.score else self.shapers.of(item)
+        if shaper is None:
+            return judge_by(scores, task, spec=spec, position=position)
+        shaped = shaper.shape(scores, item.prefix, task.proposal)
+        judgement = judge_by(shaped, task, spec=spec, position=position, told=scores)
+        shaper.check([0, *(index + 1 for index in judgement.accepted_path)])
+        return judgement
+
+    @on_device()
+    def _draft(self, scores: Tensor, item: Item) -> Proposal:
+        spec, position = item.spec, len(item.prefix)
+        shaper = self.shapers.of(item)
+        if shaper is None:
+            return draft_from(scores, spec=spec, position=position, token_ids=self._token_ids)
+        shaped = shaper.shape(self._of_all_tokens(scores), item.prefix, NOTHING)
+        return draft_from(shaped, spec=spec, position=position)
+
+    @on_device()
+    def _rank(self, scores: Tensor, item: Item) -> list[Ranked]:
+        assert isinstance(item.task, Draft)
+        spec, positions, count = item.spec, item.scored_positions, item.task.width
+        shaper = self.shapers.of(item)
+        if shaper is None:
+            own = self._token_ids
+            return rank_from(scores, spec=spec, positions=positions, count=count, token_ids=own)
+        found, due = item.draft_tree.found, item.draft_tree.due if item.block else ()
+        shaped = shaper.shape_ends(self._of_all_tokens(scores), item.prefix, found, due)
+        return rank_from(shaped, spec=spec, positions=positions, count=count)
+
+    def _of_all_tokens(self, scores: Tensor) -> Tensor:
+        """Return logits of the whole vocabulary, from those of the tokens that are scored."""
+        return scores if self.draft_head is None else self.draft_head.widen(scores)
+
+    def forced(self, item: Item, beyond: Sequence[int] = (), *, most: int) -> Proposal:
+        """Return the tokens that a grammar forces: see `Backend.forced`."""
+        return self.shapers.forced(item, beyond, most=most)
+
+    def knows_grammar(self, grammar: Grammar) -> bool:
+        """Whether a grammar is compiled already."""
+        return self.shapers.grammars is not None and self.shapers.grammars.knows(grammar)
+
+    def compile_grammar(self, grammar: Grammar) -> None:
+        """Compile a grammar: see `Backend.compile_grammar`."""
+        if self.shapers.grammars is None:
+            super().compile_grammar(grammar)
+        else:
+            self.shapers.grammars.compile(grammar)
+
+    @on_device()
+    def _make_room(self, feed: Feed) -> None:
+        if isinstance(feed.cache, KeyValues):
+            beside = self.own_guesses.most_streams(feed) if self.own_guesses else 0
+            feed.cache.make_room(len(feed.token_ids), beside=beside)
+
+    @on_device()
+    def _forward(self, feeds: Sequence[Feed], interrupt: Interrupt) -> list[Tensor]:
+        self.interrupt = interrupt
+        if self.description.shares_forwards:
+            logits = self._score(feeds)
+        else:
+            logits = [each for feed in feeds for each in self._score([feed])]
+        if not any(feed.scored_count for feed in feeds):
+            wait_for(self.device)
+        return [self._of_known_tokens(rows) for rows in logits]
+
+    def _of_known_tokens(self, logits: Tensor) -> Tensor:
+        """Leave out the columns of no token."""
+        if self.draft_head is not None:
+            return logits
+        return logits[:, : self.description.vocabulary_size]
+
+    def _score(self, feeds: Sequence[Feed]) -> Sequence[Tensor]:
+        """Return the logits of each feed's scored rows; they are valid until the next forward."""
+        if self.decoder is None:
+            (feed,) = feeds
+            if isinstance(feed.cache, SteppedText):
+                return [self._step(feed, feed.cache)]
+            ids = torch.tensor(feed.token_ids.tolist()).to(self.device, non_blocking=True)
+            text = cast("LibraryText", feed.cache)
+            return [score_alone(self.model, text, ids, rows=feed.scored_count)]
+        if self.captured is not None and self.captured.work:
+            replayed = self._replay(feeds, self.captured)
+            if replayed is not None:
+                return replayed
+        # In the order in which the sequences lie, so that neighbours go into one kernel.
+        order = sorted(range(len(feeds)), key=lambda index: _address(feeds[index]))
+        logits = self._compute_rows([feeds[index] for index in order])
+        return [each for _, each in sorted(zip(order, logits, strict=True), key=itemgetter(0))]
+
+    def _step(self, feed: Feed, text: SteppedText) -> Tensor:
+        """Compute a feed row by row, up to the first rejection."""
+        scores = text.append(feed.token_ids, scored_count=feed.scored_count, accepts=feed.accepts)
+        if len(scores) == feed.scored_count:
+            return scores
+        feed.stop(len(scores) - 1)
+        return torch.cat((scores, scores[-1:]))  # the row after the rejected token is never read
+
+    def _compute_rows(self, feeds: Sequence[Feed]) -> Sequence[Tensor]:
+        assert self.decoder is not None
+        texts = [_text_of(feed) for feed in feeds]
+        token_ids = [feed.token_ids for feed in feeds]
+        counts = [feed.scored_count for feed in feeds]
+        parents = [feed.parents for feed in feeds]
+        if self._tiles is not None:
+            rows: SharedRows = self._tiles.rows(
+                texts, token_ids, counts, parents=parents, together=self.together
+            )
+        elif self._invariant:
+            rows = InvariantRows(texts, token_ids, counts, parents=parents)
+        else:
+            rows = SharedRows(texts, token_ids, counts, parents=parents, together=self.together)
+        if self.own_guesses is not None and self.own_guesses.reads(feeds):
+            logits = self.own_guesses.compute(self.decoder, feeds, rows, together=self.together)
+            counts = [feed.scored_count for feed in feeds]  # trees may have been pruned
+        else:
+            logits = self.decoder(rows)
+        return torch.split(logits[: sum(counts)], counts)
+
+    def _replay(self, feeds: Sequence[Feed], captured: CapturedForwards) -> Sequence[Tensor] | None:
+        """Replay a forward; the first of a size is computed, and recorded. None: it is neither."""
+        if any(feed.parents or feed.proposes for feed in feeds):
+            return None
+        if not captured.take([len(feed.token_ids) for feed in feeds]):
+            return None
+        texts = [TextRows(_text_of(feed), len(feed.token_ids)) for feed in feeds]
+        token_ids = [*chain.from_iterable(feed.token_ids for feed in feeds)]
+        ends = accumulate(text.count for text in texts)
+        scored = [
+            range(end - feed.scored_count, end) for end, feed in zip(ends, feeds, strict=True)
+        ]
+        forward = captured.find(texts)
+        if forward is not None:
+            with self._counting(len(self._layers)):
+                logits = forward(texts, token_ids)
+            return [logits[rows.start : rows.stop] for rows in scored]
+        computed = self._compute_rows(feeds)
+        with self._counting(0):  # the same rows are computed again, to be recorded
+            is_there = captured.record(
+                texts,
+                token_ids,
+                scored=[*chain.from_iterable(scored)],
+                expected=torch.cat([*computed]),
+                name=self.description.name,
+            )
+        if not captured.work:  # from now on every forward goes from layer to layer
+            self.description = replace(self.description, cancels_between_layers=True)
+        # The second computation writes over the rows of the first.
+        return computed if is_there else self._compute_rows(feeds)
+
+    @contextmanager
+    def _counting(self, layer_count: int) -> Iterator[None]:
+        """Count so many layers for the code in the context, not the layers that it runs."""
+        before = self._layers_run
+        try:
+            yield
+        finally:
+            self._layers_run = before + layer_count
+
+    def _before_layer(self, *_: object) -> None:
+        if self.interrupt.is_set():
+            raise ForwardInterrupted
+        self._layers_run += 1
+
+
+def _text_of(feed: Feed) -> KeyValues:
+    return cast("KeyValues", feed.cache)
+
+
+def _address(feed: Feed) -> tuple[int, int]:
+    place = _text_of(feed).place
+    assert place is not None, "it has room"
+    return place.address
