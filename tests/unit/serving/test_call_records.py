@@ -79,6 +79,7 @@ COUNTERS = {
     "calls_cancelled": "calls_cancelled",
     "spec_decode_num_drafts": "draft_calls",
     "spec_decode_num_accepted_tokens": "accepted_tokens",
+    "forced_tokens": "forced_tokens",
     "self_draft_num_proposed_tokens": "guesses_proposed",
     "self_draft_num_judged_tokens": "guesses_judged",
     "self_draft_num_pruned_tokens": "guesses_pruned",
