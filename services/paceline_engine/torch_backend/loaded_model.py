@@ -221,6 +221,11 @@ class LoadedModel(ModelBackend):
         return blocks_are_right and not rotations_change(self.model.config)
 
     @property
+    def shares_forwards(self) -> bool:
+        """Whether a forward computes rows of several sequences."""
+        return self.decoder is not None and not rotations_change(self.model.config)
+
+    @property
     def judges_row_by_row(self) -> bool:
         """Whether each token of a proposal takes a forward: its state cannot be taken back."""
         return self._stepped is not None

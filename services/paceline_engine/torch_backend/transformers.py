@@ -22,7 +22,6 @@ from paceline_engine.torch_backend.adapters.eagle import EagleHead
 from paceline_engine.torch_backend.chain_drafting import ChainDrafter
 from paceline_engine.torch_backend.device import on_device, usable_device
 from paceline_engine.torch_backend.draft_head import DraftHead
-from paceline_engine.torch_backend.families import rotations_change
 from paceline_engine.torch_backend.int8_linear import refuse_int8, tell_what_is_faster
 from paceline_engine.torch_backend.invariance import MOST_INT8_THREADS, check_invariance
 from paceline_engine.torch_backend.llama import FusedLlama
@@ -123,7 +122,7 @@ class TransformersBackend(LoadedModel):
             device=computed_on,
             threads=threads,
             cancels_between_layers=bool(self._layers) and not self.captures,
-            shares_forwards=self.decoder is not None and not rotations_change(self.model.config),
+            shares_forwards=self.shares_forwards,
             is_invariant=invariant,
         )
         self._prepare_grammars()
