@@ -166,6 +166,40 @@ def totals(batch: Batch) -> list[Total]:
     return [Total(float(each.total_time), each.target_forwards) for each in results]
 
 
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What a setup took.
+
+    Attributes:
+        setup: It.
+        times: Of each generation, in the latencies' unit.
+        target_forwards: Answered forwards of targets, in all.
+    """
+
+    setup: Setup
+    times: tuple[float, ...]
+    target_forwards: int
+
+    @property
+    def mean(self) -> float:
+        """The mean time of a generation."""
+        return statistics.mean(self.times)
+
+    def over(self, rival: Timed) -> tuple[float, float]:
+        """Return how many times as fast as a rival, and the standard error."""
+        ratio = rival.mean / self.mean
+        pairs = zip(rival.times, self.times, strict=True)
+        _, error = mean_and_error([(theirs - ratio * ours) / self.mean for theirs, ours in pairs])
+        return ratio, error
+
+
+def time_batch(batch: Batch) -> Timed:
+    """Simulate each generation, and keep its time."""
+    found = totals(batch)
+    forwards = sum(each.target_forwards for each in found)
+    return Timed(batch.setup, tuple(each.time for each in found), forwards)
+
+
 def total_times(batch: Batch) -> list[float]:
     """Return how long each generation takes, in the latencies' unit."""
     return [each.time for each in totals(batch)]

@@ -140,7 +140,7 @@ async def _check(settings: CheckPairSettings, prompts: Sequence[str]) -> int:
         translation = await _translation(settings, running, Path(folder))
         if translation is not None:
             print(translation.told(), flush=True)
-            if not translation.pays:
+            if not translation.overlap.suffices:
                 return 1
             if _address(settings.drafter):
                 print(f"Start the drafter with --speak {settings.target_folder}.")

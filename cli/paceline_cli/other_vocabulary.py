@@ -37,11 +37,6 @@ class Translation:
     overlap: Overlap
     speak: str
 
-    @property
-    def pays(self) -> bool:
-        """Whether the drafter has enough of what the target writes."""
-        return self.overlap.cover >= LEAST_COVER
-
     def told(self) -> str:
         """Say what differs and what they have in common."""
         return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -27,6 +27,11 @@ class SparseDistribution:
 
     token_ids: Sequence[int]
     probabilities: Sequence[float]
+
+    @classmethod
+    def certain(cls, token_id: int) -> Self:
+        """Return the distribution in which only one token is possible."""
+        return cls((token_id,), (1.0,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,7 @@ class SimulatedBackend(ModelBackend):
             size = self.model.vocabulary_size
             token = (token + 1 + opinion % (size - 1)) % size
         if item.spec.rule is VerificationRule.REJECTION:  # at temperature 0
-            return Proposal((token,), distributions=(SparseDistribution((token,), (1.0,)),))
+            return Proposal((token,), distributions=(SparseDistribution.certain(token),))
         return Proposal((token,))
 
     def _rank(self, scores: Sequence[int], item: Item) -> list[Ranked]:

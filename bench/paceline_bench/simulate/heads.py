@@ -8,11 +8,10 @@ at the head. So what is said of the service is the most that it can gain.
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 from itertools import pairwise
 
-from paceline_bench.protocol_runs import Batch, Setup, own_guesses, totals
+from paceline_bench.protocol_runs import Batch, Setup, Timed, own_guesses, time_batch
 from paceline_orchestrator.planning.equation import LOOKAHEADS
 from paceline_protocol.laboratory.simulation import ServerLatency
 from paceline_protocol.methods import Strategy, label_of
@@ -108,13 +107,6 @@ class HeadGain:
         return self.over_plain / self.gpu_count
 
 
-@dataclass(frozen=True, slots=True)
-class _Timed:
-    setup: Setup
-    time: float
-    forwards: int
-
-
 def compare_places(job: HeadJob) -> list[HeadGain]:
     """Simulate the head at its target, and as a service with SI and DSI: seconds."""
     few, many = range(1, _MOST_AHEAD + 1), [each for each in LOOKAHEADS if each <= 2 * _MOST_AHEAD]
@@ -154,18 +146,17 @@ def _served(
     )
 
 
-def _best(job: HeadJob, setups: list[Setup]) -> _Timed:
-    return min((_timed(job, setup) for setup in setups), key=lambda timed: timed.time)
+def _best(job: HeadJob, setups: list[Setup]) -> Timed:
+    return min((_simulated(job, setup) for setup in setups), key=lambda it: it.mean)
 
 
-def _timed(job: HeadJob, setup: Setup) -> _Timed:
-    batch = Batch(setup, job.rates[0], max_tokens=job.token_count, seeds=range(job.repeats))
-    found = totals(batch)
-    forwards = sum(each.target_forwards for each in found)
-    return _Timed(setup, statistics.mean(each.time for each in found) / _TARGET, forwards)
+def _simulated(job: HeadJob, setup: Setup) -> Timed:
+    return time_batch(
+        Batch(setup, job.rates[0], max_tokens=job.token_count, seeds=range(job.repeats))
+    )
 
 
-def _gain(job: HeadJob, timed: _Timed, *, own: _Timed, place: str) -> HeadGain:
+def _gain(job: HeadJob, timed: Timed, *, own: Timed, place: str) -> HeadGain:
     setup = timed.setup
     return HeadGain(
         name=job.head.name,
@@ -174,7 +165,7 @@ def _gain(job: HeadJob, timed: _Timed, *, own: _Timed, place: str) -> HeadGain:
         target_count=setup.target_count,
         gpu_count=setup.gpu_count,
         lookahead=setup.lookahead,
-        tokens_per_forward=job.repeats * job.token_count / timed.forwards,
-        over_plain=job.token_count / timed.time,
-        over_self=own.time / timed.time,
+        tokens_per_forward=job.repeats * job.token_count / timed.target_forwards,
+        over_plain=job.token_count * _TARGET / timed.mean,
+        over_self=own.mean / timed.mean,
     )

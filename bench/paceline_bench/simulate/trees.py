@@ -8,13 +8,12 @@ the same draws, so that luck cancels out of their ratios. Times are in parts of 
 from __future__ import annotations
 
 import csv
-import statistics
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline_bench.protocol_runs import Batch, Setup, mean_and_error, totals
+from paceline_bench.protocol_runs import Batch, Setup, Timed, time_batch
 from paceline_bench.recurrences import (
     expected_ahead_time,
     expected_distributed_times,
@@ -103,24 +102,6 @@ class Gain:
     per_gpu: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Timed:
-    setup: Setup
-    times: tuple[float, ...]
-    forwards: int
-
-    @property
-    def mean(self) -> float:
-        return statistics.mean(self.times)
-
-    def over(self, rival: _Timed) -> tuple[float, float]:
-        """Return how many times as fast as a rival, and the standard error."""
-        ratio = rival.mean / self.mean
-        pairs = zip(rival.times, self.times, strict=True)
-        _, error = mean_and_error([(theirs - ratio * ours) / self.mean for theirs, ours in pairs])
-        return ratio, error
-
-
 def steady(
     drafter: float,
     acceptance_rate: float,
@@ -187,7 +168,7 @@ def compare_trees(job: TreeJob) -> list[Gain]:
     ] + _self_gains(job, si=si)
 
 
-def _self_gains(job: TreeJob, *, si: _Timed) -> list[Gain]:
+def _self_gains(job: TreeJob, *, si: Timed) -> list[Gain]:
     if job.guesses is None:
         return []
     target, drafter = job.servers.target, job.servers.drafter
@@ -204,7 +185,7 @@ def write_gains(path: Path, gains: Sequence[Gain]) -> None:
         writer.writerows(asdict(each) for each in gains)
 
 
-def _timed(job: TreeJob, strategy: Strategy, *, drafts_ahead: bool, shape: Shape = CHAIN) -> _Timed:
+def _timed(job: TreeJob, strategy: Strategy, *, drafts_ahead: bool, shape: Shape = CHAIN) -> Timed:
     """Simulate a method with each lookahead that may be the best, and return the best."""
     candidates = _LOOKAHEADS[strategy, drafts_ahead](job, shape)
     overlaps = METHODS[strategy].overlaps
@@ -223,7 +204,7 @@ def _timed(job: TreeJob, strategy: Strategy, *, drafts_ahead: bool, shape: Shape
     return min((_simulated(job, setup) for setup in setups), key=lambda timed: timed.mean)
 
 
-def _simulated(job: TreeJob, setup: Setup) -> _Timed:
+def _simulated(job: TreeJob, setup: Setup) -> Timed:
     batch = Batch(
         setup,
         job.servers.acceptance_rate,
@@ -231,9 +212,7 @@ def _simulated(job: TreeJob, setup: Setup) -> _Timed:
         seeds=range(job.repeats),
         shares=job.shares,
     )
-    found = totals(batch)
-    forwards = sum(each.target_forwards for each in found)
-    return _Timed(setup, tuple(each.time for each in found), forwards)
+    return time_batch(batch)
 
 
 def _speculative_lookaheads(job: TreeJob, shape: Shape) -> set[int]:
@@ -306,7 +285,7 @@ _LOOKAHEADS = {
 }
 
 
-def _gain(job: TreeJob, timed: _Timed, *, si: _Timed, chain: _Timed) -> Gain:
+def _gain(job: TreeJob, timed: Timed, *, si: Timed, chain: Timed) -> Gain:
     setup, step = timed.setup, float(job.servers.target.step)
     over_si, over_si_error = timed.over(si)
     over_chain, over_chain_error = timed.over(chain)
@@ -321,7 +300,7 @@ def _gain(job: TreeJob, timed: _Timed, *, si: _Timed, chain: _Timed) -> Gain:
         width=setup.shape.width,
         branches=setup.shape.branches,
         lookahead=setup.lookahead,
-        tokens_per_forward=job.repeats * job.token_count / timed.forwards,
+        tokens_per_forward=job.repeats * job.token_count / timed.target_forwards,
         time=timed.mean / step,
         over_plain=over_plain,
         over_si=over_si,

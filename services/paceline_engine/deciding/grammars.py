@@ -265,8 +265,9 @@ def _source(grammar: Grammar) -> str:
         case GrammarKind.REGEX:
             source = llguidance.LLMatcher.grammar_from_regex(grammar.text)
         case GrammarKind.LARK:
-            is_lark = not is_gbnf(grammar.text)
-            lark = grammar.text if is_lark else lark_of(grammar.text, field=f"{FIELD}.lark")
+            lark = grammar.text
+            if is_gbnf(lark):
+                lark = lark_of(lark, field=f"{FIELD}.lark")
             source = llguidance.LLMatcher.grammar_from_lark(lark)
         case GrammarKind.CHOICES:
             source = llguidance.grammar_from("choice", grammar.text)

@@ -111,7 +111,7 @@ def _review_chosen(
         )
         token = drafted.token_id if drafted is not None and accepted else own
         # The noise is fixed, so after the tokens before it no other token was possible.
-        certain = SparseDistribution((token,), (1.0,))
+        certain = SparseDistribution.certain(token)
         draws.append(
             Draw(
                 token,

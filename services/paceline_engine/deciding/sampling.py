@@ -434,7 +434,7 @@ def draw_draft(
     """
     if parameters.temperature == 0:
         (token,) = tokens_of(argmax_tokens(logits), token_ids)
-        return token, SparseDistribution((token,), (1.0,))
+        return token, SparseDistribution.certain(token)
     scores = filtered_scores(logits, parameters)
     columns, probabilities = cut_distribution(scores[0])
     drawn_from = torch.full_like(scores, -math.inf)

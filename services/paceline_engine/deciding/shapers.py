@@ -64,7 +64,7 @@ class Shapers:
         if not token_ids:
             return NOTHING
         is_exact = item.spec.rule is VerificationRule.EXACT
-        certain = () if is_exact else tuple(SparseDistribution((it,), (1.0,)) for it in token_ids)
+        certain = () if is_exact else tuple(map(SparseDistribution.certain, token_ids))
         return Proposal(tuple(token_ids), (), certain, forced=range(len(token_ids)))
 
     def within_grammar(self, item: Item) -> tuple[Item, Sequence[int] | None]:

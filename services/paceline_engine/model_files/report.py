@@ -78,6 +78,13 @@ def known_defaults(files: ModelFiles, *, vocabulary_size: int) -> SamplingDefaul
     return SamplingDefaults(**found)
 
 
+def known_fim(files: ModelFiles, *, vocabulary_size: int) -> tuple[int, ...]:
+    """Return the tokens with which a text is filled in: prefix, suffix, middle; none if unknown."""
+    fim = files.tokens.fim
+    ids = () if fim is None else (fim.prefix, fim.suffix, fim.middle)
+    return ids if max(ids, default=0) < vocabulary_size else ()
+
+
 def report(files: ModelFiles, *, end_ids: tuple[int, ...]) -> None:
     """Tell in one line of the log what a folder says, and what it does not say.
 

@@ -57,13 +57,18 @@ class Overlap:
     cover: float
     ratio: float
 
+    @property
+    def suffices(self) -> bool:
+        """Whether the drafter has enough of what the target writes."""
+        return self.cover >= LEAST_COVER
+
     def check(self, name: str) -> None:
         """Refuse a drafter that has too little of what its target writes.
 
         Raises:
             ModelLoadError: it has less than LEAST_COVER of the sample.
         """
-        if self.cover < LEAST_COVER:
+        if not self.suffices:
             raise ModelLoadError(
                 f"--speak: model {name!r} has only {self.cover:.0%} of the tokens that the target"
                 f" writes; below {LEAST_COVER:.0%} drafting would not pay"

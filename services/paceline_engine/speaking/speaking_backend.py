@@ -25,7 +25,7 @@ from paceline_engine.speaking.spoken_text import SpokenText, has_seams
 from paceline_engine.speaking.steps import Drafting, Reviewing
 from paceline_engine.speaking.token_map import map_tokens
 from paceline_engine.speaking.vocabulary import Vocabulary
-from paceline_engine.terms.backend import Backend, ModelLoadError, TokenMemory
+from paceline_engine.terms.backend import Backend, ComposedBackend, ModelLoadError, TokenMemory
 from paceline_engine.terms.items import Draft
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from paceline_engine.model_files.target_tokens import TargetTokens
     from paceline_engine.speaking.steps import Step
     from paceline_engine.terms.backend import Interrupt
-    from paceline_engine.terms.calls import ModelDescription, SessionSpec
+    from paceline_engine.terms.calls import SessionSpec
     from paceline_engine.terms.items import Item, Outcome
 
 _RULES_VERSION = 1
@@ -66,7 +66,7 @@ def speak(model: Backend, target: TargetTokens) -> Backend:
     return SpeakingBackend(model, target=theirs, drafter=ours, tokenizer=target.tokenizer)
 
 
-class SpeakingBackend(Backend):
+class SpeakingBackend(ComposedBackend):
     """A model, wrapped; see above.
 
     Cost: a session keeps a few rows of its last draft.
@@ -95,7 +95,7 @@ class SpeakingBackend(Backend):
         self._longest = own.context_length
         told = hashlib.sha256(tokenizer).hexdigest()
         parts = ("speaking", own.fingerprint, told, target.size, target.end_ids, _RULES_VERSION)
-        self._description = replace(
+        description = replace(
             own,
             fingerprint=hashlib.sha256(repr(parts).encode()).hexdigest(),
             tokenizer_fingerprint=told,
@@ -108,18 +108,7 @@ class SpeakingBackend(Backend):
             scores_prompts=False,
             fim_token_ids=(),
         )
-
-    @property
-    def description(self) -> ModelDescription:
-        """The drafter. `cancels_between_layers` can change while it computes."""
-        cancels = self._model.description.cancels_between_layers
-        if cancels != self._description.cancels_between_layers:
-            self._description = replace(self._description, cancels_between_layers=cancels)
-        return self._description
-
-    @description.setter
-    def description(self, description: ModelDescription) -> None:
-        self._description = description
+        super().__init__([model], description)
 
     @property
     def cuts_prompts(self) -> bool:

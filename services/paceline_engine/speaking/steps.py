@@ -143,7 +143,7 @@ class Drafting(Step):
                 # A guess that costs nothing: whatever is drafted, the target's text is the same.
                 token = self._prefix[-1]
                 is_sampled = spec.rule is VerificationRule.REJECTION
-                certain = (SparseDistribution((token,), (1.0,)),) if is_sampled else ()
+                certain = (SparseDistribution.certain(token),) if is_sampled else ()
                 drafted = Proposal((token,), distributions=certain)
             else:
                 drafted = draft_from(row.log()[None], spec=spec, position=position)

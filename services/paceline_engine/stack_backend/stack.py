@@ -18,7 +18,7 @@ from paceline_engine.deciding.cascade import MAX_GRAM, Reviewed, ReviewTask
 from paceline_engine.model_files.tokenizer_difference import tell_difference
 from paceline_engine.stack_backend.stack_numbers import MeasuredStack
 from paceline_engine.stack_backend.stack_text import StackText
-from paceline_engine.terms.backend import Backend, ModelLoadError, TokenMemory
+from paceline_engine.terms.backend import Backend, ComposedBackend, ModelLoadError, TokenMemory
 from paceline_engine.terms.items import Draft, Item, Outcome
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class _Step:
     inner: Item
 
 
-class StackBackend(Backend):
+class StackBackend(ComposedBackend):
     """A stack of models.
 
     Cost: a session has its sequence in each model, and a token takes memory in all of them.
@@ -75,7 +75,11 @@ class StackBackend(Backend):
             ModelLoadError: the models do not fit together.
         """
         _check_alike(models)
-        self.models = models
+        description = _describe(
+            [model.description for model in models],
+            drafting=f"{matrix or 'auto'} {leniency} {new_max_gram is not None}",
+        )
+        super().__init__(models, description)
         self.forward_counts = [0] * len(models)
         self.proposed_count = 0
         self._leniency = leniency
@@ -85,22 +89,6 @@ class StackBackend(Backend):
         self._fixed_matrix = matrix
         _tell_reaches([model.description for model in models])
         self.tokenizer = models[0].tokenizer
-        self._description = _describe(
-            [model.description for model in models],
-            drafting=f"{matrix or 'auto'} {leniency} {new_max_gram is not None}",
-        )
-
-    @property
-    def description(self) -> ModelDescription:
-        """The stack as one model. `cancels_between_layers` can change while it computes."""
-        cancels = _cancels_between_layers([model.description for model in self.models])
-        if cancels != self._description.cancels_between_layers:
-            self._description = replace(self._description, cancels_between_layers=cancels)
-        return self._description
-
-    @description.setter
-    def description(self, description: ModelDescription) -> None:
-        self._description = description
 
     @property
     def matrix(self) -> Matrix:
@@ -269,7 +257,7 @@ def _describe(models: Sequence[ModelDescription], *, drafting: str) -> ModelDesc
     return replace(
         models[0],
         fingerprint=hashlib.sha256(f"stack {identity}".encode()).hexdigest(),
-        cancels_between_layers=_cancels_between_layers(models),
+        cancels_between_layers=all(model.cancels_between_layers for model in models),
         shares_forwards=all(model.shares_forwards for model in models),
         takes_trees=False,
         is_invariant=all(model.is_invariant for model in models),
@@ -301,7 +289,3 @@ def _tell_reaches(models: Sequence[ModelDescription]) -> None:
                 models[0].name,
                 models[0].context_length,
             )
-
-
-def _cancels_between_layers(models: Sequence[ModelDescription]) -> bool:
-    return all(model.cancels_between_layers for model in models)

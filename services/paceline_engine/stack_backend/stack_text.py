@@ -72,7 +72,7 @@ class LastStage:
             Draw(
                 token,
                 stage=self._stage,
-                distribution=None if self._is_exact else SparseDistribution((token,), (1.0,)),
+                distribution=None if self._is_exact else SparseDistribution.certain(token),
             )
             for token in self._max_gram.propose(count)
         ]
@@ -225,7 +225,7 @@ def _forced_draws(
     return [
         Draw(
             token,
-            distribution=SparseDistribution((token,), (1.0,)) if found.distributions else None,
+            distribution=SparseDistribution.certain(token) if found.distributions else None,
             is_forced=True,
         )
         for token in found.token_ids

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from traceback import clear_frames
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -223,3 +223,33 @@ class Backend(ABC):
             ForwardInterrupted: the interrupt was set. The caches are as good as before.
             DeviceLostError: the device can compute nothing more.
         """
+
+
+class ComposedBackend(Backend):
+    """A backend that computes with other backends' models.
+
+    Attributes:
+        models: They.
+    """
+
+    def __init__(self, models: Sequence[Backend], description: ModelDescription) -> None:
+        """Build it.
+
+        Args:
+            description: What it is as one model. Whether it cancels between layers follows from its
+                models, and can change while they compute.
+        """
+        self.models = models
+        self._description = description
+
+    @property
+    def description(self) -> ModelDescription:
+        """What it is as one model."""
+        cancels = all(model.description.cancels_between_layers for model in self.models)
+        if cancels != self._description.cancels_between_layers:
+            self._description = replace(self._description, cancels_between_layers=cancels)
+        return self._description
+
+    @description.setter
+    def description(self, description: ModelDescription) -> None:
+        self._description = description

@@ -6,6 +6,7 @@ import logging
 import math
 from array import array
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -20,7 +21,7 @@ from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.shared_rows import SharedRows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from paceline_engine.torch_backend.shared_rows import ForwardRows
 
@@ -144,22 +145,40 @@ def _agrees(decoder: Decoder, sample: Sample, *, together: bool) -> bool:
     own = torch.split(sample.token_ids, sum(_PIECES[0]))
     slabs = Slabs(sample.shape)
     texts = [KeyValues(slabs, reserve_length=len(each)) for each in own]
-    logits: list[list[Tensor]] = [[] for _ in own]
-    for counts in zip(*_PIECES, strict=True):
+    rows = partial(SharedRows, together=together)
+    found = compute_in_pieces(decoder, texts, own, pieces=_PIECES, rows=rows)
+    return agree(sample.logits, found, dtype=sample.shape.dtype)
+
+
+def compute_in_pieces(
+    decoder: Decoder,
+    texts: Sequence[KeyValues],
+    token_ids: Sequence[Tensor],
+    *,
+    pieces: Sequence[Sequence[int]],
+    rows: Callable[..., ForwardRows],
+) -> Tensor:
+    """Compute sequences in pieces side by side: the logits of one after the other's.
+
+    Args:
+        texts: Empty sequences.
+        token_ids: The tokens of each.
+        pieces: How many rows each has in some forwards.
+        rows: Makes the rows of a forward.
+    """
+    logits: list[list[Tensor]] = [[] for _ in texts]
+    for counts in zip(*pieces, strict=True):
         parts = [
-            array("I", each[text.length : text.length + count].tolist())
-            for text, each, count in zip(texts, own, counts, strict=True)
+            array("I", ids[text.length : text.length + count].tolist())
+            for text, ids, count in zip(texts, token_ids, counts, strict=True)
         ]
         for text, count in zip(texts, counts, strict=True):
             text.make_room(count)
-        computed = decoder(SharedRows(texts, parts, counts, together=together))
-        for text, part, mine, rows in zip(
-            texts, parts, logits, torch.split(computed, [*counts]), strict=True
-        ):
+        scored = torch.split(decoder(rows(texts, parts, counts)), [*counts])
+        for text, part, mine, own in zip(texts, parts, logits, scored, strict=True):
             text.extend(part)
-            mine.append(rows)
-    found = torch.cat([rows for mine in logits for rows in mine])
-    return agree(sample.logits, found, dtype=sample.shape.dtype)
+            mine.append(own)
+    return torch.cat([own for mine in logits for own in mine])
 
 
 class quiet_library:  # noqa: N801 - a context manager

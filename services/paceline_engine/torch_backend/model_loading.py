@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from paceline.panics import taking_panics
 from paceline_contract.calls import VerificationRule
-from paceline_engine.model_files.report import known_defaults, known_ends, report
+from paceline_engine.model_files.report import known_defaults, known_ends, known_fim, report
 from paceline_engine.terms.backend import ModelLoadError, few_names
 from paceline_engine.terms.calls import ModelDescription
 from paceline_engine.torch_backend.device import hardware_of
@@ -279,8 +279,6 @@ def describe(
     fingerprint = files.fingerprint(dtype)
     vocabulary_size = min(token_count, config.vocab_size)
     end_ids = known_ends(files, vocabulary_size=vocabulary_size)
-    fim = files.tokens.fim
-    fim_ids = () if fim is None else (fim.prefix, fim.suffix, fim.middle)
     report(files, end_ids=end_ids)
     return ModelDescription(
         name=files.name,
@@ -305,7 +303,7 @@ def describe(
         verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
         hardware=hardware_of(device, threads=threads),
         scores_every_token=files.draft_vocabulary is None,
-        fim_token_ids=fim_ids if max(fim_ids, default=0) < vocabulary_size else (),
+        fim_token_ids=known_fim(files, vocabulary_size=vocabulary_size),
     )
 
 

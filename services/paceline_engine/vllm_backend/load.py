@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline_contract.calls import VerificationRule
 from paceline_engine.model_files.files import find_model_files
-from paceline_engine.model_files.report import known_defaults, known_ends, report
+from paceline_engine.model_files.report import known_defaults, known_ends, known_fim, report
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import ModelDescription
 from paceline_engine.vllm_backend.options import CHANGE_NUMBERS, parse_options, set_environment
@@ -98,7 +98,7 @@ def load_vllm(
         sampling_defaults=known_defaults(files, vocabulary_size=vocabulary_size),
         verification_rules=(VerificationRule.EXACT,),
         hardware=hardware_of(engine.device, threads=threads),
-        fim_token_ids=_fim(files, vocabulary_size),
+        fim_token_ids=known_fim(files, vocabulary_size=vocabulary_size),
     )
     backend = VllmBackend(
         engine, description, tokenizer=files.tokenizer, chat_template=files.chat_template
@@ -117,9 +117,3 @@ def _refuse_others(files: ModelFiles) -> None:
         raise ModelLoadError(
             f"model {files.name!r} has a draft vocabulary: serve it with --backend transformers"
         )
-
-
-def _fim(files: ModelFiles, vocabulary_size: int) -> tuple[int, ...]:
-    fim = files.tokens.fim
-    ids = () if fim is None else (fim.prefix, fim.suffix, fim.middle)
-    return ids if max(ids, default=0) < vocabulary_size else ()

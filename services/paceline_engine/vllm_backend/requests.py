@@ -185,7 +185,7 @@ class Stream(Work):
         if isinstance(item.task, Draft):
             # At temperature 0 REJECTION is EXACT, and its tokens still have distributions.
             is_exact = item.spec.rule is VerificationRule.EXACT
-            certain = () if is_exact else (SparseDistribution((row.token,), (1.0,)),)
+            certain = () if is_exact else (SparseDistribution.certain(row.token),)
             return Proposal((row.token,), distributions=certain)
         assert isinstance(item.task, Decode)
         return _judged((), [row], logprobs=item.task.logprobs, top_logprobs=item.task.top_logprobs)

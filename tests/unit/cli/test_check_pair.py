@@ -178,7 +178,7 @@ async def asked(drafter, target, folder, *, options=()):
 async def test_a_drafter_of_another_vocabulary_is_told_what_to_speak(speakers, tmp_path):
     drafter, target = speakers["unigram"], speakers["pieces"]
     found = await asked(drafter, target, tmp_path)
-    assert found.pays
+    assert found.overlap.suffices
     assert "token 0 is '<pad>' and '<unk>'; " in found.told()
     assert "% of the target's tokens" in found.told()
     settings = CheckPairSettings(drafter=drafter, target=target)

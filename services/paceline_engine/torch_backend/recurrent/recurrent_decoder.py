@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from array import array
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from paceline_engine.terms.backend import first_line
-from paceline_engine.torch_backend.decoders import quiet_library
+from paceline_engine.torch_backend.decoders import compute_in_pieces, quiet_library
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 from paceline_engine.torch_backend.library import LibraryDecoder
 from paceline_engine.torch_backend.recurrent.library_state import LibraryState
@@ -98,7 +96,9 @@ def choose_open_tiles(name: str, model: Any, *, together: bool, packs: bool) -> 
             raise ValueError("some of its recurrent layers have no form with open rows")
         rows = partial(RecurrentRows, attention_places=places)
         texts = [RecurrentText(Slabs(shape), reserve_length=_LENGTH) for _ in range(2)]
-        found = _computed(decoder, texts, parts, partial(rows, together=together))
+        found = compute_in_pieces(
+            decoder, texts, parts, pieces=_PIECES, rows=partial(rows, together=together)
+        )
         if not spread_off(found, expected) <= rounding_limit(model.dtype):
             raise ValueError("its logits with open rows are off")
     except Exception as error:  # noqa: BLE001 - models that are not made for it break anywhere
@@ -138,25 +138,3 @@ def _layers(state: LibraryState, model: Any) -> tuple[KeyValueShape, Mapping[int
     # Logits can have another dtype.
     shape = KeyValueShape(len(kept), heads, key_width, value_width, model.dtype, model.device)
     return shape, {layer: place for place, layer in enumerate(kept)}, recurrent
-
-
-def _computed(
-    decoder: RecurrentDecoder,
-    texts: list[RecurrentText],
-    token_ids: Tensor,
-    rows: Callable[..., RecurrentRows],
-) -> Tensor:
-    """Compute two sequences in pieces side by side: the logits of one after the other's."""
-    logits: list[list[Tensor]] = [[], []]
-    for counts in zip(*_PIECES, strict=True):
-        parts = [
-            array("I", ids[text.length : text.length + count].tolist())
-            for text, ids, count in zip(texts, token_ids, counts, strict=True)
-        ]
-        for text, count in zip(texts, counts, strict=True):
-            text.make_room(count)
-        scored = torch.split(decoder(rows(texts, parts, counts)), [*counts])
-        for text, part, mine, own in zip(texts, parts, logits, scored, strict=True):
-            text.extend(part)
-            mine.append(own)
-    return torch.cat([own for mine in logits for own in mine])
