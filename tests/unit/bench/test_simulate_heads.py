@@ -8,6 +8,7 @@ import pytest
 
 from paceline_bench.simulate.heads import HeadJob, PublishedHead, compare_places
 from paceline_cli.__main__ import main
+from paceline_protocol.laboratory.oracles import FeatureHeadOracle
 
 FIRST_ONLY = HeadJob(
     head=PublishedHead("right once", (1.0, 0.0)),
@@ -32,6 +33,16 @@ def test_a_head_that_is_right_once_after_each_verdict_gives_two_tokens_a_round_w
         assert gain.over_plain == pytest.approx(2 / 1.25, rel=0.05)
         assert gain.over_self == pytest.approx(1, rel=0.05)
         assert gain.per_gpu == gain.over_plain / gain.gpu_count
+
+
+def test_a_verdict_about_a_wrong_text_tells_a_head_nothing():
+    oracle = FeatureHeadOracle((1.0, 0.0), seed=0, length=9)
+    assert oracle.prompt(1) == (0,)
+    assert oracle.draft(0, (0,)) == 2
+    oracle.judge((0, 3, 5), ())
+    assert oracle.draft(0, (0, 2)) == 5, "the second token rests on the head's own states"
+    oracle.judge((0,), (2,))
+    assert oracle.draft(0, (0, 2, 4)) == 6
 
 
 def test_rates_are_those_of_a_token_whose_predecessors_are_right_and_fall_beyond_the_published():
