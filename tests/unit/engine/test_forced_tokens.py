@@ -192,3 +192,10 @@ async def test_under_rejection_a_refused_token_is_judged_by_what_it_was_drawn_fr
     draft = chain(token_ids, [*each, SparseDistribution(token_ids[2:], (1.0,))])
     verdict = await judged(target, draft, VerificationRule.REJECTION)
     assert (verdict.accepted_path, verdict.next_token) == ((0,), RIGHT[1])
+    assert verdict.timing.row_count == len(PROMPT) + len(draft), "nothing is cut"
+
+
+async def test_where_branches_are_extended_each_step_needs_its_forward(drafter):
+    options = DraftOptions(max_tokens=8, width=3, branch_count=2)
+    found, forward_count = await drafted(drafter, options)
+    assert (found.forced, forward_count) == ((), 8)

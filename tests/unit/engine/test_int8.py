@@ -120,6 +120,12 @@ def test_more_inputs_than_a_sum_has_room_for_are_refused(monkeypatch):
         check_exact([Int8Product(numbers(48, 40), None)])
 
 
+def test_a_model_with_more_inputs_than_that_is_refused_at_load(tiny_pair, monkeypatch):
+    monkeypatch.setattr(int8_linear, "_MOST_INPUTS", 15)
+    with pytest.raises(ModelLoadError, match="the model's width of 32 is too large"):
+        TransformersBackend(str(tiny_pair.target), weights="int8")
+
+
 def llama(**settings):
     torch.manual_seed(3)
     sizes = {

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from paceline_engine.model_files.files import find_model_files
-from paceline_engine.model_files.report import known_defaults
+from paceline_engine.model_files.report import known_defaults, known_fim
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SamplingDefaults
 from paceline_engine.torch_backend.transformers import TransformersBackend
@@ -224,6 +224,13 @@ def test_tokens_for_filling_in_the_middle_are_found_where_a_configuration_names_
     names = {"prefix_token": "<A>", "suffix_token": {"content": "<B>"}, "middle_token": "<C>"}
     edit(folder, "tokenizer_config.json", **names)
     assert TransformersBackend(str(folder)).description.fim_token_ids == ids
+
+
+def test_tokens_for_filling_in_the_middle_that_cannot_be_chosen_are_none(folder):
+    ids = with_tokens(folder, *FIM[0])
+    files = find_model_files(str(folder))
+    assert known_fim(files, vocabulary_size=max(ids)) == ()
+    assert set(known_fim(files, vocabulary_size=max(ids) + 1)) == set(ids)
 
 
 def test_two_of_three_such_tokens_are_none(folder):

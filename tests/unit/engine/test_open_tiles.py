@@ -16,6 +16,7 @@ from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Item, Judge
 from paceline_engine.torch_backend.recurrent.open_tile import TILE
+from paceline_engine.torch_backend.recurrent.recurrent_rows import RecurrentRows
 from paceline_engine.torch_backend.recurrent.recurrent_text import MARGIN
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.families import VOCABULARY_SIZE, build_family
@@ -143,6 +144,13 @@ def test_what_is_no_number_in_a_dropped_row_does_not_come_back(texts):
     finally:
         with torch.inference_mode():
             embeddings[bad] = before
+
+
+def test_a_model_whose_logits_are_off_with_open_rows_is_computed_row_by_row(tmp_path, monkeypatch):
+    convolve = RecurrentRows.convolve
+    monkeypatch.setattr(RecurrentRows, "convolve", lambda *own, **more: 2 * convolve(*own, **more))
+    backend = TransformersBackend(str(build_family("lfm2", tmp_path)))
+    assert backend.judges_row_by_row
 
 
 def test_invariance_is_refused_by_name(tmp_path):

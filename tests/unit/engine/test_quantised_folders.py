@@ -174,6 +174,17 @@ def test_a_product_in_four_bits_is_that_of_its_numbers_for_any_rows(layout, writ
     assert compared == 12
 
 
+def test_four_bits_whose_rows_depend_on_others_are_dequantised(written, monkeypatch):
+    product = Int4Product.__call__
+
+    def summed(self, hidden):
+        return product(self, hidden) + hidden.sum()
+
+    monkeypatch.setattr(Int4Product, "__call__", summed)
+    backend = TransformersBackend(str(written("awq")[0]), dtype="bfloat16")
+    assert backend.description.dtype == "bfloat16"
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [

@@ -9,9 +9,11 @@ from array import array
 from functools import cache
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models
 
 from paceline_engine.model_files.identity import canonical_tokenizer
+from paceline_engine.speaking.mapped_rows import RowMap
 from paceline_engine.speaking.overlap import measure_overlap
 from paceline_engine.speaking.spoken_text import SpokenText, has_seams
 from paceline_engine.speaking.token_map import NO_TOKEN, map_tokens
@@ -156,6 +158,52 @@ def test_a_text_in_parts_is_the_whole_text(target, drafter):
         shorter = chosen.randrange(1, length + 1)
         whole.follow(prefix[:shorter])
         assert text.ids(shorter) == whole.ids()
+
+
+def test_a_part_is_open_again_if_the_space_that_closed_it_is_taken_back():
+    theirs = vocabulary_of("byte level")
+    ids = array("I", theirs.encode(" ".join(TEXTS[:1] * 5).encode()))
+    letter = theirs.encode(b"s")
+    text = text_of(*SAYS_EVERYTHING)
+    for length in range(1, len(ids)):
+        text.follow(ids)
+        other = ids[:length] + array("I", letter)
+        text.follow(other)
+        whole = text_of(*SAYS_EVERYTHING, seams=False)
+        whole.follow(other)
+        assert text.ids() == whole.ids()
+
+
+def test_the_row_before_a_token_counts_where_the_drafter_would_have_written_a_longer_one():
+    target, drafter = SAYS_EVERYTHING
+    theirs, found = vocabulary_of(target), map_of(target, drafter)
+    rows = RowMap(found, size=theirs.size)
+    counted = 0
+    for token in range(theirs.size):
+        text, prefix = text_of(target, drafter), array("I", [*theirs.encode(b"x = "), token])
+        text.follow(prefix)
+        ids = text.ids()
+        bounds = rows.bounds(text, prefix, ids)
+        if len(bounds) != 2:
+            continue
+        _, before = bounds[1]
+        following, longer, _ = found.longer.after((token,))[0]
+        said = {
+            length: torch.zeros(vocabulary_of(drafter).size)
+            for length in range(before, len(ids) + 1)
+        }
+        for length in range(before, len(ids)):
+            said[length][ids[length]] = 0.5
+        said[before][longer] += 0.5
+        other = next(
+            it for it, first in enumerate(found.first) if first not in {following, NO_TOKEN}
+        )
+        said[len(ids)][other] = 1.0
+        row, _ = rows.joined(said, bounds, prefix=prefix, ids=ids)
+        assert float(row.sum()) == pytest.approx(1)
+        assert float(row[following]) == pytest.approx(0.5 / (0.5 + 0.5 ** (len(ids) - before)))
+        counted += 1
+    assert counted > 5
 
 
 def test_a_vocabulary_with_a_token_across_a_seam_has_none():

@@ -230,6 +230,17 @@ def test_a_text_whose_draft_was_broken_off_is_gone_without_a_collector(target, d
     assert [each() for each in (*gone, index)] == [None] * 4
 
 
+def test_it_cancels_between_layers_while_all_of_its_models_do(target, drafter):
+    stack = StackBackend([target, drafter], matrix=VERTICAL)
+    for model in (target, drafter):
+        known = model.description
+        assert stack.description.cancels_between_layers
+        model.description = replace(known, cancels_between_layers=False)
+        assert not stack.description.cancels_between_layers
+        model.description = known
+    assert stack.description.cancels_between_layers
+
+
 def test_models_with_different_tokenizers_make_no_stack(target, drafter):
     other = TransformersBackend.__new__(TransformersBackend)
     other.description = replace(drafter.description, tokenizer_fingerprint="x", name="other")

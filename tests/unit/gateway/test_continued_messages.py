@@ -7,10 +7,15 @@ import pytest
 from paceline.v1.model_service_pb2 import ChatTemplate
 from support.fake_orchestrator import FakeOrchestrator, Leg
 from support.gateway import TEMPLATE, gateway_over
-from support.spoken import CALL, model, template_of
+from support.spoken import CALL, THOUGHT, model, template_of
 
 USER = {"role": "user", "content": "Where?"}
 BEGUN = {"role": "assistant", "content": "In <s> "}
+CALLING = BEGUN | {
+    "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    ]
+}
 ENDED = "{% for it in messages %}<{{ it.role }}>{{ it.content | trim }}</s>\n{% endfor %}"
 WAYS = {
     "vLLM": ("/v1/chat/completions", BEGUN, {"continue_final_message": True}),
@@ -52,6 +57,15 @@ async def test_a_model_that_thinks_has_done_so_and_may_still_call():
     assert calling.json()["choices"][0]["finish_reason"] == "tool_calls"
 
 
+async def test_what_looks_like_a_thought_in_the_middle_is_said():
+    fake = model((*THOUGHT, (5, "in Bonn"), (904, "")), template=template_of())
+    asked = {"messages": [USER, BEGUN], "continue_final_message": True}
+    async with gateway_over(fake) as gateway:
+        told = (await gateway.post("/v1/chat/completions", **asked)).json()["choices"][0]["message"]
+    assert told["content"] == "\nit is far\n\n\nin Bonn"
+    assert "reasoning_content" not in told
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [
@@ -59,6 +73,7 @@ async def test_a_model_that_thinks_has_done_so_and_may_still_call():
         ({"messages": [BEGUN, USER]}, "continue_final_message"),
         ({"messages": [USER, BEGUN | {"prefix": True}, USER]}, "continue_final_message"),
         ({"messages": [USER, {"role": "assistant", "reasoning": "Hm"}]}, "continue_final_message"),
+        ({"messages": [USER, CALLING]}, "continue_final_message"),
         ({"response_format": {"type": "json_object"}}, "messages"),
     ],
 )

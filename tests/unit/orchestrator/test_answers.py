@@ -309,6 +309,13 @@ async def test_under_rejection_a_draft_without_proper_distributions_is_an_error(
         await drafted(server, rule=VerificationRule.REJECTION)
 
 
+@pytest.mark.parametrize("forced", [[0, 0], [1, 0], [2], [0, 1, 2], [2**32 - 1]])
+async def test_forced_tokens_that_are_none_of_a_drafts_are_an_error(forced):
+    server = a_server(drafts=[draft(4, 7, 8, forced=forced)])
+    with pytest.raises(BadAnswerError, match=r"proposal\.forced"):
+        await drafted(server)
+
+
 async def test_a_guess_that_nobody_asked_for_is_an_error():
     guess = {"proposal": {"token_ids": [1]}}
     with pytest.raises(BadAnswerError, match="proposal"):
