@@ -168,11 +168,11 @@ def totals(batch: Batch) -> list[Total]:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What a setup took.
+    """The times of simulated generations.
 
     Attributes:
-        setup: It.
-        times: Of each generation, in the latencies' unit.
+        setup: What was simulated.
+        times: The time of each generation, in the latencies' unit.
         target_forwards: Answered forwards of targets, in all.
     """
 

@@ -83,9 +83,12 @@ class Feed:
         self.kept = kept if self.kept is None else [self.kept[index] for index in kept]
 
     def stop(self, computed_count: int) -> None:
-        """Leave only so many of the block's tokens, as the next one, if there is one, is rejected.
+        """Cut the block behind its first rejected token.
 
-        Its row is judged, too: what follows may be drawn from what the rejected token leaves.
+        The rejected token stays: what follows may be drawn from what it leaves.
+
+        Args:
+            computed_count: How many of the block's tokens were accepted, and so were computed.
         """
         block_count = self.scored_count - 1
         if computed_count < block_count:

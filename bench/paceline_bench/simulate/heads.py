@@ -23,7 +23,7 @@ _NO_SHARES = (0.0,)  # chains only: runners-up are not asked for
 
 @dataclass(frozen=True, slots=True)
 class PublishedHead:
-    """How far verdicts accept what a head drafts, as somebody reports it.
+    """A head, and how many of its draft tokens verdicts accept, as its users report.
 
     Attributes:
         accepted_up_to: The share of verdicts that accept the first draft token, the first two, and

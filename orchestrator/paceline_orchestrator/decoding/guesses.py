@@ -39,7 +39,7 @@ class Guesses:
     def add(
         self, prefix: Sequence[int], token_ids: Sequence[int], *, are_marked: Sequence[bool]
     ) -> None:
-        """Add a chain of guesses after a prefix. Guesses of final tokens come too late."""
+        """Add a chain of guesses after a prefix; guesses about final tokens are left out."""
         if len(prefix) < self._length:
             return
         last = self._waiting[-1] if self._waiting else None

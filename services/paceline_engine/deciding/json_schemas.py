@@ -1,4 +1,4 @@
-"""JSON schemas before they are compiled: what is refused of them, and what is written otherwise."""
+"""Checks JSON schemas before they are compiled, and rewrites what would be enforced wrongly."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def sound_schema(text: str, *, field: str) -> str:
 
 
 def _check_divisors(parts: Sequence[dict[str, Any]], *, field: str) -> None:
-    """Refuse numbers that are told by too many remainders, which all are states of an automaton.
+    """Refuse multiples with too many remainders: each remainder is a state of an automaton.
 
     Factors 2 and 5 only concern the last digits. Divisors of several subschemas can become those of
     one number, so all of them count together.

@@ -85,7 +85,7 @@ class Shapers:
         kept = shaper.followed(item.prefix, task.proposal)
         if len(kept) == len(task.proposal):
             return item, None
-        # Without parents if it is a chain now, as a task's proposal always is.
+        # What is left of a tree can be a chain, and a chain has no parents.
         return replace(item, task=replace(task, proposal=task.proposal.only(kept).compact())), kept
 
     def complete(

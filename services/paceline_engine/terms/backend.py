@@ -229,7 +229,7 @@ class ComposedBackend(Backend):
     """A backend that computes with other backends' models.
 
     Attributes:
-        models: They.
+        models: The other backends.
     """
 
     def __init__(self, models: Sequence[Backend], description: ModelDescription) -> None:
