@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.torch_backend.attention import Attention
 from paceline_engine.torch_backend.families import has_experts
-from paceline_engine.torch_backend.invariant import TILE, InvariantRows
+from paceline_engine.torch_backend.invariant import MULTIPLES, TILE, InvariantRows, Tile
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.llama import FusedLlama
@@ -32,12 +33,20 @@ class _Fed:
     second: tuple[int, ...]
 
 
-# Across the edge of a tile, in forwards of 4 to 72 rows.
+# Across the edge of a tile, in forwards of 4 to 72 rows; the last in all multiples of 4 up to 32.
 _LENGTH = 72
 _WAYS = (
     _Fed((1, 30, 4, 35, 1, 1), (61, 1, 2, 6, 1, 1)),
     _Fed((16, 1, 47, 3, 5), (1, 8, 1, 60, 2)),
+    _Fed((1, 5, 6, 7, 11, 10, 14, 18), (3, 3, 6, 9, 9, 14, 14, 14)),
 )
+
+# The ends of the tiles in which attention is compared: kernels take keys in blocks of 512, so that
+# all remainders come; and how many keys there may be at most.
+_SHORT_ENDS, _LONG_ENDS = range(TILE, 1024 + TILE, TILE), (2048, 4096, 8192)
+_MOST_KEYS = 1 << 15
+# The numbers of rows that are compared after many keys, where each takes long.
+_FEW_COUNTS = (16, 32, 48)
 
 MOST_INT8_THREADS = 2
 """With more threads elementwise kernels divide numbers in other places, inside of rows."""
@@ -53,7 +62,7 @@ def check_invariance(
     *,
     description: ModelDescription,
     threads: int,
-) -> None:
+) -> int:
     """Check that a sequence's logits follow from the sequence alone.
 
     Args:
@@ -61,24 +70,33 @@ def check_invariance(
         shape: The shape of its keys and values, if it is the same in all layers; else None.
         threads: The threads of a forward: one; or two in eight bits.
 
+    Returns:
+        The multiple up to which rows have to be filled for it.
+
     Raises:
         ModelLoadError: they do not, or the check cannot tell.
     """
-    most_tokens = min(description.vocabulary_size, description.context_length)
-    holds = (
+    if (
         decoder is not None
         and shape is not None
         and description.shares_forwards
         # In bfloat16 a small sample would not always show that they do not.
         and not has_experts(model)
         and (threads == 1 or _halves_are_whole(model, decoder))
-        and is_invariant(decoder, shape, most_tokens=most_tokens)
+    ):
+        for multiple in MULTIPLES:
+            if is_invariant(
+                decoder,
+                shape,
+                vocabulary_size=description.vocabulary_size,
+                context_length=description.context_length,
+                multiple=multiple,
+            ):
+                return multiple
+    raise ModelLoadError(
+        f"model {description.name!r} cannot be served with --invariant: what it computes for a"
+        " text depends on how the text comes, or on what else comes with it"
     )
-    if not holds:
-        raise ModelLoadError(
-            f"model {description.name!r} cannot be served with --invariant: what it computes for a"
-            " text depends on how the text comes, or on what else comes with it"
-        )
 
 
 def _halves_are_whole(model: Any, decoder: Decoder) -> bool:
@@ -93,51 +111,157 @@ def _halves_are_whole(model: Any, decoder: Decoder) -> bool:
 
 
 @torch.inference_mode()
-def is_invariant(decoder: Decoder, shape: KeyValueShape, *, most_tokens: int) -> bool:
+def is_invariant(
+    decoder: Decoder,
+    shape: KeyValueShape,
+    *,
+    vocabulary_size: int,
+    context_length: int,
+    multiple: int,
+) -> bool:
     """Tell whether two sequences get the same bits whole and alone, and in pieces side by side.
 
+    They are short. What depends on a sequence's length is its attention, which is compared by
+    itself.
+
     Args:
-        most_tokens: The smaller of the vocabulary and the context.
+        multiple: The multiple up to which rows are filled.
     """
+    most_tokens = min(vocabulary_size, context_length)
     length = min(_LENGTH, most_tokens)
     texts = [
         [(7919 * place + 31 * (place // 5) + n) % most_tokens for place in range(length)]
         for n in (1, 2)
     ]
-    alone = [_scored(decoder, shape, texts=[text], pieces=[(length,)])[0] for text in texts]
+    sample = _Sample(decoder, shape, multiple=multiple)
+    alone = [sample.scored([text], [(length,)])[0] for text in texts]
     for way in _WAYS:
-        together = _scored(decoder, shape, texts=texts, pieces=[way.first, way.second])
-        for expected, actual in zip(alone, together, strict=True):
-            if not torch.equal(expected, actual):
-                return False
+        together = sample.scored(texts, [way.first, way.second])
+        if not all(map(torch.equal, alone, together)):
+            return False
+    most_keys = min(context_length, _MOST_KEYS)
+    return all(
+        _attends_alike(kind, dtype=shape.dtype, most_keys=most_keys, multiple=multiple)
+        for kind in sample.attended
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Attended:
+    """What attention computed: with how many heads for each key head, in which widths, and how."""
+
+    group: int
+    key_width: int
+    value_width: int
+    scale: float
+    soft_cap: float | None
+    has_sinks: bool
+
+
+class _SampleRows(InvariantRows):
+    """Rows that tell how they attend.
+
+    Attributes:
+        attended: Told of it.
+    """
+
+    attended: set[_Attended]
+
+    def attend(
+        self, layer: int, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention
+    ) -> Tensor:
+        """See `SharedRows`."""
+        self._tell(queries, keys=keys, values=values, how=how)
+        return super().attend(layer, queries, keys=keys, values=values, how=how)
+
+    def attend_to_made(
+        self, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention
+    ) -> Tensor:
+        """See `SharedRows`."""
+        self._tell(queries, keys=keys, values=values, how=how)
+        return super().attend_to_made(queries, keys=keys, values=values, how=how)
+
+    def _tell(self, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention) -> None:
+        self.attended.add(
+            _Attended(
+                group=len(queries) // keys.shape[-3],
+                key_width=keys.shape[-1],
+                value_width=values.shape[-1],
+                scale=how.scale,
+                soft_cap=how.soft_cap,
+                has_sinks=how.sinks is not None,
+            )
+        )
+
+
+class _Sample:
+    """Forwards of a model over pieces of sequences.
+
+    Attributes:
+        attended: How layers attended in them.
+    """
+
+    def __init__(self, decoder: Decoder, shape: KeyValueShape, *, multiple: int) -> None:
+        self._decoder, self._shape, self._multiple = decoder, shape, multiple
+        self.attended: set[_Attended] = set()
+
+    def scored(
+        self, texts: Sequence[Sequence[int]], pieces: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        """Feed sequences in pieces, and return the logits of all their rows: (L, V) each."""
+        slabs = Slabs(self._shape, tile=TILE)
+        caches = [KeyValues(slabs, reserve_length=len(text)) for text in texts]
+        logits: list[list[Tensor]] = [[] for _ in texts]
+        for counts in zip(*pieces, strict=True):
+            fed = [
+                (cache, array("I", text[cache.length : cache.length + count]), mine)
+                for cache, text, count, mine in zip(caches, texts, counts, logits, strict=True)
+                if cache.length < len(text)
+            ]
+            if not fed:
+                break
+            for cache, part, _ in fed:
+                cache.make_room(len(part))
+            sizes = [len(part) for _, part, _ in fed]
+            rows = _SampleRows(
+                [cache for cache, _, _ in fed],
+                [part for _, part, _ in fed],
+                sizes,
+                multiple=self._multiple,
+            )
+            rows.attended = self.attended
+            scored = torch.split(self._decoder(rows)[: sum(sizes)], sizes)
+            for (cache, part, mine), own in zip(fed, scored, strict=True):
+                cache.extend(part)
+                mine.append(own)
+        return [torch.cat(own) for own in logits]
+
+
+def _attends_alike(kind: _Attended, *, dtype: torch.dtype, most_keys: int, multiple: int) -> bool:
+    """Tell whether rows at the ends of long sequences attend alike, however many come at once.
+
+    Kernels divide long products, in ways that depend on how many rows there are.
+    """
+    generator = torch.Generator().manual_seed(1)
+    queries = torch.randn(kind.group, TILE, kind.key_width, generator=generator).to(dtype)
+    sinks = torch.randn(kind.group, generator=generator) if kind.has_sinks else None
+    how = Attention(scale=kind.scale, soft_cap=kind.soft_cap, sinks=sinks)
+    last = -(-most_keys // TILE) * TILE
+    ends = [*(end for end in (*_SHORT_ENDS, *_LONG_ENDS) if end < last), last]
+    keys, values = (
+        torch.randn(1, 1, ends[-1], width, generator=generator).to(dtype)
+        for width in (kind.key_width, kind.value_width)
+    )
+
+    def seen(rows: range, end: int) -> Tensor:
+        tile = Tile([rows], [end - TILE + rows.start], multiple=multiple)
+        return tile.attend(queries, keys=keys, values=values, how=how)
+
+    for end in ends:
+        whole = seen(range(TILE), end)
+        counts = range(multiple, TILE, multiple) if end in _SHORT_ENDS else _FEW_COUNTS
+        for count in counts:
+            for rows in (range(count), range(TILE - count, TILE)):
+                if not torch.equal(seen(rows, end), whole[:, rows.start : rows.stop]):
+                    return False
     return True
-
-
-def _scored(
-    decoder: Decoder,
-    shape: KeyValueShape,
-    *,
-    texts: Sequence[Sequence[int]],
-    pieces: Sequence[Sequence[int]],
-) -> list[Tensor]:
-    """Feed sequences in pieces, and return the logits of all their rows: (L, V) each."""
-    slabs = Slabs(shape, tile=TILE)
-    caches = [KeyValues(slabs, reserve_length=len(text)) for text in texts]
-    logits: list[list[Tensor]] = [[] for _ in texts]
-    for counts in zip(*pieces, strict=True):
-        fed = [
-            (cache, array("I", text[cache.length : cache.length + count]), mine)
-            for cache, text, count, mine in zip(caches, texts, counts, logits, strict=True)
-            if cache.length < len(text)
-        ]
-        if not fed:
-            break
-        for cache, part, _ in fed:
-            cache.make_room(len(part))
-        sizes = [len(part) for _, part, _ in fed]
-        rows = InvariantRows([cache for cache, _, _ in fed], [part for _, part, _ in fed], sizes)
-        scored = torch.split(decoder(rows)[: sum(sizes)], sizes)
-        for (cache, part, mine), own in zip(fed, scored, strict=True):
-            cache.extend(part)
-            mine.append(own)
-    return [torch.cat(own) for own in logits]

@@ -2,9 +2,10 @@
 
 A row of a matrix product is computed from that row alone. But the kernel, and so the order of
 additions, depends on the product's shape. On a CPU, with one thread, the order is the same for all
-shapes with a multiple of 4 rows, and with equally many keys to attend to (bench/LOG.md). So here
+shapes with a multiple of m rows, and with equally many keys to attend to (bench/LOG.md). On some
+processors m is 4, on others 16 for some products; the proof at load finds it. So here
 
-- a forward has a multiple of 4 rows, and a multiple of 4 rows are scored;
+- a forward has a multiple of m rows, and a multiple of m rows are scored;
 - keys come in tiles. A row reads the whole tile in which it is, with later keys masked. The number
   of keys then depends on the row's position only: neither on where its prefix was cut, nor on the
   rows after it;
@@ -13,7 +14,7 @@ shapes with a multiple of 4 rows, and with equally many keys to attend to (bench
     rows in tile 1 see |---------------->| of these, each up to itself
 
 - the rows of one sequence in one tile are attended together, the last of them again until they are
-  a multiple of 4. The results of these fillings are thrown away;
+  a multiple of m. The results of these fillings are thrown away;
 - each path of a tree is attended to separately, in tiles as if it were the sequence.
 
 All other operations of a forward compute each row by itself. A check at load refuses models for
@@ -43,11 +44,12 @@ if TYPE_CHECKING:
 TILE = 64
 """How many keys a tile has. Smaller tiles waste fewer masked keys, but cut prompts into more."""
 
-_MULTIPLE = 4
+MULTIPLES = (4, 16)
+"""What m can be, the cheapest first. No kernel that was met computes more than 15 rows apart."""
 
 
 class InvariantRows(SharedRows):
-    """Rows of several sequences, filled up to a multiple of 4; see `SharedRows`."""
+    """Rows of several sequences, filled up to a multiple; see `SharedRows`."""
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class InvariantRows(SharedRows):
         scored_counts: Sequence[int],
         *,
         parents: Sequence[Sequence[int]] | None = None,
+        multiple: int = MULTIPLES[0],
     ) -> None:
         """Build it.
 
@@ -66,15 +69,17 @@ class InvariantRows(SharedRows):
                 after theirs.
             parents: The parents of each sequence's last rows, if they are a tree: see
                 `ModelCache.extend`.
+            multiple: m.
         """
         super().__init__(texts, token_ids, scored_counts, parents=parents)
         self._count = len(self.token_ids)
         scored = torch.arange(self._count)[self.scored]
-        self.scored = _filled(scored)
-        self.token_ids, self.positions = _filled(self.token_ids), _filled(self.positions)
+        self.scored = _filled(scored, multiple)
+        self.token_ids = _filled(self.token_ids, multiple)
+        self.positions = _filled(self.positions, multiple)
         ends = accumulate(self._counts)
         self._tiled = [
-            _TiledText(text, range(end - text.count, end))
+            _TiledText(text, range(end - text.count, end), multiple)
             for text, end in zip(self._texts, ends, strict=True)
         ]
 
@@ -120,10 +125,11 @@ class _TiledText:
     Attributes:
         rows: Their indices among all rows.
         length: The end of the last tile.
+        multiple: m.
     """
 
-    def __init__(self, text: TextRows, rows: range) -> None:
-        self.text, self.rows = text, rows
+    def __init__(self, text: TextRows, rows: range, multiple: int) -> None:
+        self.text, self.rows, self.multiple = text, rows, multiple
         self.length = _up_to(TILE, text.length)
 
     @cached_property
@@ -132,12 +138,12 @@ class _TiledText:
         return self.text.until(self.length)
 
     @cached_property
-    def _parts(self) -> Sequence[_Tile | _Path]:
+    def _parts(self) -> Sequence[Tile | _Path]:
         if self.text.tree is None:
-            return _tiles(self.rows, start=self.text.start)
+            return _tiles(self.rows, start=self.text.start, multiple=self.multiple)
         chain = self.rows[: len(self.rows) - len(self.text.tree.ages)]
-        paths = _paths(self.text.tree, self.rows[len(chain) :])
-        return [*_tiles(chain, start=self.text.start), *paths]
+        paths = _paths(self.text.tree, self.rows[len(chain) :], multiple=self.multiple)
+        return [*_tiles(chain, start=self.text.start, multiple=self.multiple), *paths]
 
     @cached_property
     def _order(self) -> Tensor | None:
@@ -178,7 +184,11 @@ class _TilesSideBySide:
     def __init__(self, texts: Sequence[_TiledText]) -> None:
         place, end = texts[0].text.place, texts[0].length
         self._keys, self._values = place.slab.span(place.index, count=len(texts), length=end)
-        self._tile = _Tile([each.rows for each in texts], [each.text.start for each in texts])
+        self._tile = Tile(
+            [each.rows for each in texts],
+            [each.text.start for each in texts],
+            multiple=texts[0].multiple,
+        )
 
     def attend(self, layer: int, queries: Tensor, *, how: Attention) -> Tensor:
         """Attend with their rows of all, (H, T, D), to what is kept of a layer: (H, rows, D)."""
@@ -187,24 +197,27 @@ class _TilesSideBySide:
         )
 
 
-class _Tile:
+class Tile:
     """The rows of a sequence, or of n alike sequences, in one tile of keys; and fillings.
 
     Attributes:
         rows: The indices of the first sequence's rows among all rows.
     """
 
-    def __init__(self, rows: Sequence[Sequence[int]], positions: Sequence[int]) -> None:
+    def __init__(
+        self, rows: Sequence[Sequence[int]], positions: Sequence[int], *, multiple: int
+    ) -> None:
         """Build it.
 
         Args:
             rows: The indices of each sequence's rows among all rows, equally many of each.
             positions: The position of each sequence's first row; the others follow it.
+            multiple: m.
         """
         self.rows = rows[0]
         own_count = len(self.rows)
         self._end = _up_to(TILE, positions[0] + own_count)
-        count = _up_to(_MULTIPLE, own_count)
+        count = _up_to(multiple, own_count)
         # Fillings are copies of the last row: a row that sees no key would have no weights.
         places = torch.arange(count).clamp(max=own_count - 1)
         taken = torch.tensor([[*each] for each in rows])[:, places]
@@ -243,17 +256,21 @@ class _Path:
         rows: Their indices among all rows.
     """
 
-    def __init__(self, rows: Sequence[int], *, nodes: Tensor, tree: TreeRows) -> None:
+    def __init__(
+        self, rows: Sequence[int], *, nodes: Tensor, tree: TreeRows, multiple: int
+    ) -> None:
         """Build it.
 
         Args:
             rows: The path's last rows; another path has the others.
             nodes: The path's tokens, among the tree's.
+            multiple: m.
         """
         self.rows = rows
         self._nodes = nodes
         self._first, self._node_count = tree.first, tree.ages.shape[1]
-        self._tiles = _tiles(rows, start=tree.first + len(nodes) - len(rows))
+        start = tree.first + len(nodes) - len(rows)
+        self._tiles = _tiles(rows, start=start, multiple=multiple)
 
     def attend(self, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
         """Attend to the sequence's keys and values, (1, G, L, D): (H, rows, D).
@@ -273,17 +290,17 @@ class _Path:
         return torch.cat(seen, 1)
 
 
-def _tiles(rows: Sequence[int], *, start: int) -> list[_Tile]:
+def _tiles(rows: Sequence[int], *, start: int, multiple: int) -> list[Tile]:
     """Divide rows, the first of them at position `start`, by the tiles in which they are."""
     end = start + len(rows)
     edges = [start, *range(_up_to(TILE, start + 1), end, TILE), end] if rows else []
     return [
-        _Tile([rows[first - start : last - start]], [first])
+        Tile([rows[first - start : last - start]], [first], multiple=multiple)
         for first, last in itertools.pairwise(edges)
     ]
 
 
-def _paths(tree: TreeRows, rows: Sequence[int]) -> list[_Path]:
+def _paths(tree: TreeRows, rows: Sequence[int], *, multiple: int) -> list[_Path]:
     """Divide a tree's rows by the paths to its leaves: a row belongs to the first of its paths."""
     sees = tree.ages >= 0
     held_count = sees.shape[1] - len(rows)
@@ -293,7 +310,8 @@ def _paths(tree: TreeRows, rows: Sequence[int]) -> list[_Path]:
         nodes = sees[leaf].nonzero()[:, 0]  # a parent comes before what follows it
         own = [node - held_count for node in nodes.tolist() if node - held_count in left]
         left.difference_update(own)
-        paths.append(_Path([rows[index] for index in own], nodes=nodes, tree=tree))
+        own_rows = [rows[index] for index in own]
+        paths.append(_Path(own_rows, nodes=nodes, tree=tree, multiple=multiple))
     return paths
 
 
@@ -301,6 +319,6 @@ def _up_to(multiple: int, count: int) -> int:
     return -(-count // multiple) * multiple
 
 
-def _filled(each: Tensor) -> Tensor:
-    """Add zeros, up to a multiple of 4."""
-    return functional.pad(each, (0, _up_to(_MULTIPLE, len(each)) - len(each)))
+def _filled(each: Tensor, multiple: int) -> Tensor:
+    """Add zeros, up to a multiple."""
+    return functional.pad(each, (0, _up_to(multiple, len(each)) - len(each)))

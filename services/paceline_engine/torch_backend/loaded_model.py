@@ -74,7 +74,7 @@ from paceline_engine.torch_backend.cuda_graphs import CapturedForwards, capture_
 from paceline_engine.torch_backend.decoders import choose_decoder, take_sample
 from paceline_engine.torch_backend.device import on_device, wait_for
 from paceline_engine.torch_backend.families import rotations_change
-from paceline_engine.torch_backend.invariant import TILE, InvariantRows
+from paceline_engine.torch_backend.invariant import MULTIPLES, TILE, InvariantRows
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.library import LibraryText, decoder_layers, score_alone
@@ -117,6 +117,7 @@ class LoadedModel(ModelBackend):
         own_guesses: What the model guesses beside the rows that decide; None: nothing.
         shapers: What shapes the logits of its sequences, with their grammars.
         draft_head: Says which tokens the head scores; None: all.
+        row_multiple: The multiple up to which invariant forwards are filled.
 
     Cancellation:
         A hook before each decoder layer looks at the running forward's interrupt. On CUDA that is
@@ -153,6 +154,7 @@ class LoadedModel(ModelBackend):
         self.model = model
         self.device = device
         self._invariant = invariant
+        self.row_multiple = MULTIPLES[0]
         self._stepped: Continuation | None = None
         self._tiles: OpenTiles | None = None
         # On an accelerator launching kernels takes most of the time: one kernel for all sequences.
@@ -423,7 +425,9 @@ class LoadedModel(ModelBackend):
                 texts, token_ids, counts, parents=parents, together=self.together
             )
         elif self._invariant:
-            rows = InvariantRows(texts, token_ids, counts, parents=parents)
+            rows = InvariantRows(
+                texts, token_ids, counts, parents=parents, multiple=self.row_multiple
+            )
         else:
             rows = SharedRows(texts, token_ids, counts, parents=parents, together=self.together)
         if self.own_guesses is not None and self.own_guesses.reads(feeds):

@@ -132,7 +132,7 @@ class TransformersBackend(LoadedModel):
         if invariant:
             shape = None if self._slabs is None else self._slabs.shape
             with on_device():
-                check_invariance(
+                self.row_multiple = check_invariance(
                     self.model,
                     self.decoder,
                     shape,

@@ -278,7 +278,11 @@ async def test_a_server_hands_the_option_on(tiny_pair):
 def sample_forwards(backend):
     """What the proof at load computes."""
     return is_invariant(
-        backend.decoder, take_sample(backend.model).shape, most_tokens=VOCABULARY_SIZE
+        backend.decoder,
+        take_sample(backend.model).shape,
+        vocabulary_size=VOCABULARY_SIZE,
+        context_length=4096,
+        multiple=backend.row_multiple,
     )
 
 
@@ -291,6 +295,56 @@ def test_the_proof_at_load_sees_a_row_that_looks_at_its_neighbours(tiny_pair):
     )
     assert not sample_forwards(backend)
     hook.remove()
+
+
+def after(most_keys, wrong):
+    """Attention that is `wrong` for rows after more keys than that."""
+
+    def attend(queries, *, keys, **options):
+        seen = attend_apart(queries, keys=keys, **options)
+        return wrong(seen) if keys.shape[2] > most_keys else seen
+
+    return attend
+
+
+@on_a_cpu
+@pytest.mark.parametrize("most_keys", [128, 960, 2048])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda seen: seen + 1e-6 * seen.shape[2],
+        lambda seen: seen + 1e-6 * torch.arange(seen.shape[2])[:, None],
+    ],
+    ids=["the number of rows", "the place among the rows"],
+)
+def test_the_proof_at_load_sees_what_only_long_texts_show(tiny_pair, monkeypatch, most_keys, wrong):
+    backend = load(tiny_pair.target)
+    monkeypatch.setattr(
+        "paceline_engine.torch_backend.invariant.attend_apart", after(most_keys, wrong)
+    )
+    assert not sample_forwards(backend)
+    monkeypatch.setattr(
+        "paceline_engine.torch_backend.invariant.attend_apart", after(1 << 20, wrong)
+    )
+    assert sample_forwards(backend)
+
+
+@on_a_cpu
+def test_where_few_rows_are_computed_in_another_way_forwards_have_more(tiny_pair, monkeypatch):
+    """As a processor does that computes 4 rows by other kernels than 16."""
+    product = torch.nn.functional.linear
+
+    def linear(hidden, weight, bias=None):
+        other = 1e-6 if len(hidden) % 16 else 0
+        return product(hidden, weight, bias) + other
+
+    monkeypatch.setattr("torch.nn.functional.linear", linear)
+    backend = load(tiny_pair.target)
+    assert backend.row_multiple == 16
+    mixture = Mixture(backend, texts=9, seed=4)
+    mixture.run(20)
+    assert mixture.row_count > 50
+    assert mixture.different == 0
 
 
 @pytest.mark.parametrize("how", [Attention(scale=0.3), Attention(scale=0.3, window=9, soft_cap=2)])
