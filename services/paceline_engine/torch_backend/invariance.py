@@ -11,8 +11,14 @@ from torch import Tensor
 
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.torch_backend.attention import Attention
+from paceline_engine.torch_backend.blockwise import (
+    BLOCK_SIZES,
+    compute_in_blocks,
+    pack_all,
+    rows_are_alike,
+)
 from paceline_engine.torch_backend.families import has_experts
-from paceline_engine.torch_backend.invariant import MULTIPLES, TILE, InvariantRows, Tile
+from paceline_engine.torch_backend.invariant import TILE, InvariantRows, Tile
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.llama import FusedLlama
@@ -55,7 +61,7 @@ MOST_INT8_THREADS = 2
 _TOGETHER = 32
 
 
-def check_invariance(
+def make_invariant(
     model: Any,
     decoder: Decoder | None,
     shape: KeyValueShape | None,
@@ -63,7 +69,7 @@ def check_invariance(
     description: ModelDescription,
     threads: int,
 ) -> int:
-    """Check that a sequence's logits follow from the sequence alone.
+    """Let a model compute products in blocks; check that logits follow from their sequence alone.
 
     Args:
         decoder: Computes it, if it is not computed in the library's own way.
@@ -84,15 +90,17 @@ def check_invariance(
         and not has_experts(model)
         and (threads == 1 or _halves_are_whole(model, decoder))
     ):
-        for multiple in MULTIPLES:
+        kernels = pack_all(model, decoder)
+        for sizes in (each for each in BLOCK_SIZES if rows_are_alike(kernels, each)):
+            compute_in_blocks(model, decoder, most=sizes.most)
             if is_invariant(
                 decoder,
                 shape,
                 vocabulary_size=description.vocabulary_size,
                 context_length=description.context_length,
-                multiple=multiple,
+                multiple=sizes.multiple,
             ):
-                return multiple
+                return sizes.multiple
     raise ModelLoadError(
         f"model {description.name!r} cannot be served with --invariant: what it computes for a"
         " text depends on how the text comes, or on what else comes with it"
@@ -240,7 +248,8 @@ class _Sample:
 def _attends_alike(kind: _Attended, *, dtype: torch.dtype, most_keys: int, multiple: int) -> bool:
     """Tell whether rows at the ends of long sequences attend alike, however many come at once.
 
-    Kernels divide long products, in ways that depend on how many rows there are.
+    Kernels divide long products, in ways that can depend on how many rows there are. Values come in
+    pairs that add up to zero: see `rows_are_alike`.
     """
     generator = torch.Generator().manual_seed(1)
     queries = torch.randn(kind.group, TILE, kind.key_width, generator=generator).to(dtype)
@@ -248,10 +257,8 @@ def _attends_alike(kind: _Attended, *, dtype: torch.dtype, most_keys: int, multi
     how = Attention(scale=kind.scale, soft_cap=kind.soft_cap, sinks=sinks)
     last = -(-most_keys // TILE) * TILE
     ends = [*(end for end in (*_SHORT_ENDS, *_LONG_ENDS) if end < last), last]
-    keys, values = (
-        torch.randn(1, 1, ends[-1], width, generator=generator).to(dtype)
-        for width in (kind.key_width, kind.value_width)
-    )
+    keys = _in_pairs(last, kind.key_width, sign=1, generator=generator).to(dtype)
+    values = _in_pairs(last, kind.value_width, sign=-1, generator=generator).to(dtype)
 
     def seen(rows: range, end: int) -> Tensor:
         tile = Tile([rows], [end - TILE + rows.start], multiple=multiple)
@@ -265,3 +272,13 @@ def _attends_alike(kind: _Attended, *, dtype: torch.dtype, most_keys: int, multi
                 if not torch.equal(seen(rows, end), whole[:, rows.start : rows.stop]):
                     return False
     return True
+
+
+def _in_pairs(count: int, width: int, *, sign: int, generator: torch.Generator) -> Tensor:
+    """Return random rows, (1, 1, count, width), each of which comes twice in its tile.
+
+    Args:
+        sign: The factor of the second ones.
+    """
+    first = torch.randn(count // TILE, TILE // 2, width, generator=generator)
+    return torch.cat((first, sign * first.flip(1)), 1).view(1, 1, count, width)

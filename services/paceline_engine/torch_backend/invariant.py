@@ -3,7 +3,7 @@
 A row of a matrix product is computed from that row alone. But the kernel, and so the order of
 additions, depends on the product's shape. On a CPU, with one thread, the order is the same for all
 shapes with a multiple of m rows, and with equally many keys to attend to (bench/LOG.md). On some
-processors m is 4, on others 16 for some products; the proof at load finds it. So here
+processors m is 4, on others 16 for some kernels; the proof at load finds it. So here
 
 - a forward has a multiple of m rows, and a multiple of m rows are scored;
 - keys come in tiles. A row reads the whole tile in which it is, with later keys masked. The number
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 TILE = 64
 """How many keys a tile has. Smaller tiles waste fewer masked keys, but cut prompts into more."""
 
-MULTIPLES = (4, 16)
-"""What m can be, the cheapest first. No kernel that was met computes more than 15 rows apart."""
+LEAST_MULTIPLE = 4
+"""The least that m can be: 1, 2 and 3 rows have kernels of their own on each processor."""
 
 
 class InvariantRows(SharedRows):
@@ -58,7 +58,7 @@ class InvariantRows(SharedRows):
         scored_counts: Sequence[int],
         *,
         parents: Sequence[Sequence[int]] | None = None,
-        multiple: int = MULTIPLES[0],
+        multiple: int = LEAST_MULTIPLE,
     ) -> None:
         """Build it.
 

@@ -74,7 +74,7 @@ from paceline_engine.torch_backend.cuda_graphs import CapturedForwards, capture_
 from paceline_engine.torch_backend.decoders import choose_decoder, take_sample
 from paceline_engine.torch_backend.device import on_device, wait_for
 from paceline_engine.torch_backend.families import rotations_change
-from paceline_engine.torch_backend.invariant import MULTIPLES, TILE, InvariantRows
+from paceline_engine.torch_backend.invariant import LEAST_MULTIPLE, TILE, InvariantRows
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.library import LibraryText, decoder_layers, score_alone
@@ -154,7 +154,7 @@ class LoadedModel(ModelBackend):
         self.model = model
         self.device = device
         self._invariant = invariant
-        self.row_multiple = MULTIPLES[0]
+        self.row_multiple = LEAST_MULTIPLE
         self._stepped: Continuation | None = None
         self._tiles: OpenTiles | None = None
         # On an accelerator launching kernels takes most of the time: one kernel for all sequences.

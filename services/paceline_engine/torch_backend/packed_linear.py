@@ -138,10 +138,12 @@ class PackedProduct(Product):
         return product
 
 
-def in_blocks(compute: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-    """Compute rows in blocks, each filled up to one of few numbers of rows."""
-    if (count := len(hidden)) >= len(_FILLED):
-        return torch.cat([in_blocks(compute, block) for block in torch.split(hidden, BLOCKS[-1])])
+def in_blocks(
+    compute: Callable[[Tensor], Tensor], hidden: Tensor, *, most: int = BLOCKS[-1]
+) -> Tensor:
+    """Compute rows in blocks of at most `most`, each filled up to one of few numbers of rows."""
+    if (count := len(hidden)) > most:
+        return torch.cat([in_blocks(compute, block) for block in torch.split(hidden, most)])
     if (missing := _FILLED[count] - count) == 0:
         return compute(hidden)
     return compute(functional.pad(hidden, (0, 0, 0, missing)))[:count]

@@ -23,7 +23,7 @@ from paceline_engine.torch_backend.chain_drafting import ChainDrafter
 from paceline_engine.torch_backend.device import on_device, usable_device
 from paceline_engine.torch_backend.draft_head import DraftHead
 from paceline_engine.torch_backend.int8_linear import refuse_int8, tell_what_is_faster
-from paceline_engine.torch_backend.invariance import MOST_INT8_THREADS, check_invariance
+from paceline_engine.torch_backend.invariance import MOST_INT8_THREADS, make_invariant
 from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.loaded_model import LoadedModel
 from paceline_engine.torch_backend.model_loading import count_tokens, describe, load_model
@@ -132,7 +132,7 @@ class TransformersBackend(LoadedModel):
         if invariant:
             shape = None if self._slabs is None else self._slabs.shape
             with on_device():
-                self.row_multiple = check_invariance(
+                self.row_multiple = make_invariant(
                     self.model,
                     self.decoder,
                     shape,

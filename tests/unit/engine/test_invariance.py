@@ -9,11 +9,13 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
 from paceline_engine.torch_backend.attention import Attention, attend_apart
+from paceline_engine.torch_backend.blockwise import BlockSizes, Kernel, rows_are_alike
 from paceline_engine.torch_backend.decoders import take_sample
 from paceline_engine.torch_backend.invariance import is_invariant
 from paceline_engine.torch_backend.invariant import TILE, InvariantRows
@@ -21,6 +23,7 @@ from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 from paceline_engine.torch_backend.library import LibraryDecoder
 from paceline_engine.torch_backend.llama import FusedLlama
+from paceline_engine.torch_backend.packed_linear import PackedProduct, PlainProduct, can_pack
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_model_server.loading import new_host
 from paceline_model_server.settings import ModelServerSettings
@@ -329,22 +332,76 @@ def test_the_proof_at_load_sees_what_only_long_texts_show(tiny_pair, monkeypatch
     assert sample_forwards(backend)
 
 
+def no_packing(monkeypatch):
+    monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)
+
+
 @on_a_cpu
-def test_where_few_rows_are_computed_in_another_way_forwards_have_more(tiny_pair, monkeypatch):
-    """As a processor does that computes 4 rows by other kernels than 16."""
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "library"])
+@pytest.mark.parametrize(
+    ("is_other", "multiple", "most"),
+    [
+        (lambda count: count % 16, 16, 64),
+        (lambda count: count > 32, 4, 32),
+        (lambda count: count % 16 or count > 32, 16, 32),
+    ],
+    ids=["below 16", "above 32", "both"],
+)
+def test_on_a_processor_with_other_kernels_for_some_numbers_of_rows_blocks_have_none_of_these(
+    tiny_pair, monkeypatch, fused, is_other, multiple, most
+):
+    product = torch.nn.functional.linear
+    counts = set()
+
+    def linear(hidden, weight, bias=None):
+        count = hidden[..., 0].numel()
+        counts.add(count)
+        return product(hidden, weight, bias) + (1e-6 if is_other(count) else 0)
+
+    no_packing(monkeypatch)
+    monkeypatch.setattr("torch.nn.functional.linear", linear)
+    backend = load(tiny_pair.target, fused=fused)
+    assert backend.row_multiple == multiple
+    counts.clear()
+    mixture = Mixture(backend, texts=9, seed=4)
+    mixture.run(20)
+    assert max(counts) == most
+    assert mixture.row_count > 50
+    assert mixture.different == 0
+
+
+@on_a_cpu
+def test_a_processor_whose_products_differ_for_any_number_of_rows_is_refused(
+    tiny_pair, monkeypatch
+):
     product = torch.nn.functional.linear
 
     def linear(hidden, weight, bias=None):
-        other = 1e-6 if len(hidden) % 16 else 0
-        return product(hidden, weight, bias) + other
+        return product(hidden, weight, bias) + 1e-6 * len(hidden)
 
+    no_packing(monkeypatch)
     monkeypatch.setattr("torch.nn.functional.linear", linear)
-    backend = load(tiny_pair.target)
-    assert backend.row_multiple == 16
-    mixture = Mixture(backend, texts=9, seed=4)
-    mixture.run(20)
-    assert mixture.row_count > 50
-    assert mixture.different == 0
+    with pytest.raises(ModelLoadError, match="--invariant"):
+        load(tiny_pair.target)
+
+
+@on_a_cpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", [torch.nn.Linear, Conv1D, PackedProduct, PlainProduct])
+def test_another_order_of_additions_is_seen_in_each_kind_of_product(monkeypatch, kind, dtype):
+    """Also where no more than the last bit of a float32 sum differs."""
+    if kind is PackedProduct and not can_pack([torch.zeros(1, 1, dtype=getattr(torch, dtype))]):
+        pytest.skip("nothing is packed on this processor")
+    strides = () if kind is PackedProduct else (96, 1)
+    kernel = Kernel((80, 96), getattr(torch, dtype), strides, True, kind)
+    with_weight = Kernel.with_weight
+
+    def in_two_orders(kernel, weight):
+        ours, theirs = with_weight(kernel, weight), with_weight(kernel, weight.flip(1))
+        return lambda rows: theirs(rows.flip(1)) if len(rows) == 16 else ours(rows)
+
+    monkeypatch.setattr(Kernel, "with_weight", in_two_orders)
+    assert not rows_are_alike([kernel], BlockSizes(16, 32))
 
 
 @pytest.mark.parametrize("how", [Attention(scale=0.3), Attention(scale=0.3, window=9, soft_cap=2)])
