@@ -25,6 +25,7 @@ class LoadOptions:
         device: As torch names it: "cpu", "cuda", "cuda:1".
         threads: CPU threads of one forward.
         capture: On CUDA, record forwards of few rows and replay them.
+        compile_steps: On a CPU, compile what is computed between products, where that is possible.
         invariant: Let a row's scores follow from its text alone, bit by bit.
         adapter: Directory with an adapter, by which it drafts for itself; None: it does not.
         guesses: How many it makes after a verdict; None: as the adapter's card says.
@@ -44,6 +45,7 @@ class LoadOptions:
     device: str = "cpu"
     threads: int = 1
     capture: bool = False
+    compile_steps: bool = True
     invariant: bool = False
     adapter: str | None = None
     guesses: int | None = None
@@ -86,6 +88,7 @@ def _load_transformers(settings: LoadOptions) -> Backend:
         device=settings.device,
         threads=settings.threads,
         capture=settings.capture,
+        compiled=settings.compile_steps,
         invariant=settings.invariant,
         adapter=settings.adapter,
         guesses=settings.guesses,

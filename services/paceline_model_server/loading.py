@@ -49,6 +49,7 @@ def new_host(
         device=settings.device,
         threads=settings.threads,
         capture=settings.capture,
+        compile_steps=settings.compile_steps,
         invariant=settings.invariant,
         adapter=settings.adapter or None,
         guesses=settings.guesses or None,

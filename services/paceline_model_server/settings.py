@@ -57,6 +57,12 @@ class ModelSettings(Settings):
         " launches; a cancelled forward then runs to its end; with --backend vllm: compile the"
         " model, too",
     )
+    compile_steps: bool = Field(
+        True,
+        description="on a CPU with AVX-512, compile what a layer computes between its products, if"
+        " there is a C compiler (cc, gcc or clang); in float32 and eight bits, and no bit of a"
+        " logit changes",
+    )
     invariant: bool = Field(
         False,
         description="make a text's logits depend on this text alone, bit by bit, whatever else a"

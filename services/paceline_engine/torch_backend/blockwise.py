@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
+from paceline_engine.torch_backend.int8_linear import Int8Product
 from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.packed_linear import (
     BLOCKS,
@@ -45,6 +46,11 @@ class BlockSizes:
 
     multiple: int
     most: int
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        """All of them, from the smallest to the largest."""
+        return [each for each in BLOCKS if each <= self.most and each % self.multiple == 0]
 
 
 BLOCK_SIZES = (BlockSizes(4, 64), BlockSizes(4, 32), BlockSizes(16, 64), BlockSizes(16, 32))
@@ -83,15 +89,15 @@ class Kernel:
 
 
 class BlockwiseProduct(Product):
-    """A product in blocks of at most so many rows."""
+    """A product in blocks of such numbers of rows."""
 
-    def __init__(self, product: Product, *, most: int) -> None:
+    def __init__(self, product: Product, *, blocks: Sequence[int]) -> None:
         self.shape, self.bias, self.loaded = product.shape, product.bias, product.loaded
-        self._product, self._most = product, most
+        self._product, self._blocks = product, blocks
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Compute it."""
-        return in_blocks(self._product, hidden, most=self._most)
+        return in_blocks(self._product, hidden, blocks=self._blocks)
 
     def weight(self) -> Tensor:
         """Return the weight."""
@@ -112,21 +118,29 @@ def pack_all(model: Any, decoder: Decoder) -> set[Kernel]:
     return {each for each in found if each is not None}
 
 
-def compute_in_blocks(model: Any, decoder: Decoder, *, most: int) -> None:
-    """Let all products of a model be computed in blocks of at most so many rows."""
+def compute_in_blocks(model: Any, decoder: Decoder, blocks: Sequence[int]) -> None:
+    """Let all products of a model be computed in blocks of such numbers of rows."""
     if isinstance(decoder, FusedLlama):
-        decoder.replace_products(model, lambda each, _: BlockwiseProduct(each, most=most))
+        decoder.replace_products(model, partial(_in_blocks, blocks))
         return
     for module in _linear_modules(model):
-        module.forward = partial(_module_in_blocks, module.forward, most)
+        module.forward = partial(_module_in_blocks, module.forward, blocks)
 
 
 def _linear_modules(model: nn.Module) -> list[Any]:
     return [each for each in model.modules() if isinstance(each, nn.Linear | Conv1D)]
 
 
-def _module_in_blocks(compute: Callable[[Tensor], Tensor], most: int, hidden: Tensor) -> Tensor:
-    rows = in_blocks(compute, hidden.reshape(-1, hidden.shape[-1]), most=most)
+def _in_blocks(blocks: Sequence[int], product: Product, _linears: Sequence[nn.Linear]) -> Product:
+    if isinstance(product, Int8Product):  # exact in any number of rows
+        return product
+    return BlockwiseProduct(product, blocks=blocks)
+
+
+def _module_in_blocks(
+    compute: Callable[[Tensor], Tensor], blocks: Sequence[int], hidden: Tensor
+) -> Tensor:
+    rows = in_blocks(compute, hidden.reshape(-1, hidden.shape[-1]), blocks=blocks)
     return rows.view(*hidden.shape[:-1], rows.shape[-1])
 
 
@@ -170,7 +184,7 @@ def rows_are_alike(kernels: Iterable[Kernel], sizes: BlockSizes) -> bool:
     Cost: for each kernel a copy of its weight, and some 500 rows.
     """
     generator = torch.Generator().manual_seed(1)
-    counts = [size for size in BLOCKS if size < sizes.most and size % sizes.multiple == 0]
+    *counts, _ = sizes.blocks
     for kernel in kernels:
         outputs, inputs = kernel.shape
         paired = inputs // 2

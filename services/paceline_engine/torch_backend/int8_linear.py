@@ -49,6 +49,8 @@ _MOST, _ZERO = 127, 128
 _LEAST_SCALE = 1e-30
 # With more inputs a sum could be too large for 32 bits.
 _MOST_INPUTS = (1 << 31) // (_ZERO * _MOST)
+# Here one row takes no longer than 4 (bench/LOG.md), so that few rows need not be filled up.
+INT8_BLOCKS = (1, 2, 3, *BLOCKS)
 # Outputs that are compared, at both ends of a weight: kernels have other code for a remainder.
 _CHECKED_OUTPUTS = 64
 
@@ -76,9 +78,8 @@ class Int8Product(Product):
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Compute it."""
-        scales = hidden.abs().amax(-1, keepdim=True).mul_(1 / _MOST).clamp_min_(_LEAST_SCALE)
-        rows = (hidden / scales).round_().add_(_ZERO).to(torch.uint8)
-        product = in_blocks(self.of_whole_numbers, rows).mul_(scales)
+        rows, scales = round_rows(hidden)
+        product = in_blocks(self.of_whole_numbers, rows, blocks=INT8_BLOCKS).mul_(scales)
         return product if self.bias is None else product.add_(self.bias)
 
     def of_whole_numbers(self, rows: Tensor) -> Tensor:
@@ -111,8 +112,14 @@ class Int8Product(Product):
 
     def warm_up(self) -> None:
         """Let oneDNN compile all code for it, so that this takes no time from requests."""
-        for count in BLOCKS:
+        for count in INT8_BLOCKS:
             self.of_whole_numbers(torch.zeros(count, self.shape[1], dtype=torch.uint8))
+
+
+def round_rows(hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Round each row by itself: u, (T, inputs) uint8, and the rows' scales, (T, 1)."""
+    scales = hidden.abs().amax(-1, keepdim=True).mul_(1 / _MOST).clamp_min_(_LEAST_SCALE)
+    return (hidden / scales).round_().add_(_ZERO).to(torch.uint8), scales
 
 
 def refuse_int8(*, dtype: str, device: torch.device) -> None:
@@ -168,7 +175,7 @@ def check_exact(products: Iterable[Product]) -> None:
     shapes = {each.shape: each for each in products if isinstance(each, Int8Product)}
     for product in shapes.values():
         if product.shape[1] > _MOST_INPUTS or not all(
-            _is_exact(product.of_whole_numbers, product, count) for count in BLOCKS
+            _is_exact(product.of_whole_numbers, product, count) for count in INT8_BLOCKS
         ):
             raise ModelLoadError(
                 "with --weights int8 this processor's products are not exact: it lacks VNNI, or the"

@@ -92,7 +92,7 @@ def make_invariant(
     ):
         kernels = pack_all(model, decoder)
         for sizes in (each for each in BLOCK_SIZES if rows_are_alike(kernels, each)):
-            compute_in_blocks(model, decoder, most=sizes.most)
+            compute_in_blocks(model, decoder, sizes.blocks)
             if is_invariant(
                 decoder,
                 shape,

@@ -16,6 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline_engine.torch_backend.attention import Attention
+from paceline_engine.torch_backend.compiled_layers import (
+    CompiledLayer,
+    LayerParts,
+    agree,
+    can_compile,
+)
+from paceline_engine.torch_backend.compiled_steps import MOST_ROWS
 from paceline_engine.torch_backend.packed_linear import (
     WideProduct,
     can_pack,
@@ -29,6 +36,7 @@ from paceline_engine.torch_backend.packed_linear import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_engine.torch_backend.compiled_steps import Steps
     from paceline_engine.torch_backend.packed_linear import MakeProduct, Product
     from paceline_engine.torch_backend.shared_rows import ForwardRows
 
@@ -127,6 +135,26 @@ class FusedLlama:
         self.lend_head(model)
         return [self._head, *(each for own in self._own_layers for each in own.products)]
 
+    @property
+    def can_use_steps(self) -> bool:
+        """Whether compiled steps compute such layers."""
+        return all(layer.parts() is not None for layer in self._own_layers)
+
+    def use_steps(self, steps: Steps) -> bool:
+        """Compute what is between products in compiled steps from now on.
+
+        Returns:
+            False: they do not compute such layers, or do not give the bits of torch's operators
+            here; they are not used.
+        """
+        parts = [own for layer in self._own_layers if (own := layer.parts()) is not None]
+        sizes = {each.sizes: each for each in parts}
+        if not self.can_use_steps or not all(agree(each, steps) for each in sizes.values()):
+            return False
+        for layer, own in zip(self._own_layers, parts, strict=True):
+            layer.compiled = CompiledLayer(own, steps)
+        return True
+
     def _rotation(self, rows: ForwardRows) -> Rotation:
         cosines, sines = self.rotations(rows.longest)
         return cosines.index_select(0, rows.positions), sines.index_select(0, rows.positions)
@@ -157,6 +185,7 @@ class _Layer(nn.Module):
     Attributes:
         products: Those with its weights, in the order of the names above.
         group: H / G.
+        compiled: Computes it in compiled steps; None: torch's operators do.
     """
 
     def __init__(self, layer: Any, *, index: int, packs: bool) -> None:
@@ -173,12 +202,46 @@ class _Layer(nn.Module):
         self.group = self._heads // self._kv_heads
         self._attention = Attention(scale=attention.scaling)
         self._head_norm = _head_norm(attention, heads=self._heads, kv_heads=self._kv_heads)
+        self.compiled: CompiledLayer | None = None
+
+    def parts(self) -> LayerParts | None:
+        """Return what it is made of; None: compiled steps do not compute it."""
+        attention, mlp = self._attention_norm, self._mlp_norm
+        if not (isinstance(attention, _SmallNorm) and isinstance(mlp, _SmallNorm)):
+            return None
+        if self._head_norm is not None:
+            return None
+        parts = LayerParts(
+            index=self._index,
+            norms=(attention, mlp),
+            products=self.products,
+            activation=self._activation,
+            rotate=_rotate,
+            heads=self._heads,
+            kv_heads=self._kv_heads,
+            width=self._width,
+            attention=self._attention,
+        )
+        return parts if can_compile(parts) else None
 
     def forward(self, hidden: Tensor, rotation: Rotation, rows: ForwardRows) -> Tensor:
         """Compute (T, E) from (T, E)."""
-        hidden = hidden + self._attend(self._attention_norm(hidden), rotation, rows)
+        if self._takes_steps(hidden, rows):
+            assert self.compiled is not None
+            return self.compiled(hidden, rotation, rows)
+        # Each product is a tensor of its own, so that what comes next can be added in place.
+        hidden = self._attend(self._attention_norm(hidden), rotation, rows).add_(hidden)
         gate, up = self._product(_GATE_AND_UP, self._mlp_norm(hidden), rows).chunk(2, dim=-1)
-        return hidden + self._product(_DOWN, self._activation(gate) * up, rows)
+        return self._product(_DOWN, self._activation(gate) * up, rows).add_(hidden)
+
+    def _takes_steps(self, hidden: Tensor, rows: ForwardRows) -> bool:
+        """Whether steps compute it: low-rank weights need the inputs of products, not rounded."""
+        return (
+            self.compiled is not None
+            and rows.streams is None
+            and len(hidden) <= MOST_ROWS
+            and hidden.is_contiguous()
+        )
 
     def _product(self, which: int, hidden: Tensor, rows: ForwardRows) -> Tensor:
         product = self.products[which](hidden)
@@ -232,29 +295,33 @@ class _HeadNorm:
 
 
 class _SmallNorm:
-    """The same on a CPU in float32, where a small `rms_norm` is seven kernels instead of four.
+    """The same on a CPU in float32, where a small `rms_norm` is seven kernels instead of five.
 
     With E values x in a row, x / sqrt(mean(x^2) + epsilon) is sqrt(E) x / sqrt(|x|^2 + E epsilon).
-    Each step rounds as IEEE 754 says, so that a row has the same bits in any forward; `hypot` would
-    be one step, but its kernel for few rows differs from that for many.
+    Each step computes a row by itself, so that it has the same bits in any forward. A kernel of
+    `hypot` for few rows would differ from that for many, and `sqrt` is not rounded as IEEE 754
+    says: the length of (|x|, sqrt(E epsilon)) is.
+
+    Attributes: see `Norm`.
     """
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         width = len(weight)
-        self._weight = weight * math.sqrt(width)
-        self._least = width * epsilon
+        self.weight = weight * math.sqrt(width)
+        self.least = torch.full((1, 1), math.sqrt(width * epsilon))
 
     def __call__(self, hidden: Tensor) -> Tensor:
         lengths: Tensor = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
-        return (hidden / lengths.square_().add_(self._least).sqrt_()).mul_(self._weight)
+        both = torch.cat((lengths, self.least.expand(len(lengths), 1)), 1)
+        lengths = torch.linalg.vector_norm(both, dim=-1, keepdim=True)
+        return (hidden / lengths).mul_(self.weight)
 
 
 def _rotate(states: Tensor, rotation: Rotation) -> Tensor:
     """Return (heads, T, D), contiguous, from the same."""
     cosines, sines = rotation
-    half = states.shape[-1] // 2
-    swapped = torch.cat((states[..., half:], states[..., :half]), dim=-1)
-    return torch.addcmul(swapped * sines, states, cosines)
+    swapped = states.roll(states.shape[-1] // 2, -1)
+    return swapped.mul_(sines).addcmul_(states, cosines)
 
 
 def _norm(norm: Any) -> _Norm | _SmallNorm:

@@ -45,6 +45,7 @@ What must hold, and is easy to break:
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -70,6 +71,7 @@ from paceline_engine.terms.backend import (
 from paceline_engine.terms.items import Draft, Judge, Judgement, Outcome
 from paceline_engine.torch_backend.attention import TextRows
 from paceline_engine.torch_backend.chain_drafting import layers_beside
+from paceline_engine.torch_backend.compiled_steps import StepsUnavailableError, compile_steps
 from paceline_engine.torch_backend.cuda_graphs import CapturedForwards, capture_forwards
 from paceline_engine.torch_backend.decoders import choose_decoder, take_sample
 from paceline_engine.torch_backend.device import on_device, wait_for
@@ -78,6 +80,7 @@ from paceline_engine.torch_backend.invariant import LEAST_MULTIPLE, TILE, Invari
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.library import LibraryText, decoder_layers, score_alone
+from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.memory import free_memory, return_freed_memory
 from paceline_engine.torch_backend.recurrent.library_state import has_recurrent_state
 from paceline_engine.torch_backend.recurrent.probe import prove_steps
@@ -100,6 +103,8 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.kv_arena import KeyValueShape
     from paceline_engine.torch_backend.own_guesses import OwnGuesses
     from paceline_engine.torch_backend.recurrent.probe import Continuation
+
+_log = logging.getLogger(__name__)
 
 _Text: TypeAlias = KeyValues | LibraryText | SteppedText
 
@@ -134,6 +139,7 @@ class LoadedModel(ModelBackend):
         capture: bool = False,
         invariant: bool = False,
         weights: str = PLAIN,
+        compiled: bool = True,
         head: EagleHead | None = None,
     ) -> None:
         """Choose how to compute a model. The subclass sets its description.
@@ -145,6 +151,7 @@ class LoadedModel(ModelBackend):
             capture: On CUDA, record forwards of few rows and replay them.
             invariant: See `TransformersBackend`.
             weights: PLAIN; or INT8, W8A8 or W4A16: see `replace_products`.
+            compiled: Compile what is computed between products on a CPU, where that is possible.
             head: What keeps features beside keys and values; None: nothing does.
 
         Raises:
@@ -172,6 +179,8 @@ class LoadedModel(ModelBackend):
                 )
             if weights != PLAIN:
                 replace_products(model, self.decoder, kind=weights)
+            if compiled and device.type == "cpu":
+                _use_steps(name, self.decoder)
         return_freed_memory()
         tile = TILE if invariant else 1
         if shape is not None and head is not None:
@@ -481,6 +490,19 @@ class LoadedModel(ModelBackend):
         if self.interrupt.is_set():
             raise ForwardInterrupted
         self._layers_run += 1
+
+
+def _use_steps(name: str, decoder: Decoder | None) -> None:
+    """Let a decoder compute in compiled steps, if they give the same bits."""
+    if not (isinstance(decoder, FusedLlama) and decoder.can_use_steps):
+        return
+    try:
+        is_used = decoder.use_steps(compile_steps())
+    except StepsUnavailableError as error:
+        _log.info("model %r: nothing is compiled, which would be faster: %s", name, error)
+        return
+    if is_used:
+        _log.info("model %r: what it computes between products is compiled", name)
 
 
 def _text_of(feed: Feed) -> KeyValues:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import platform
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -43,7 +44,6 @@ _ROWS_OF_LAYOUT = 8
 # oneDNN makes code for each number of rows and keeps it, half a megabyte of it: so numbers are
 # filled up to one of these, and more rows are computed in blocks. With fewer than 4 it is slow.
 BLOCKS = (4, 5, 6, 7, 8, 12, 16, 20, 24, 32, 40, 48, 64)
-_FILLED = [next(size for size in BLOCKS if size >= count) for count in range(BLOCKS[-1] + 1)]
 
 
 class Product(ABC):
@@ -139,14 +139,23 @@ class PackedProduct(Product):
 
 
 def in_blocks(
-    compute: Callable[[Tensor], Tensor], hidden: Tensor, *, most: int = BLOCKS[-1]
+    compute: Callable[[Tensor], Tensor], hidden: Tensor, *, blocks: Sequence[int] = BLOCKS
 ) -> Tensor:
-    """Compute rows in blocks of at most `most`, each filled up to one of few numbers of rows."""
-    if (count := len(hidden)) > most:
-        return torch.cat([in_blocks(compute, block) for block in torch.split(hidden, most)])
-    if (missing := _FILLED[count] - count) == 0:
+    """Compute rows in blocks, each filled up to one of few numbers of rows.
+
+    A block is filled with copies of its rows: one operator, where to add zeros takes four.
+    """
+    count, most = len(hidden), blocks[-1]
+    if count > most:
+        parts = torch.split(hidden, most)
+        return torch.cat([in_blocks(compute, block, blocks=blocks) for block in parts])
+    size = blocks[bisect_left(blocks, count)]
+    if size == count:
         return compute(hidden)
-    return compute(functional.pad(hidden, (0, 0, 0, missing)))[:count]
+    if count == 0:
+        return compute(hidden.new_zeros(size, hidden.shape[1]))[:0]
+    copies, rest = divmod(size, count)
+    return compute(torch.cat((*[hidden] * copies, hidden[:rest])))[:count]
 
 
 def product_of(weight: Tensor, bias: Tensor | None, *, packs: bool) -> Product:

@@ -52,6 +52,7 @@ class TransformersBackend(LoadedModel):
         capture: bool = False,
         invariant: bool = False,
         weights: str = PLAIN,
+        compiled: bool = True,
         adapter: str | None = None,
         guesses: int | None = None,
         prune_below: float = 0.0,
@@ -71,6 +72,8 @@ class TransformersBackend(LoadedModel):
             weights: PLAIN, in `dtype`, or as a quantised model's files have them; or INT8, with
                 all products in eight bits (`int8_linear.py`). With `invariant` INT8 takes two
                 threads, too.
+            compiled: On a CPU, compile what a layer computes between its products, where there is
+                a compiler; its logits keep their bits: see `compiled_steps.py`.
             adapter: Directory with an adapter for it; None: it does not draft for itself.
             guesses: How many it makes after a verdict; None: as the adapter's card says.
             prune_below: See `SelfDrafter` and `ChainDrafter`.
@@ -111,6 +114,7 @@ class TransformersBackend(LoadedModel):
             capture=capture and head is None,  # every forward keeps features
             invariant=invariant,
             weights=PLAIN if computed_in == dtype else computed_in,
+            compiled=compiled,
             head=head,
         )
         self.draft_head = draft_head

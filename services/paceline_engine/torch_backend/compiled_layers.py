@@ -1,0 +1,231 @@
+"""The layers of `FusedLlama` in compiled steps: see `compiled_steps.py`.
+
+Letters: T rows, H heads, G key and value heads, D their width, E the model's width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from paceline_engine.torch_backend.compiled_steps import TOGETHER
+from paceline_engine.torch_backend.int8_linear import INT8_BLOCKS, Int8Product, round_rows
+from paceline_engine.torch_backend.packed_linear import in_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from paceline_engine.torch_backend.attention import Attention
+    from paceline_engine.torch_backend.compiled_steps import Steps
+    from paceline_engine.torch_backend.packed_linear import Product
+    from paceline_engine.torch_backend.shared_rows import ForwardRows
+
+_CHECKED_ROWS = (1, 2, 3, 5, 8, 16, 65)
+_CHECKED_SIZES = (1e-3, 1.0, 50.0)
+
+
+class Norm(Protocol):
+    """A norm of rows in float32: x / sqrt(|x|^2 + least^2) * weight.
+
+    Attributes:
+        weight: (E,).
+        least: What every row's length has at least: (1, 1).
+    """
+
+    weight: Tensor
+    least: Tensor
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Compute it with torch's operators: (T, E) from the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerParts:
+    """What a layer is made of, and how torch's operators compute it.
+
+    Attributes:
+        index: The layer's number.
+        norms: Before attention, and before the MLP.
+        products: Into the heads and out of them, gate and up side by side, and down.
+        activation: Of the gate.
+        rotate: From (heads, T, D), cosines and sines to the rotated heads.
+        heads, kv_heads, width: H, G and D.
+        attention: How it attends.
+    """
+
+    index: int
+    norms: tuple[Norm, Norm]
+    products: Sequence[Product]
+    activation: Callable[[Tensor], Tensor]
+    rotate: Callable[[Tensor, tuple[Tensor, Tensor]], Tensor]
+    heads: int
+    kv_heads: int
+    width: int
+    attention: Attention
+
+    @property
+    def sizes(self) -> object:
+        """What the proof of the steps depends on, apart from weights."""
+        products = tuple((each.shape, type(each)) for each in self.products)
+        return (products, self.heads, self.kv_heads, self.width)
+
+
+class CompiledLayer:
+    """One layer, for up to `MOST_ROWS` rows without low-rank weights."""
+
+    def __init__(self, parts: LayerParts, steps: Steps) -> None:
+        """Build it of parts whose steps `agree`."""
+        self._parts, self._steps = parts, steps
+        self._norms = [(norm.weight, float(norm.least)) for norm in parts.norms]
+        self._rounds = [isinstance(each, Int8Product) for each in parts.products]
+        # A bias is added after the scaling, and then the steps do not scale.
+        self._is_scaled = [
+            rounds and each.bias is None
+            for each, rounds in zip(parts.products, self._rounds, strict=True)
+        ]
+
+    def __call__(
+        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], rows: ForwardRows
+    ) -> Tensor:
+        """Compute (T, E) from (T, E)."""
+        parts, steps, rounds, is_scaled = self._parts, self._steps, self._rounds, self._is_scaled
+        heads, kv_heads = parts.heads, parts.kv_heads
+        inputs = steps.norm(hidden, self._norms[0], rounds=rounds[0])
+        turned = heads + kv_heads
+        states = steps.turn(
+            self._product(0, inputs), turned=turned, rotation=rotation, is_scaled=is_scaled[0]
+        )
+        seen = rows.attend(
+            parts.index,
+            states[:heads],
+            keys=states[heads:turned],
+            values=states[turned:],
+            how=parts.attention,
+        )
+        if rounds[1]:
+            inputs = steps.round_heads(seen)
+        else:
+            inputs = seen.transpose(0, 1).reshape(len(hidden), -1)
+        added = self._product(1, inputs)
+        inputs = steps.norm(
+            hidden, self._norms[1], rounds=rounds[2], added=added, is_scaled=is_scaled[1]
+        )
+        inputs = steps.gate(self._product(2, inputs), is_scaled=is_scaled[2], rounds=rounds[3])
+        return steps.add(self._product(3, inputs), added, is_scaled=is_scaled[3])
+
+    def _product(self, which: int, inputs: Tensor) -> Tensor:
+        product = self._parts.products[which]
+        if not isinstance(product, Int8Product):
+            return product(inputs)
+        whole = in_blocks(product.of_whole_numbers, inputs, blocks=INT8_BLOCKS)
+        if product.bias is None:
+            return whole
+        return whole.mul_(self._steps.scales[: len(whole)]).add_(product.bias)
+
+
+def can_compile(parts: LayerParts) -> bool:
+    """Whether the widths are those that steps compute."""
+    outputs = [each.shape[0] for each in parts.products]
+    inputs = [each.shape[1] for each in parts.products]
+    in_heads = (parts.heads + 2 * parts.kv_heads) * parts.width
+    return (
+        not any(each % TOGETHER for each in inputs)
+        and parts.width % (2 * TOGETHER) == 0
+        and outputs == [in_heads, inputs[0], 2 * inputs[3], inputs[0]]
+    )
+
+
+@torch.inference_mode()
+def agree(parts: LayerParts, steps: Steps) -> bool:
+    """Tell whether each step gives the bits of torch's operators, for numbers of many sizes.
+
+    With one thread: with several, an operator may divide many rows between threads in the middle of
+    one, and computes the numbers beside the cut in another way (`invariance.py`).
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _agree(parts, steps)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _agree(parts: LayerParts, steps: Steps) -> bool:
+    generator = torch.Generator().manual_seed(0)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    return all(
+        torch.equal(expected, actual)
+        for rows in _CHECKED_ROWS
+        for size in _CHECKED_SIZES
+        # One after the other: the next step writes over what a step returned.
+        for expected, actual in chain(
+            _norms(parts, steps, size * numbers(rows, parts.products[0].shape[1]), numbers),
+            _gates(parts, steps, size * numbers(rows, parts.products[2].shape[0]), numbers),
+            _turns(parts, steps, size * numbers(rows, parts.products[0].shape[0]), numbers),
+            _heads(steps, size * numbers(rows, parts.heads, parts.width)),
+        )
+    )
+
+
+def _norms(
+    parts: LayerParts, steps: Steps, hidden: Tensor, numbers: Callable[..., Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what operators and steps make of the same rows."""
+    norm = parts.norms[1]
+    how = norm.weight, float(norm.least)
+    yield norm(hidden), steps.norm(hidden, how, rounds=False)
+    yield from _rounded(steps, norm(hidden), steps.norm(hidden, how, rounds=True))
+    for is_scaled in (False, True):
+        product = numbers(*hidden.shape)
+        scales = numbers(len(hidden), 1).abs() if is_scaled else torch.ones(len(hidden), 1)
+        summed = product.mul(scales).add_(hidden)
+        steps.scales[: len(hidden)] = scales
+        yield summed, steps.add(product.clone(), hidden, is_scaled=is_scaled)
+        added = product.clone()
+        inputs = steps.norm(hidden, how, rounds=True, added=added, is_scaled=is_scaled)
+        yield summed, added
+        yield from _rounded(steps, norm(summed), inputs)
+
+
+def _gates(
+    parts: LayerParts, steps: Steps, product: Tensor, numbers: Callable[..., Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    for is_scaled in (False, True):
+        scales = numbers(len(product), 1).abs() if is_scaled else torch.ones(len(product), 1)
+        gate, up = product.mul(scales).chunk(2, dim=-1)
+        gated = parts.activation(gate) * up
+        steps.scales[: len(product)] = scales
+        yield gated, steps.gate(product, is_scaled=is_scaled, rounds=False)
+        yield from _rounded(steps, gated, steps.gate(product, is_scaled=is_scaled, rounds=True))
+
+
+def _turns(
+    parts: LayerParts, steps: Steps, product: Tensor, numbers: Callable[..., Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    rows, turned = len(product), parts.heads + parts.kv_heads
+    rotation = numbers(rows, parts.width), numbers(rows, parts.width)
+    for is_scaled in (False, True):
+        scales = numbers(rows, 1).abs() if is_scaled else torch.ones(rows, 1)
+        states = product.mul(scales).view(rows, -1, parts.width).transpose(0, 1)
+        steps.scales[:rows] = scales
+        actual = steps.turn(product, turned=turned, rotation=rotation, is_scaled=is_scaled)
+        yield parts.rotate(states[:turned], rotation), actual[:turned]
+        yield states[turned:], actual[turned:]
+
+
+def _heads(steps: Steps, together: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    for seen in (together.transpose(0, 1), together.transpose(0, 1).contiguous()):
+        yield from _rounded(steps, together.flatten(1), steps.round_heads(seen))
+
+
+def _rounded(steps: Steps, rows: Tensor, actual: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    whole, scales = round_rows(rows)
+    yield whole, actual
+    yield scales, steps.scales[: len(rows)]

@@ -1,0 +1,322 @@
+"""Compiled steps give the bits of torch's operators, or are not used."""
+
+from __future__ import annotations
+
+import os
+from array import array
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.terms.calls import SessionSpec
+from paceline_engine.terms.items import Item, Judge
+from paceline_engine.torch_backend import llama as llama_module
+from paceline_engine.torch_backend.compiled_steps import (
+    MOST_ROWS,
+    Steps,
+    StepsUnavailableError,
+    compile_steps,
+)
+from paceline_engine.torch_backend.decoders import take_sample
+from paceline_engine.torch_backend.invariant import TILE, InvariantRows
+from paceline_engine.torch_backend.key_values import KeyValues
+from paceline_engine.torch_backend.kv_arena import Slabs
+from paceline_engine.torch_backend.llama import FusedLlama
+from paceline_engine.torch_backend.shared_rows import SharedRows
+from paceline_engine.torch_backend.transformers import TransformersBackend
+from paceline_engine.torch_backend.whole_products import replace_products
+from support.tiny_models import build_tokenizer
+from unit.engine.conftest import NEVER, chain, continuation
+
+SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.1,
+}
+BIASED = {"attention_bias": True, "mlp_bias": True}
+# Both sides of the numbers of rows at which something changes.
+PIECES = ([1, 2, 3, 4, 5, 9, 15, 16, 17, 33, 64, 65], [7, 1, 2, 4, 5, 1, 1, 1, 64, 1, 66, 2])
+
+
+@pytest.fixture(scope="module")
+def steps():
+    try:
+        return compile_steps()
+    except StepsUnavailableError as error:
+        pytest.skip(str(error))
+
+
+def text(seed, length):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(SIZES["vocab_size"], (length,), generator=generator).tolist()
+
+
+class Computed:
+    """A model of random weights, by operators at first, and texts in any pieces."""
+
+    def __init__(self, settings=None, *, kind="plain", make=LlamaForCausalLM, config=LlamaConfig):
+        torch.manual_seed(3)
+        model = make(config(**{**SIZES, **(settings or {})})).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith("bias") or "norm" in name:
+                    parameter.uniform_(0.5, 1.5)
+        with torch.inference_mode():
+            self.shape = take_sample(model).shape
+            self.decoder = FusedLlama(model, packs=kind == "packed")
+            if kind == "int8":
+                replace_products(model, self.decoder, kind="int8")
+
+    @property
+    def is_compiled(self):
+        return all(layer.compiled is not None for layer in self.decoder.layers)
+
+    @torch.inference_mode()
+    def logits(self, pieces, *, rows=SharedRows, prepare=lambda _: None):
+        """Compute texts side by side, in such pieces."""
+        slabs = Slabs(self.shape, tile=TILE)
+        texts = [text(seed, sum(own)) for seed, own in enumerate(pieces)]
+        caches = [KeyValues(slabs, reserve_length=len(own)) for own in texts]
+        found = []
+        for counts in zip(*pieces, strict=True):
+            parts = [
+                array("I", own[cache.length : cache.length + count])
+                for own, cache, count in zip(texts, caches, counts, strict=True)
+            ]
+            for cache, count in zip(caches, counts, strict=True):
+                cache.make_room(count)
+            forward = rows(caches, parts, counts)
+            prepare(forward)
+            found.append(self.decoder(forward)[: sum(counts)])
+            for cache, part in zip(caches, parts, strict=True):
+                cache.extend(part)
+        return torch.cat(found)
+
+
+@pytest.mark.parametrize("kind", ["plain", "packed", "int8"])
+@pytest.mark.parametrize("settings", [{}, BIASED, {"num_key_value_heads": 3}], ids=str)
+@pytest.mark.parametrize("rows", [SharedRows, InvariantRows])
+def test_logits_have_the_bits_of_the_operators(kind, settings, rows, steps):
+    model = Computed(settings, kind=kind)
+    expected = model.logits(PIECES, rows=rows)
+    assert model.decoder.use_steps(steps)
+    assert model.is_compiled
+    assert torch.equal(model.logits(PIECES, rows=rows), expected)
+
+
+@pytest.fixture(params=[1, 2], ids=lambda count: f"{count} threads")
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(steps):
+    model = Computed(kind="int8")
+    assert model.decoder.use_steps(steps)
+    length = 140
+    whole = model.logits([[length]], rows=InvariantRows)
+    for size in (1, 2, 4, 5, 7, 20, 70):
+        pieces = [[size] * (length // size)]
+        assert torch.equal(model.logits(pieces, rows=InvariantRows), whole), size
+        beside = [*pieces, [3] * (length // size)]
+        together = model.logits(beside, rows=InvariantRows)
+        own = [part[:size] for part in torch.split(together, size + 3)]
+        assert torch.equal(torch.cat(own), whole), size
+
+
+def test_a_forward_of_more_rows_than_steps_have_room_for_has_the_same_bits(steps, monkeypatch):
+    model, counts = Computed(kind="int8"), []
+    assert model.decoder.use_steps(steps)
+    for layer in model.decoder.layers:
+
+        def counted(hidden, *rest, own=layer.compiled):
+            counts.append(len(hidden))
+            return own(hidden, *rest)
+
+        layer.compiled = counted
+    expected = model.logits([[70, 1, 8, 7]])
+    assert {*counts} == {70, 1, 8, 7}
+    counts.clear()
+    monkeypatch.setattr(llama_module, "MOST_ROWS", 7)
+    assert torch.equal(model.logits([[70, 1, 8, 7]]), expected)
+    assert {*counts} == {1, 7}
+    assert len(steps.scales) >= MOST_ROWS
+
+
+@pytest.mark.parametrize("step", ["norm", "gate", "turn", "round_heads", "add"])
+@pytest.mark.parametrize("rows", [1, 16])
+def test_a_step_that_is_off_by_the_least_is_not_used(step, rows, steps, monkeypatch):
+    own = getattr(Steps, step)
+
+    def off(self, *arguments, **options):
+        result = own(self, *arguments, **options)
+        if rows in result.shape[:2]:
+            last = result.flatten()[-1:].clone()
+            higher = last + 1 if last.dtype == torch.uint8 else last.nextafter(last + 1)
+            result[(..., *[-1] * result.dim())] = higher[0]
+        return result
+
+    model = Computed(kind="int8")
+    monkeypatch.setattr(Steps, step, off)
+    assert not model.decoder.use_steps(steps)
+    assert not model.is_compiled
+    monkeypatch.undo()
+    assert model.decoder.use_steps(steps)
+
+
+def test_a_scale_that_is_off_is_not_used(steps, monkeypatch):
+    own = Steps.round_heads
+
+    def off(self, seen):
+        result = own(self, seen)
+        self.scales[0] *= 1.001
+        return result
+
+    model = Computed(kind="int8")
+    monkeypatch.setattr(Steps, "round_heads", off)
+    assert not model.decoder.use_steps(steps)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: Computed({"hidden_act": "gelu"}),
+        lambda: Computed({"intermediate_size": 152}),
+        lambda: Computed({"head_dim": 48}),
+        lambda: Computed(make=Qwen3ForCausalLM, config=Qwen3Config),
+    ],
+    ids=["another activation", "another width", "heads of another width", "norms of heads"],
+)
+def test_what_steps_do_not_compute_is_left_to_operators(made, steps):
+    model = made()
+    expected = model.logits(PIECES)
+    assert not model.decoder.use_steps(steps)
+    assert not model.is_compiled
+    assert torch.equal(model.logits(PIECES), expected)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"intermediate_size": 152}, {"head_dim": 48}, {"hidden_size": 120}], ids=str
+)
+def test_widths_that_steps_cannot_read_never_come_to_them(settings):
+    assert Computed().decoder.can_use_steps
+    assert not Computed(settings).decoder.can_use_steps
+
+
+def test_low_rank_weights_see_a_products_inputs_as_they_are(steps):
+    class Seen:
+        def __init__(self):
+            self.inputs = []
+
+        def add(self, layer, which, *, inputs, product):
+            assert inputs.dtype == torch.float32
+            self.inputs.append((layer, which, len(inputs)))
+            product += 1
+
+        def take(self, hidden):
+            pass
+
+    model, seen = Computed(kind="int8"), (Seen(), Seen())
+
+    def prepare(rows, *, streams):
+        rows.streams = streams
+
+    expected = model.logits([[6, 1]], prepare=lambda rows: prepare(rows, streams=seen[0]))
+    assert model.decoder.use_steps(steps)
+    actual = model.logits([[6, 1]], prepare=lambda rows: prepare(rows, streams=seen[1]))
+    assert torch.equal(actual, expected)
+    assert len(seen[1].inputs) == 2 * 4 * SIZES["num_hidden_layers"]
+    assert seen[0].inputs == seen[1].inputs
+
+
+@pytest.mark.parametrize("kind", ["plain", "int8"])
+def test_what_is_no_number_stays_none(kind, steps):
+    model = Computed(kind=kind)
+    assert model.decoder.use_steps(steps)
+    with torch.inference_mode():
+        model.decoder.layers[1].parts().norms[0].weight[5] = torch.nan
+    assert model.logits([[3, 1]]).isnan().all()
+
+
+def test_without_a_compiler_there_are_no_steps():
+    with pytest.raises(StepsUnavailableError, match="no C compiler"):
+        compile_steps(["no-compiler-of-this-name"])
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo 'out of luck' >&2; exit 1", "out of luck"),
+        ("shift; while [ $# -gt 1 ]; do shift; done; exit 0", "compiled_steps.so"),
+    ],
+    ids=["it fails", "it makes nothing"],
+)
+def test_a_compiler_that_does_not_work_is_told(script, reason, tmp_path, steps, monkeypatch):
+    compiler = tmp_path / "broken-cc"
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(StepsUnavailableError, match=reason):
+        compile_steps(["broken-cc"])
+
+
+def test_nothing_is_compiled_for_a_model_that_it_does_not_fit(tmp_path, monkeypatch, caplog):
+    """As the tiny models of most tests: a load would take half a second longer for nothing."""
+    monkeypatch.setattr(
+        "paceline_engine.torch_backend.loaded_model.compile_steps", lambda: pytest.fail("compiled")
+    )
+    LlamaForCausalLM(LlamaConfig(**SIZES, dtype="bfloat16")).save_pretrained(tmp_path)
+    build_tokenizer(SIZES["vocab_size"]).save(str(tmp_path / "tokenizer.json"))
+    with caplog.at_level("INFO"):
+        TransformersBackend(str(tmp_path), dtype="bfloat16")
+    assert "is compiled" not in caplog.text
+
+
+def test_a_processor_without_wide_vectors_has_no_steps(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    with pytest.raises(StepsUnavailableError, match="AVX-512"):
+        compile_steps()
+
+
+def test_a_server_computes_the_same_with_a_compiler_without_one_and_told_not_to(
+    steps, caplog, monkeypatch, tmp_path
+):
+    del steps
+    directory = str(tmp_path)
+    torch.manual_seed(5)
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(directory)
+    build_tokenizer(SIZES["vocab_size"]).save(str(tmp_path / "tokenizer.json"))
+    with caplog.at_level("INFO"):
+        compiled = TransformersBackend(directory)
+        assert "between products is compiled" in caplog.text
+        caplog.clear()
+        told_not_to = TransformersBackend(directory, compiled=False)
+        assert "compiled" not in caplog.text
+        monkeypatch.setenv("PATH", str(tmp_path))
+        without = TransformersBackend(directory)
+        assert "nothing is compiled, which would be faster: there is no C compiler" in caplog.text
+    assert compiled.description.fingerprint == without.description.fingerprint
+    said = [logprobs(each) for each in (compiled, told_not_to, without)]
+    assert len(said[0]) == 5
+    assert said[0] == said[1] == said[2]
+
+
+def logprobs(backend):
+    """Return what a verdict says of a proposal of four tokens that it accepts."""
+    spec = SessionSpec(64)
+    block = continuation(ModelText(backend, spec), text(1, 20), 4)
+    task = Judge(chain(block), logprobs=True, top_logprobs=0)
+    item = Item(backend.new_cache(spec), spec, prefix=array("I", text(1, 20)), task=task)
+    (outcome,) = backend.run([item], NEVER)
+    return list(outcome.judgement.logprobs)
