@@ -59,7 +59,11 @@ def flags(options: Iterable[str]) -> Iterator[str]:
         InvalidFieldError: A value is malformed.
     """
     for each in options:
-        name, equals, _ = each.partition("=")
+        name, equals, value = each.removeprefix("--").partition("=")
         if not name or not equals:
             raise InvalidFieldError.of("option", f"{each!r} must be NAME=VALUE")
-        yield f"--{each.removeprefix('--')}"
+        # An option that is on or off has no value on a command line.
+        if value in {"true", "false"}:
+            yield f"--{name}" if value == "true" else f"--no-{name}"
+        else:
+            yield f"--{name}={value}"

@@ -206,3 +206,18 @@ async def test_a_running_servers_tokenizer_is_fetched_for_the_drafter(speakers, 
     told = find_target_tokens(found.speak)
     assert told.tokenizer == find_target_tokens(speakers["pieces"]).tokenizer
     assert (told.vocabulary_size, told.end_ids) == (420, (2,))
+
+
+@pytest.mark.parametrize(
+    ("option", "flag"),
+    [
+        ("device=cuda:0", "--device=cuda:0"),
+        ("--dtype=bfloat16", "--dtype=bfloat16"),
+        ("invariant=true", "--invariant"),
+        ("capture=false", "--no-capture"),
+        ("lora=a={x}", "--lora=a={x}"),
+    ],
+)
+def test_an_option_of_a_server_becomes_its_flag(option, flag):
+    started = CheckPairSettings(drafter="/a", target="/b", target_option=(option,))
+    assert started.target_arguments("/b")[-1] == flag
