@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,11 +18,12 @@ from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.llama import FusedLlama
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from paceline_engine.terms.calls import ModelDescription
     from paceline_engine.torch_backend.decoders import Decoder
     from paceline_engine.torch_backend.kv_arena import KeyValueShape
+    from paceline_engine.torch_backend.lora_rows import LoraRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +95,28 @@ def _halves_are_whole(model: Any, decoder: Decoder) -> bool:
 
 
 @torch.inference_mode()
-def is_invariant(decoder: Decoder, shape: KeyValueShape, *, most_tokens: int) -> bool:
+def is_invariant(
+    decoder: Decoder,
+    shape: KeyValueShape,
+    *,
+    most_tokens: int,
+    lora_of: Callable[[Sequence[int]], LoraRows | None] = lambda _: None,
+) -> bool:
     """Tell whether two sequences get the same bits whole and alone, and in pieces side by side.
 
     Args:
         most_tokens: The smaller of the vocabulary and the context.
+        lora_of: Returns which rows have LoRA adapters, by the number of each sequence's rows.
     """
     length = min(_LENGTH, most_tokens)
     texts = [
         [(7919 * place + 31 * (place // 5) + n) % most_tokens for place in range(length)]
         for n in (1, 2)
     ]
-    alone = [_scored(decoder, shape, texts=[text], pieces=[(length,)])[0] for text in texts]
+    scored = partial(_scored, decoder, shape, lora_of=lora_of)
+    alone = [scored(texts=[text], pieces=[(length,)])[0] for text in texts]
     for way in _WAYS:
-        together = _scored(decoder, shape, texts=texts, pieces=[way.first, way.second])
+        together = scored(texts=texts, pieces=[way.first, way.second])
         for expected, actual in zip(alone, together, strict=True):
             if not torch.equal(expected, actual):
                 return False
@@ -119,6 +129,7 @@ def _scored(
     *,
     texts: Sequence[Sequence[int]],
     pieces: Sequence[Sequence[int]],
+    lora_of: Callable[[Sequence[int]], LoraRows | None],
 ) -> list[Tensor]:
     """Feed sequences in pieces, and return the logits of all their rows: (L, V) each."""
     slabs = Slabs(shape, tile=TILE)
@@ -136,6 +147,7 @@ def _scored(
             cache.make_room(len(part))
         sizes = [len(part) for _, part, _ in fed]
         rows = InvariantRows([cache for cache, _, _ in fed], [part for _, part, _ in fed], sizes)
+        rows.lora = lora_of(sizes)
         scored = torch.split(decoder(rows)[: sum(sizes)], sizes)
         for (cache, part, mine), own in zip(fed, scored, strict=True):
             cache.extend(part)

@@ -184,6 +184,8 @@ class _Layer(nn.Module):
         product = self.products[which](hidden)
         if rows.streams is not None:
             rows.streams.add(self._index, which, inputs=hidden, product=product)
+        if rows.lora is not None:
+            rows.lora.add((self._index, which), inputs=hidden, product=product)
         return product
 
     def _attend(self, hidden: Tensor, rotation: Rotation, rows: ForwardRows) -> Tensor:
