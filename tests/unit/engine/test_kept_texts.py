@@ -653,7 +653,7 @@ async def test_a_kept_text_is_for_sessions_with_the_same_adapter_only(tiny_pair,
         reused = []
         for name in ("", "a", "b", "a", ""):
             session_id = host.open_session(replace(SPEC, lora=name)).session_id
-            call = call_on(session_id, 1, base=[], append=prompt)
+            call = replace(call_on(session_id, 1, base=[], append=prompt), lora=name)
             async with aclosing(host.decode(call, DecodeOptions(max_tokens=12))) as parcels:
                 found = [parcel async for parcel in parcels]
             assert [it for parcel in found for it in parcel.token_ids] == oracle[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,13 +13,12 @@ from safetensors.torch import load_file, save_file
 from paceline.errors import ModelMismatchError
 from paceline_contract.limits import MOST_LORA_ADAPTERS
 from paceline_engine.model_files.lora_folder import read_lora_folders
-from paceline_engine.sessions.host import ModelHost
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.families import build_family
 from support.lora_folders import write_lora
-from unit.engine.conftest import QUICK
+from unit.engine.conftest import call_on, running
 
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
 
@@ -174,11 +174,18 @@ def test_models_that_keep_no_rows_of_several_sequences_take_no_adapter(folder, t
 
 async def test_a_session_with_an_unknown_adapter_is_refused(tiny_pair, folder):
     backend = TransformersBackend(str(tiny_pair.target), lora=[f"a={folder}"])
-    host = ModelHost(lambda: backend, limits=QUICK)
-    await host.start()
-    try:
+    async with running(backend) as host:
         host.open_session(SessionSpec(40, lora="a"))
         with pytest.raises(ModelMismatchError, match="no LoRA adapter 'b'"):
             host.open_session(SessionSpec(40, lora="b"))
-    finally:
-        await host.stop()
+
+
+async def test_a_call_with_the_fingerprint_of_another_adapter_is_refused(tiny_pair, folder):
+    backend = TransformersBackend(str(tiny_pair.target), lora=[f"a={folder}"])
+    async with running(backend) as host:
+        session_id = host.open_session(SessionSpec(40, lora="a")).session_id
+        call = call_on(session_id, 1, base=[], append=[1, 2, 3])
+        with pytest.raises(ModelMismatchError, match="opened with another LoRA adapter"):
+            await host.verify(call)
+        verdict = await host.verify(replace(call, lora="a"))
+        assert verdict.prefix_length == 3
