@@ -105,6 +105,18 @@ async def test_every_strategy_says_what_the_merged_model_says(
         await system.settled()
 
 
+async def test_a_drafter_drafts_with_its_adapter_of_the_same_name(tiny_pair, loras):
+    """A drafter that is the target is always right with the same adapter, and not without."""
+    rates = []
+    for names in (NAMES[1:], ()):
+        drafter = hosts(tiny_pair, loras, "target", names=names)
+        target = hosts(tiny_pair, loras, "target")
+        async with in_process_system(drafters=[drafter], targets=[target]) as system:
+            done = await asked(system, lora="law", strategy="speculative", lookahead=3).collect()
+            rates.append(done.finished.statistics.acceptance_rate)
+    assert rates[0] == 1 > rates[1]
+
+
 async def test_requests_with_several_adapters_run_at_once(tiny_pair, loras, merged):
     drafters = [hosts(tiny_pair, loras, "drafter", names=NAMES[1:2])]
     targets = [hosts(tiny_pair, loras, "target") for _ in range(2)]
