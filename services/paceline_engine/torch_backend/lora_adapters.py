@@ -159,12 +159,12 @@ def _probe(
         calls.clear()
         text = KeyValues(Slabs(shape), reserve_length=_PROBED_ROWS)
         text.make_room(_PROBED_ROWS)
-        rows = SharedRows([text], [array("I", range(_PROBED_ROWS))], [1])
+        rows = SharedRows([text], [array("I", [0] * _PROBED_ROWS)], [1])
         own = weights[adapter.name]
         rows.lora = LoraRows([(own, _PROBED_ROWS)], device=shape.device)
         try:
             decoder(rows)
-        except ValueError as error:
+        except Exception as error:
             raise ModelLoadError(f"LoRA adapter {adapter.name!r}: {first_line(error)}") from error
         if odd := [name for name in adapter.factors if calls[name] != 1]:
             raise ModelLoadError(

@@ -96,6 +96,8 @@ class TransformersBackend(LoadedModel):
                 draft vocabulary.
         """
         lora_folders = read_lora_folders(lora)  # before anything large is read
+        if lora_folders and adapter is not None:
+            raise ModelLoadError("--lora and --adapter do not go together")
         computed_on = usable_device(device, dtype=dtype)
         if weights == INT8:
             refuse_int8(dtype=dtype, device=computed_on)

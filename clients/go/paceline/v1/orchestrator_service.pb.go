@@ -888,7 +888,8 @@ type GenerateRequest struct {
 	PredictedText string `protobuf:"bytes,35,opt,name=predicted_text,json=predictedText,proto3" json:"predicted_text,omitempty"`
 	// The name of the LoRA adapter to generate with (GetSystemInfoResponse.lora_adapters). Default:
 	// none, the model alone. Drafters draft with their adapter of this name, or without one if they
-	// have none; that changes no token. MODEL_NOT_FOUND if no target has it.
+	// have none; that changes no token. MODEL_NOT_FOUND if no target has it. Orchestrators before 0.2
+	// do not know it and generate without: a client asks only for an adapter that GetSystemInfo names.
 	Lora string `protobuf:"bytes,36,opt,name=lora,proto3" json:"lora,omitempty"`
 }
 

@@ -607,7 +607,8 @@ class GenerateRequest(_message.Message):
     lora: _builtins.str
     """The name of the LoRA adapter to generate with (GetSystemInfoResponse.lora_adapters). Default:
     none, the model alone. Drafters draft with their adapter of this name, or without one if they
-    have none; that changes no token. MODEL_NOT_FOUND if no target has it.
+    have none; that changes no token. MODEL_NOT_FOUND if no target has it. Orchestrators before 0.2
+    do not know it and generate without: a client asks only for an adapter that GetSystemInfo names.
     """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
