@@ -162,6 +162,9 @@ class GenerateSettings(_Decoding):
         description="a file with what the answer will probably be: it is drafted from, and changes"
         " no token",
     )
+    lora: str | None = Field(
+        None, description="the LoRA adapter to generate with; without it the model alone"
+    )
     ignore_eos: bool = Field(False, description="go on after an end-of-text token")
     parse_special_tokens: bool = Field(
         False, description="parse special tokens in the prompt; without it they are plain text"
@@ -296,8 +299,8 @@ def _options(settings: GenerateSettings) -> GenerateOptions:
     }
     chosen = {
         name: getattr(settings, name)
-        for name in (*_Sampling.__annotations__, "max_tokens", "prompt_logprobs", "lookahead",
-                     "targets", "width", "branches", "dispatch")
+        for name in (*_Sampling.__annotations__, "max_tokens", "prompt_logprobs", "lora",
+                     "lookahead", "targets", "width", "branches", "dispatch")
     }  # fmt: skip
     if (grammar := _grammar(settings)) is not None:
         options["grammar"] = grammar

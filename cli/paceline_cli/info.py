@@ -63,6 +63,7 @@ def _print(info: SystemInfo) -> None:
         "tokenizer": info.tokenizer_fingerprint,
         "vocabulary": f"{info.vocabulary_size} tokens",
         "context": f"{info.context_length} tokens",
+        **({"adapters": ", ".join(sorted(info.lora_adapters))} if info.lora_adapters else {}),
         "running": f"{info.running_request_count} requests",
         "version": info.version,
     }

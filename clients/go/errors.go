@@ -27,6 +27,7 @@ import (
 //	├── ErrStaleCall
 //	└── ErrSuperseded
 //	ErrModelMismatch              pick another server
+//	ErrModelNotFound              ask for another LoRA adapter, or for none
 //	ErrTokenizerMismatch          pair other models
 //	ErrTryAgain                   retry after RetryAfter, or elsewhere
 //	├── ErrCacheExhausted
@@ -60,6 +61,7 @@ const (
 	ErrStaleCall             Kind = "StaleCall"
 	ErrSuperseded            Kind = "Superseded"
 	ErrModelMismatch         Kind = "ModelMismatch"
+	ErrModelNotFound         Kind = "ModelNotFound"
 	ErrTokenizerMismatch     Kind = "TokenizerMismatch"
 	ErrTryAgain              Kind = "TryAgain"
 	ErrCacheExhausted        Kind = "CacheExhausted"
@@ -97,6 +99,7 @@ var factsOf = map[Kind]kindFacts{
 	ErrStaleCall:             {codes.Aborted, "STALE_CALL", ErrSession, "drop this call"},
 	ErrSuperseded:            {codes.Aborted, "SUPERSEDED", ErrSession, "drop this call"},
 	ErrModelMismatch:         {codes.FailedPrecondition, "MODEL_MISMATCH", "", "pick another server"},
+	ErrModelNotFound:         {codes.NotFound, "MODEL_NOT_FOUND", "", "ask for another LoRA adapter, or for none"},
 	ErrTokenizerMismatch:     {codes.FailedPrecondition, "TOKENIZER_MISMATCH", "", "pair other models"},
 	ErrCacheExhausted:        {codes.ResourceExhausted, "CACHE_EXHAUSTED", ErrTryAgain, "retry, or go elsewhere"},
 	ErrOverloaded:            {codes.ResourceExhausted, "OVERLOADED", ErrTryAgain, "retry, or go elsewhere"},

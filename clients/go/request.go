@@ -328,6 +328,14 @@ func WithPredictedText(text string) GenerateOption {
 	})
 }
 
+// WithLora sets the name of the LoRA adapter to generate with. Default: none, the model alone.
+func WithLora(name string) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.Lora = name
+		return nil
+	})
+}
+
 // WithAddSpecialTokens says whether the tokenizer adds its special tokens to a text prompt. Default
 // true.
 func WithAddSpecialTokens(add bool) GenerateOption {

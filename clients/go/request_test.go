@@ -14,7 +14,7 @@ func TestEveryOptionReachesTheRequest(t *testing.T) {
 		WithMaxTokens(1), WithStop("a", "b"), WithTemperature(0.5), WithTopK(2), WithTopP(0.75), WithMinP(0.25),
 		WithSeed(math.MaxUint64), WithStrategy(StrategyDistributed), WithLookahead(3), WithTargets(4),
 		WithDrafters(5), WithWidth(8), WithBranches(9), WithDrafter(DrafterMaxGram), WithRule(RuleRejection), WithDispatch(DispatchBlocks), WithIgnoreEOS(true),
-		WithLogprobs(true), WithTopLogprobs(10), WithPromptLogprobs(0), WithTokenBytes(true), WithPromptTokens(true), WithPredictedText("p"), WithAddSpecialTokens(false), WithParseSpecialTokens(true), WithIncludeTimeline(true),
+		WithLogprobs(true), WithTopLogprobs(10), WithPromptLogprobs(0), WithTokenBytes(true), WithPromptTokens(true), WithPredictedText("p"), WithLora("a"), WithAddSpecialTokens(false), WithParseSpecialTokens(true), WithIncludeTimeline(true),
 		WithStreamTimeline(true), WithRequestID("r"), WithResumeTokenIDs([]uint32{6}), WithResumeAttempts(7),
 	})
 	if err != nil {
@@ -47,6 +47,7 @@ func TestEveryOptionReachesTheRequest(t *testing.T) {
 		IncludeTokenBytes:  true,
 		IncludePrompt:      true,
 		PredictedText:      "p",
+		Lora:               "a",
 		AddSpecialTokens:   proto.Bool(false),
 		ParseSpecialTokens: proto.Bool(true),
 		IncludeTimeline:    true,

@@ -33,6 +33,7 @@ class PrefixCall:
 
     Attributes:
         fingerprint: The model that the session is meant to be of.
+        lora: The LoRA adapter that the session is meant to have, as the server calls it.
         caller: Who calls, as the server knows it; has to be the session's owner.
     """
 
@@ -43,6 +44,7 @@ class PrefixCall:
     token_ids: Sequence[int]
     fingerprint: str = ""
     caller: str = ""
+    lora: str = ""
 
     @property
     def prefix_length(self) -> int:

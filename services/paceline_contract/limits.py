@@ -72,6 +72,9 @@ LEASE_SECONDS = (1, 300)
 MOST_MODEL_NAME_CHARACTERS = 256
 """GetModelInfoResponse.model_name."""
 
+MOST_LORA_ADAPTERS = 64
+"""GetModelInfoResponse.lora_adapters: of one server."""
+
 MOST_CHAT_TEMPLATE_BYTES = 256 << 10
 """ChatTemplate.source, as UTF-8: the longest in use, with tools and reasoning, have 30 KB."""
 

@@ -33,6 +33,7 @@ class LoadOptions:
             and `ChainDrafter`.
         speak: Where the tokenizer of a target with another vocabulary is; None: it drafts for
             targets with its own.
+        lora: LoRA adapters that sequences can have, each as NAME=DIR.
         simulated: The simulated model's parameters.
         engine_options: For vLLM: KEY=VALUE of its engine arguments.
     """
@@ -51,6 +52,7 @@ class LoadOptions:
     guesses: int | None = None
     prune_below: float = 0.0
     speak: str | None = None
+    lora: tuple[str, ...] = ()
     simulated: SimulatedModel = field(default_factory=SimulatedModel)
     engine_options: tuple[str, ...] = ()
 
@@ -93,6 +95,7 @@ def _load_transformers(settings: LoadOptions) -> Backend:
         adapter=settings.adapter,
         guesses=settings.guesses,
         prune_below=settings.prune_below,
+        lora=settings.lora,
     )
 
 

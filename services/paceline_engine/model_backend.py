@@ -45,6 +45,7 @@ class Feed:
         parents: The parents of the last rows, if they are a tree: see `ModelCache.extend`.
         proposes: How tokens are chosen, if the model is asked for guesses of its own beside the
             scored rows; else None.
+        lora: The name of the sequence's LoRA adapter; empty: it has none.
         is_own: Whether the model itself proposed the tree, or a larger one, for this sequence.
         accepts: If rows are computed one by one: asked before each token of the block, with the
             scores of all rows before it, whether the token is accepted.
@@ -58,6 +59,7 @@ class Feed:
     scored_count: int
     parents: Sequence[int] = ()
     proposes: SessionSpec | None = None
+    lora: str = ""
     is_own: bool = False
     accepts: Callable[[Sequence[Any]], bool] | None = None
     kept: Sequence[int] | None = None

@@ -39,13 +39,13 @@ async def complete(
     model = await orchestrators.check_model(body.model)
     choices = generations.choices(
         body.prompts,
-        body.options(),
+        {**body.options(), **model.options},
         count=body.n,
         connection=connection,
         default_max_tokens=body.default_max_tokens,
     )
     answer_class = StreamedAnswer if body.stream else WholeAnswer
-    answer = answer_class(connection, CompletionForm(), body, model=model)
+    answer = answer_class(connection, CompletionForm(), body, model=model.name)
     await deliver(choices, answer.take)
     await answer.end(choices)
 
@@ -59,12 +59,12 @@ async def chat(
     model = await turns.orchestrators.check_model(body.model)
     leave_out(await _unheard(body, turns), connection)
     prompt, plan = await turns.plan(body.conversation, wanted=body.grammar)
-    options: GenerateOptions = {**body.options(), **WRITTEN}
+    options: GenerateOptions = {**body.options(), **model.options, **WRITTEN}
     if plan.grammar is not None:
         options["grammar"] = plan.grammar
     choices = generations.choices([prompt], options, count=body.n, connection=connection)
     answer_class = StreamedAnswer if body.stream else WholeAnswer
-    answer = answer_class(connection, ChatForm(plan.new_reader), body, model=model)
+    answer = answer_class(connection, ChatForm(plan.new_reader), body, model=model.name)
     with naming_grammar(plan.reason):
         await deliver(choices, answer.take)
     await answer.end(choices)

@@ -30,6 +30,7 @@ _PARAMETERS = {
     "fill_in": "suffix",
     "ignore_eos": "paceline.ignore_eos",
     "lookahead": "paceline.lookahead",
+    "lora": "model",
     "predicted_text": "prediction",
     "rule": "paceline.rule",
     "sampling.frequency_penalty": "frequency_penalty",
@@ -71,6 +72,7 @@ _PROMPT_FIELDS = frozenset({"prompt", "text", "token_ids", "token_ids.ids", "ids
 _KINDS: tuple[tuple[type[errors.PacelineError], int, str, str | None], ...] = (
     (errors.ContextLengthExceededError, 400, "invalid_request_error", "context_length_exceeded"),
     (errors.InvalidFieldError, 400, "invalid_request_error", None),
+    (errors.ModelNotFoundError, 404, "invalid_request_error", "model_not_found"),
     (errors.UnsupportedError, 400, "invalid_request_error", "unsupported"),
     (errors.OverloadedError, 429, "requests", "overloaded"),
     (errors.CacheExhaustedError, 503, "server_error", "overloaded"),
@@ -238,6 +240,8 @@ def _parameter(error: errors.PacelineError, prompt: str) -> str | None:
     if (violation := _violation(error)) is not None:
         field = violation.field
         return prompt if field in _PROMPT_FIELDS else _PARAMETERS.get(field, field)
+    if isinstance(error, errors.ModelNotFoundError):
+        return "model"
     return prompt if isinstance(error, errors.ContextLengthExceededError) else None
 
 

@@ -72,8 +72,8 @@ async def watch(
 ) -> None:
     """Continue a prompt or a conversation; send what happens between the chunks, too."""
     body = parse(LiveBody, content, ignored=connection.ignored)
-    await orchestrators.check_model(body.model)
-    options: GenerateOptions = body.options()
+    model = await orchestrators.check_model(body.model)
+    options: GenerateOptions = {**body.options(), **model.options}
     prompt: Prompt
     if body.prompt is None:
         prompt = await write_prompt(

@@ -30,16 +30,16 @@ async def answer_messages(connection: Connection, content: bytes, *, turns: Turn
     body = parse(MessagesBody, content, ignored=connection.ignored)
     model = await turns.orchestrators.check_model(body.model)
     leave_out(await _unheard(body, turns), connection)
-    options = body.options()
+    options: GenerateOptions = {**body.options(), **model.options}
     try:
-        await _deliver(connection, body, options, turns=turns, model=model)
+        await _deliver(connection, body, options, turns=turns, model=model.name)
     except ContextLengthExceededError as error:
         if not is_about_max_tokens(error):
             raise
         # As with Anthropic's newer models, the whole room is used.
         room = (await turns.orchestrators.info()).context_length
         options["max_tokens"] = max(1, room - await turns.count(body.conversation))
-        await _deliver(connection, body, options, turns=turns, model=model)
+        await _deliver(connection, body, options, turns=turns, model=model.name)
 
 
 async def count_tokens(connection: Connection, content: bytes, *, turns: Turns) -> None:

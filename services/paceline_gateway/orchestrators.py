@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -18,7 +19,7 @@ from paceline_serving import tracing
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from paceline import ChatTemplate, SystemInfo, Tls
+    from paceline import ChatTemplate, GenerateOptions, SystemInfo, Tls
     from paceline.call_metadata import Token
 
 _T = TypeVar("_T")
@@ -30,6 +31,19 @@ _ASK_IN_VAIN_SECONDS = 2.0
 _ASK_AGAIN_SECONDS = 0.2
 # The largest age of an answer about the model: a rollout takes longer.
 _FRESH_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that requests can ask for: the targets', alone or with a LoRA adapter.
+
+    Attributes:
+        name: The model's, or the adapter's.
+        options: The options with which a generation has it.
+    """
+
+    name: str
+    options: GenerateOptions
 
 
 class Orchestrators:
@@ -140,22 +154,25 @@ class Orchestrators:
         """The newest answer of `info`; None before the first."""
         return self._last_info
 
-    async def check_model(self, asked: str) -> str:
-        """Return the model's name, if the request asked for this model.
+    async def check_model(self, asked: str) -> ServedModel:
+        """Return the model that a request asked for, if it is served here.
 
         Raises:
-            RequestError: The gateway has another model.
+            RequestError: The gateway has another model, without a LoRA adapter of this name.
             PacelineError: No orchestrator answered.
         """
-        name = (await self.info()).model_name
-        if asked != name:
-            raise RequestError(
-                f"there is no model {asked[:200]!r} here; there is {name!r}",
-                status=404,
-                param="model",
-                code="model_not_found",
-            )
-        return name
+        info = await self.info()
+        if asked == info.model_name:
+            return ServedModel(asked, {})
+        if asked in info.lora_adapters:
+            return ServedModel(asked, {"lora": asked})
+        others = f", with {len(info.lora_adapters)} LoRA adapters" if info.lora_adapters else ""
+        raise RequestError(
+            f"there is no model {asked[:200]!r} here; there is {info.model_name!r}{others}",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )
 
     async def most_request_bytes(self) -> int:
         """Return the largest request; for an orchestrator that does not say, the general limit.

@@ -16,6 +16,7 @@ from paceline_gateway.turns import leave_out
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from paceline import GenerateOptions
     from paceline_gateway.answer_blocks import Block
     from paceline_gateway.answer_parts import AnswerPart
     from paceline_gateway.connection import Connection
@@ -38,10 +39,11 @@ async def respond(connection: Connection, content: bytes, *, turns: Turns) -> No
     body = parse(ResponseBody, content, ignored=connection.ignored)
     model = await turns.orchestrators.check_model(body.model)
     leave_out(await _unheard(body, turns), connection)
+    options: GenerateOptions = {**body.options(), **model.options}
     turn = await turns.begin(
-        connection, body.conversation, body.options(), wanted=body.text, param="input"
+        connection, body.conversation, options, wanted=body.text, param="input"
     )
-    answer = _Answer(connection, body, turn, model=model)
+    answer = _Answer(connection, body, turn, model=model.name)
     await turn.deliver(answer.take)
     await answer.end()
 

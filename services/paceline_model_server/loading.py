@@ -55,6 +55,7 @@ def new_host(
         guesses=settings.guesses or None,
         prune_below=settings.prune_below,
         speak=settings.speak or None,
+        lora=settings.lora,
         simulated=simulated,
         engine_options=settings.engine_option,
     )
@@ -82,6 +83,10 @@ def new_host(
             )
         if settings.model_name:
             backend.description = replace(backend.description, name=settings.model_name)
+        if backend.description.name in dict(backend.description.lora_fingerprints):
+            raise ModelLoadError(
+                f"--lora: an adapter is called {backend.description.name!r}, as the model is"
+            )
         return backend
 
     return ModelHost(

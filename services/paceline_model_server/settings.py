@@ -50,6 +50,11 @@ class ModelSettings(Settings):
         " and other tokens now and then",
     )
     device: str = Field("cpu", description="device of the computation: cpu, cuda, cuda:1, ...")
+    lora: OneOrMore = Field(
+        (),
+        description="LoRA adapter of the model as NAME=DIR, a folder of PEFT with safetensors; a"
+        " request chooses one of several by its name",
+    )
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of a forward")
     capture: bool = Field(
         True,
@@ -248,6 +253,23 @@ class ModelServerSettings(
             )
         if self.engine_option and self.backend != "vllm":
             raise ValueError("--engine-option needs --backend vllm")
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_model_for_its_lora_adapters(self) -> Self:
+        if not self.lora:
+            return self
+        if self.backend != "transformers":
+            raise ValueError("--lora needs --backend transformers")
+        if self.adapter:
+            raise ValueError("--lora and --adapter do not go together")
+        if self.then:
+            raise ValueError("--lora and --then do not go together: a stack has no LoRA adapters")
+        if self.speak:
+            raise ValueError(
+                "--lora and --speak do not go together: a drafter of another vocabulary drafts"
+                " with its model alone"
+            )
         return self
 
     @model_validator(mode="after")

@@ -87,7 +87,7 @@ def session_spec(
     message: session_service_pb2.SessionSpec, *, model: ModelDescription, owner: str
 ) -> SessionSpec:
     """Translate a session's specification, with its defaults and its owner."""
-    _expect_model("spec", message.expected_model_fingerprint, model=model)
+    lora = _expected_lora("spec", message.expected_model_fingerprint, model=model)
     rule = _RULE_OF_WIRE.get(message.verification_rule)
     if rule is None:
         raise InvalidFieldError.of("spec.verification_rule", "is no rule of this version")
@@ -105,6 +105,7 @@ def session_spec(
         owner=owner,
         prompt_length=message.prompt_length,
         end_token_ids=tuple(message.end_token_ids),
+        lora=lora,
     )
 
 
@@ -245,6 +246,10 @@ def model_info(
         grammar_engine=model.grammar_engine,
         scores_prompts=model.scores_prompts,
         sampling_defaults=sampling_pb2.SamplingDefaults(**asdict(model.sampling_defaults)),
+        lora_adapters=[
+            model_service_pb2.LoraAdapter(name=name, fingerprint=fingerprint)
+            for name, fingerprint in model.lora_fingerprints
+        ],
     )
 
 
@@ -283,13 +288,16 @@ def _seconds(message: Duration) -> float:
     return message.seconds + message.nanos / 1e9
 
 
-def _expect_model(path: str, fingerprint: str, *, model: ModelDescription) -> None:
+def _expected_lora(path: str, fingerprint: str, *, model: ModelDescription) -> str:
+    """Return the LoRA adapter with which the model has a fingerprint; empty: with none."""
     if not fingerprint:
         raise InvalidFieldError.of(f"{path}.expected_model_fingerprint", "is required")
-    if fingerprint != model.fingerprint:
+    try:
+        return model.lora_of(fingerprint)
+    except KeyError:
         raise ModelMismatchError(
             "this server has another model", metadata={"fingerprint": model.fingerprint}
-        )
+        ) from None
 
 
 def _sampling(message: sampling_pb2.SamplingParameters) -> SamplingParameters:
@@ -315,7 +323,7 @@ def _grammar(message: sampling_pb2.Grammar) -> Grammar:
 def _prefix_call(
     message: session_service_pb2.SessionCall, *, model: ModelDescription, caller: str
 ) -> PrefixCall:
-    _expect_model("call", message.expected_model_fingerprint, model=model)
+    lora = _expected_lora("call", message.expected_model_fingerprint, model=model)
     return PrefixCall(
         session_id=message.session_id,
         sequence=message.sequence,
@@ -323,6 +331,7 @@ def _prefix_call(
         base_digest=message.base_digest,
         token_ids=message.token_ids,
         caller=caller,
+        lora=lora,
     )
 
 

@@ -480,6 +480,15 @@ def test_vllm_divides_a_model_over_the_gpus_of_a_pod_and_has_shared_memory():
     assert settings_of(other).engine_option == ("pipeline_parallel_size=4",)
 
 
+def test_a_pools_lora_adapters_are_given_one_by_one():
+    adapters = ["law=/models/lora/law", "verse=/models/a, b"]
+    pool = {"settings": {"lora": adapters}}
+    release = install({"target": pool, "drafter": pool})
+    for role in ("target", "drafter"):
+        pod = next(it for it in release.pods if it.role == role)
+        assert settings_of(pod).lora == tuple(adapters)
+
+
 def test_a_gpu_is_a_text_in_requests_and_limits_and_the_model_is_put_on_it():
     release = install(values_of("gpu.yaml"))
     target, drafter = release.pod("-target-default"), release.pod("-drafter-default")

@@ -63,6 +63,7 @@ BAD_REQUESTS = [
     ({"resume_token_ids": [1] * 5}, "resume_token_ids"),
     ({"request_id": "x" * 65}, "request_id"),
     ({"request_id": "no spaces"}, "request_id"),
+    ({"lora": "no spaces"}, "lora"),
 ]
 EXTREME_REQUESTS = [
     {"sampling": {"temperature": 100.0, "top_p": 1.0, "min_p": 1.0}, "seed": 2**53 - 1},

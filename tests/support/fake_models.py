@@ -55,7 +55,7 @@ from support.ports import free_address
 from support.prefix_digest import prefix_digest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
 _CONTEXT_LENGTH = 4096
 _LONGEST_WAIT_SECONDS = 90.0
@@ -109,6 +109,7 @@ class FakeModelServer:
         grammar_engine: What it says that it enforces grammars with.
         model_name: The model's.
         fingerprint: The model's.
+        lora_fingerprints: Of the model with each LoRA adapter, by the adapter's name.
         dtype: What it says that it computes in.
         context_length: The most tokens of a text.
         is_invariant: Whether it says that it computes the same bits whatever is beside.
@@ -156,6 +157,7 @@ class FakeModelServer:
     grammar_engine: str = ""
     model_name: str = ""
     fingerprint: str = ""
+    lora_fingerprints: Mapping[str, str] = field(default_factory=dict)
     dtype: str = ""
     context_length: int = _CONTEXT_LENGTH
     is_invariant: bool = False
@@ -255,6 +257,7 @@ class FakeModelServer:
             self_draft_depth=self.self_draft_depth,
             self_draft_kind="fake" if self.self_draft_depth else "",
             hardware=self.hardware,
+            lora_fingerprints=tuple(self.lora_fingerprints.items()),
         )
 
     def info(self) -> model_service_pb2.GetModelInfoResponse:

@@ -14,7 +14,7 @@ from paceline.errors import PacelineError, UnsupportedError
 from paceline.status import DETAILS_KEY, encode
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import orchestrator_service_pb2_grpc as pb_grpc
-from paceline.v1.model_service_pb2 import MODEL_ROLE_TARGET, ChatTemplate
+from paceline.v1.model_service_pb2 import MODEL_ROLE_TARGET, ChatTemplate, LoraAdapter
 from support.ports import free_address
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
     refusal: PacelineError | None = None  # of every call, while it is set
     chat_template: ChatTemplate | None = None
     sampling_defaults: SamplingDefaults | None = None
+    lora_fingerprints: dict[str, str] = field(default_factory=dict)
     info_asked: asyncio.Event = field(default_factory=asyncio.Event)
     address: str = ""
 
@@ -135,6 +136,10 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
             servers=servers,
             context_length=100,
             sampling_defaults=self.sampling_defaults,
+            lora_adapters=[
+                LoraAdapter(name=name, fingerprint=each)
+                for name, each in self.lora_fingerprints.items()
+            ],
         )
 
     async def Tokenize(self, request, context):  # noqa: N802

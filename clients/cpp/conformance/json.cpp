@@ -155,6 +155,7 @@ std::map<std::string, Setter> setters() {
       PACELINE_OPTION(include_token_bytes),
       PACELINE_OPTION(include_prompt),
       PACELINE_OPTION(predicted_text),
+      PACELINE_OPTION(lora),
       PACELINE_OPTION(add_special_tokens),
       PACELINE_OPTION(parse_special_tokens),
       PACELINE_OPTION(include_timeline),

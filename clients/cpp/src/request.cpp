@@ -157,6 +157,9 @@ v1::GenerateRequest build_request(const Prompt& prompt, const GenerateOptions& o
   if (!options.predicted_text.empty()) {
     request.set_predicted_text(text("predicted_text", options.predicted_text));
   }
+  if (!options.lora.empty()) {
+    request.set_lora(text("lora", options.lora));
+  }
   request.set_include_timeline(options.include_timeline);
   request.set_stream_timeline(options.stream_timeline);
   return request;

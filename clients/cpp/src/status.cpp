@@ -31,6 +31,7 @@ constexpr std::array kClassesWithReason{
     class_of<SessionNotFoundError>(),   class_of<PrefixNotHeldError>(),
     class_of<PrefixMismatchError>(),    class_of<StaleCallError>(),
     class_of<SupersededError>(),        class_of<ModelMismatchError>(),
+    class_of<ModelNotFoundError>(),
     class_of<TokenizerMismatchError>(), class_of<CacheExhaustedError>(),
     class_of<OverloadedError>(),        class_of<LoadingError>(),
     class_of<DrainingError>(),          class_of<NoTargetError>(),

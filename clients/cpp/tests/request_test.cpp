@@ -35,6 +35,7 @@ TEST(Request, CarriesEveryOption) {
   options.prompt_logprobs = 0;
   options.include_token_bytes = options.include_prompt = true;
   options.predicted_text = "p";
+  options.lora = "a";
   options.add_special_tokens = false;
   options.parse_special_tokens = true;
   options.include_timeline = options.stream_timeline = true;
@@ -50,7 +51,7 @@ TEST(Request, CarriesEveryOption) {
             "resume_token_ids: 4294967295 include_timeline: true stream_timeline: true "
             "request_id: \"r-1\" width: 8 branches: 9 drafter: DRAFTER_KIND_MAX_GRAM "
             "top_logprobs: 10 prompt_logprobs: 0 include_token_bytes: true include_prompt: true "
-            "predicted_text: \"p\"");
+            "predicted_text: \"p\" lora: \"a\"");
 }
 
 TEST(Request, LeavesOutWhatIsNotSaid) {

@@ -14,6 +14,7 @@
     │   ├── StaleCallError              drop this call
     │   └── SupersededError             drop this call
     ├── ModelMismatchError              pick another server
+    ├── ModelNotFoundError              ask for another LoRA adapter, or for none
     ├── TokenizerMismatchError          pair other models
     ├── TryAgainError                   retry after `retry_after_seconds`, or elsewhere
     │   ├── CacheExhaustedError
@@ -159,6 +160,12 @@ class ModelMismatchError(PacelineError):
     """The server's model is not the expected one: pick another server."""
 
     code, reason = "FAILED_PRECONDITION", "MODEL_MISMATCH"
+
+
+class ModelNotFoundError(PacelineError):
+    """No target has the LoRA adapter that the request names: ask for another, or for none."""
+
+    code, reason = "NOT_FOUND", "MODEL_NOT_FOUND"
 
 
 class TokenizerMismatchError(PacelineError):

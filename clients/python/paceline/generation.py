@@ -335,6 +335,8 @@ class SystemInfo:
     Attributes:
         most_request_bytes: The largest request that it takes; 0: not known.
         sampling_defaults: What the model's authors want for options of the same names.
+        lora_adapters: The LoRA adapters that can be asked for (`lora`): the model's fingerprint
+            with each, by the adapter's name.
     """
 
     version: str
@@ -347,6 +349,7 @@ class SystemInfo:
     running_request_count: int
     most_request_bytes: int = 0
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    lora_adapters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

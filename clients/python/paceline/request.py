@@ -72,6 +72,7 @@ class GenerateOptions(TypedDict, total=False):
         include_token_bytes: Return the bytes of each token that is told.
         include_prompt: Return the prompt's tokens, which `prompt_logprobs` also does.
         predicted_text: What the answer will probably be: Max-Gram drafts from it.
+        lora: The name of the LoRA adapter to generate with. Default: none, the model alone.
         add_special_tokens: Let the tokenizer add its special tokens to a text prompt. Default true.
         parse_special_tokens: Parse special tokens written in a text prompt, or in the texts around
             a gap; each `PromptPart` has its own. Default false.
@@ -110,6 +111,7 @@ class GenerateOptions(TypedDict, total=False):
     include_token_bytes: bool
     include_prompt: bool
     predicted_text: str
+    lora: str
     add_special_tokens: bool
     parse_special_tokens: bool
     include_timeline: bool

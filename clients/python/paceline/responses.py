@@ -134,7 +134,13 @@ def read_system_info(message: orchestrator_pb.GetSystemInfoResponse) -> SystemIn
         for server in message.servers
     )
     defaults = {it.name: value for it, value in message.sampling_defaults.ListFields()}
-    return _read(SystemInfo, message, servers=servers, sampling_defaults=defaults)
+    return _read(
+        SystemInfo,
+        message,
+        servers=servers,
+        sampling_defaults=defaults,
+        lora_adapters={it.name: it.fingerprint for it in message.lora_adapters},
+    )
 
 
 def read_tokens(message: orchestrator_pb.TokenizeResponse) -> Tokens:

@@ -78,6 +78,7 @@ const OPTIONS: ReadonlyMap<string, keyof GenerateOptions> = new Map([
   ["include_token_bytes", "includeTokenBytes"],
   ["include_prompt", "includePrompt"],
   ["predicted_text", "predictedText"],
+  ["lora", "lora"],
   ["add_special_tokens", "addSpecialTokens"],
   ["parse_special_tokens", "parseSpecialTokens"],
   ["include_timeline", "includeTimeline"],

@@ -15,6 +15,7 @@
  *     │   ├── StaleCallError
  *     │   └── SupersededError
  *     ├── ModelMismatchError              pick another server
+ *     ├── ModelNotFoundError              ask for another LoRA adapter, or for none
  *     ├── TokenizerMismatchError          pair other models
  *     ├── TryAgainError                   retry after `retryAfterSeconds`, or elsewhere
  *     │   ├── CacheExhaustedError
@@ -164,6 +165,12 @@ export class ModelMismatchError extends PacelineError {
   static override readonly reason = "MODEL_MISMATCH";
 }
 
+/** No target has the LoRA adapter that the request names: ask for another, or for none. */
+export class ModelNotFoundError extends PacelineError {
+  static override readonly code = "NOT_FOUND";
+  static override readonly reason = "MODEL_NOT_FOUND";
+}
+
 /** Drafter and target have different tokenizers: pair other models. */
 export class TokenizerMismatchError extends PacelineError {
   static override readonly code = "FAILED_PRECONDITION";
@@ -248,6 +255,7 @@ export const ERROR_CLASSES: ReadonlyMap<string, ErrorClass> = new Map(
     StaleCallError,
     SupersededError,
     ModelMismatchError,
+    ModelNotFoundError,
     TokenizerMismatchError,
     CacheExhaustedError,
     OverloadedError,

@@ -96,6 +96,8 @@ export interface GenerateOptions {
   includePrompt?: boolean | undefined;
   /** What the answer will probably be: Max-Gram drafts from it. */
   predictedText?: string | undefined;
+  /** The name of the LoRA adapter to generate with. Default: none, the model alone. */
+  lora?: string | undefined;
   /** Let the tokenizer add its special tokens to a text prompt. Default true. */
   addSpecialTokens?: boolean | undefined;
   /** Parse special tokens written in a text prompt. Default false. */
@@ -154,6 +156,7 @@ const CHECKS: Readonly<Record<keyof GenerateOptions, Check>> = {
   includeTokenBytes: flag,
   includePrompt: flag,
   predictedText: text,
+  lora: text,
   addSpecialTokens: flag,
   parseSpecialTokens: flag,
   includeTimeline: flag,
@@ -188,6 +191,7 @@ export function buildRequest(prompt: Prompt, options: GenerateOptions): wire.Gen
     includeTokenBytes: options.includeTokenBytes ?? false,
     includePrompt: options.includePrompt ?? false,
     predictedText: options.predictedText ?? "",
+    lora: options.lora ?? "",
     sampling: samplingOf(options),
     seed: options.seed,
     strategy: wire.Strategy[`STRATEGY_${upper(options.strategy ?? "unspecified")}`],

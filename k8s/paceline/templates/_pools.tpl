@@ -129,7 +129,7 @@ cannot be given up and for the process to end.
 {{- $flag := $name | replace "_" "-" -}}
 {{- if kindIs "bool" $value }}
 - --{{ if not $value }}no-{{ end }}{{ $flag }}
-{{- else if and (kindIs "slice" $value) (eq $name "engine_option") }}
+{{- else if and (kindIs "slice" $value) (has $name (list "engine_option" "lora")) }}
 {{- range $value }}
 - {{ printf "--%s=%s" $flag . | quote }}
 {{- end }}

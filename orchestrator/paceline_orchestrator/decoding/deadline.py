@@ -66,14 +66,21 @@ class Patience:
     Args:
         server: Who answers.
         limit_length: The most tokens that the session may hold.
+        fingerprint: Of the model that the session is of.
         tolerance: How many times as long as others it may have a call in sight.
     """
 
     def __init__(
-        self, server: ModelServer, *, limit_length: int = 0, tolerance: float = 1.0
+        self,
+        server: ModelServer,
+        *,
+        limit_length: int = 0,
+        fingerprint: str = "",
+        tolerance: float = 1.0,
     ) -> None:
         self._server = server
         self._limit_length = limit_length
+        self._fingerprint = fingerprint
         self._tolerance = tolerance
         self._newest = 0  # the sequence of the newest call
         self._waiting: Waiting | None = None  # for the answer to the newest call
@@ -87,7 +94,12 @@ class Patience:
             patience_seconds=seconds,
             is_in_sight=partial(self._is_in_sight, call),
             instead_of=self._waiting,
-            work=Work(row_count, call.base_length + row_count, self._limit_length),
+            work=Work(
+                row_count,
+                call.base_length + row_count,
+                limit_length=self._limit_length,
+                fingerprint=self._fingerprint,
+            ),
             tolerance=self._tolerance,
         )
         return Sent(call, rpc, self._waiting, at_ns=time.perf_counter_ns())

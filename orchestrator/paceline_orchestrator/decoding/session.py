@@ -87,7 +87,12 @@ class RemoteSession:
         self._note_repair = note_repair
         self._opening = opener.open(server, spec)
         self._checks = AnswerChecks(server, spec)
-        self._patience = Patience(server, limit_length=self.limit_length, tolerance=tolerance)
+        self._patience = Patience(
+            server,
+            limit_length=self.limit_length,
+            fingerprint=spec.fingerprint,
+            tolerance=tolerance,
+        )
         self._held = HeldTokens()
         self._sequence = 0
         self._asked_at = time.monotonic()

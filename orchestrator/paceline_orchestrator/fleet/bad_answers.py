@@ -21,10 +21,12 @@ from paceline_contract.limits import (
     MOST_CHAT_TEMPLATE_BYTES,
     MOST_DISTRIBUTION_ENTRIES,
     MOST_END_TOKENS,
+    MOST_LORA_ADAPTERS,
     MOST_MODEL_NAME_CHARACTERS,
     REPETITION_PENALTIES,
     SUM_TOLERANCE,
 )
+from paceline_contract.names import is_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
@@ -130,6 +132,18 @@ def check_model_info(info: pb.GetModelInfoResponse) -> None:
         )
     _check_hardware(info.hardware)
     _check_sampling_defaults(info)
+    _check_lora_adapters(info.lora_adapters)
+
+
+def _check_lora_adapters(adapters: Sequence[pb.LoraAdapter]) -> None:
+    at_most("lora_adapters", adapters, MOST_LORA_ADAPTERS)
+    for each in adapters:
+        demand(bool(each.name) and is_name(each.name), "lora_adapters.name", "is no name")
+        length = len(each.fingerprint)
+        most = _TEXTS["fingerprint"]
+        _in_range("the length of lora_adapters.fingerprint", length, least=1, most=most)
+    names = {each.name for each in adapters}
+    demand(len(names) == len(adapters), "lora_adapters.name", "is there twice")
 
 
 def _check_sampling_defaults(info: pb.GetModelInfoResponse) -> None:

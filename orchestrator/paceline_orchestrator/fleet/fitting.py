@@ -14,7 +14,7 @@ from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.words import Standing, Word
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
@@ -58,23 +58,53 @@ def _commonest(engines: Iterable[str]) -> str:
 
 
 def fits(target: ModelFacts, model: ModelFacts) -> bool:
-    """Whether a target can serve requests of a model that are not too long for it."""
-    return target.identity == model.identity
+    """Whether a target can serve requests of a model that are not too long for it.
+
+    The model may be one with a LoRA adapter: the target needs the same adapter, by its name and by
+    what it adds.
+    """
+    own = target.with_lora(model.lora)
+    return own is not None and own.identity == model.identity
 
 
-def could_replace(target: ModelServer, server: ModelServer, *, limit_length: int) -> bool:
+def commonest_adapters(
+    servers: Iterable[ModelServer], model: ModelFacts
+) -> Mapping[str, ModelFacts]:
+    """Return a model with each LoRA adapter that servers of it have, by the adapter's name.
+
+    Of several adapters with one name it is the one that most servers have.
+    """
+    counts = Counter(
+        named
+        for it in servers
+        if it.facts and fits(it.facts, model)
+        for named in it.facts.lora_fingerprints
+    )
+    return {
+        name: replace(model, fingerprint=fingerprint, lora=name)
+        for (name, fingerprint), _ in sorted(counts.items(), key=lambda it: (it[1], it[0]))
+    }
+
+
+def could_replace(
+    target: ModelServer, server: ModelServer, *, limit_length: int, fingerprint: str = ""
+) -> bool:
     """Whether a target could do the work of a server; a drafter's can be done without.
 
     Args:
         target: The target.
         server: The server.
         limit_length: The most tokens that the text may have, prompt included.
+        fingerprint: Of the model that the work is for, which may be one with a LoRA adapter; empty:
+            the server's.
     """
     if target.facts is None or server.facts is None:
         return False
     if server.role is Role.DRAFTER:
         return drafter_obstacle(server.facts, target.facts) is None
     has_room = limit_length <= target.facts.context_length
+    if fingerprint and not target.facts.computes(fingerprint):
+        return False
     return has_room and fits(target.facts, server.facts)
 
 

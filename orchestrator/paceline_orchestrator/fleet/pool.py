@@ -16,12 +16,17 @@ from contextlib import suppress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Self, TypeAlias
 
-from paceline.errors import NoTargetError, TokenizerMismatchError
+from paceline.errors import ModelNotFoundError, NoTargetError, TokenizerMismatchError
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.discovery import MODEL_ROLES, Role, out_of_sight
 from paceline_orchestrator.fleet.endurance import endured_seconds
 from paceline_orchestrator.fleet.familiarity import Familiarity
-from paceline_orchestrator.fleet.fitting import commonest_model, drafter_obstacle, fits
+from paceline_orchestrator.fleet.fitting import (
+    commonest_adapters,
+    commonest_model,
+    drafter_obstacle,
+    fits,
+)
 from paceline_orchestrator.fleet.health_watch import HealthWatch
 from paceline_orchestrator.fleet.listeners import Listeners
 from paceline_orchestrator.fleet.pauses import Pauses
@@ -125,11 +130,15 @@ class ServerPool:
         """How many calls of this orchestrator run or wait at servers."""
         return sum(server.call_count for server in self._servers.values())
 
-    def model(self) -> ModelFacts:
+    def model(self, *, lora: str = "") -> ModelFacts:
         """Return the model that new requests are served with: that of most of the ready targets.
 
+        Args:
+            lora: The name of the LoRA adapter that it is to have; empty: none.
+
         Raises:
-            NoTargetError: No target is ready.
+            NoTargetError: No target is ready, or none with this adapter.
+            ModelNotFoundError: No target has this adapter.
         """
         targets = self._in_order[Role.TARGET]
         model = commonest_model(it for it in targets if it.ready)
@@ -137,7 +146,29 @@ class ServerPool:
             raise NoTargetError(
                 _why_none_is_ready(targets), retry_after_seconds=shortage.RETRY_SECONDS
             )
-        return model
+        return self._with_lora(model, lora) if lora else model
+
+    def lora_adapters(self) -> Sequence[ModelFacts]:
+        """Return the model with each of the LoRA adapters that requests can have, by their names.
+
+        Raises:
+            NoTargetError: No target is ready.
+        """
+        ready = (it for it in self._in_order[Role.TARGET] if it.ready)
+        found = commonest_adapters(ready, self.model())
+        return [found[name] for name in sorted(found)]
+
+    def _with_lora(self, model: ModelFacts, name: str) -> ModelFacts:
+        targets = self._in_order[Role.TARGET]
+        found = commonest_adapters((it for it in targets if it.ready), model)
+        if name in found:
+            return found[name]
+        if any(it.facts and it.facts.with_lora(name) for it in targets if not it.misfit):
+            raise NoTargetError(
+                f"no target with the LoRA adapter {name!r} is ready",
+                retry_after_seconds=shortage.RETRY_SECONDS,
+            )
+        raise ModelNotFoundError(f"lora: no target has a LoRA adapter {name!r}")
 
     def last_model(self) -> ModelFacts | None:
         """Return `model()`, or what the targets that are known were last; None if none has said."""
@@ -180,21 +211,22 @@ class ServerPool:
         """Call `listener`, inside the block, soon after servers or primary targets have changed."""
         return self._listeners.listening(listener)
 
-    async def wait_for_model(self, timeout_seconds: float) -> ModelFacts:
+    async def wait_for_model(self, timeout_seconds: float, *, lora: str = "") -> ModelFacts:
         """Return `model()`, as soon as there is one.
 
         Raises:
             NoTargetError: The time was over first.
+            ModelNotFoundError: No target has such a LoRA adapter.
         """
         changed = asyncio.Event()
         with self.listening(changed.set), suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 while True:
                     with suppress(NoTargetError):
-                        return self.model()
+                        return self.model(lora=lora)
                     changed.clear()
                     await changed.wait()
-        return self.model()
+        return self.model(lora=lora)
 
     def move_primary(self, origin: ModelServer | None, destination: ModelServer | None) -> None:
         """Note which target is a request's primary from now on; None is none."""

@@ -36,11 +36,13 @@ class Work:
         row_count: Here, where the session may hold most of the text.
         whole_count: Elsewhere, where a session begins.
         limit_length: The most tokens that the text may have, for which another server needs room.
+        fingerprint: Of the model that has to compute it; empty: the server's.
     """
 
     row_count: int = 1
     whole_count: int = 1
     limit_length: int = 0
+    fingerprint: str = ""
 
 
 _ONE_ROW = Work()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import grpc
@@ -89,6 +89,8 @@ class ModelFacts:
         scores_prompts: Whether it has log probabilities of tokens that are given.
         sampling_defaults: What the model's files say of sampling, by the names of the proto.
         grammar_engine: What enforces grammars there, with its version; empty: nothing does.
+        lora_fingerprints: Of the model with each LoRA adapter, by the adapter's name.
+        lora: The adapter that it is described with (`with_lora`); empty: none.
     """
 
     model_name: str
@@ -119,6 +121,23 @@ class ModelFacts:
     scores_prompts: bool = False
     sampling_defaults: tuple[tuple[str, float], ...] = ()
     grammar_engine: str = ""
+    lora_fingerprints: tuple[tuple[str, str], ...] = ()
+    lora: str = ""
+
+    def with_lora(self, name: str) -> ModelFacts | None:
+        """Return the model with a LoRA adapter, which is another model; None: it has none such.
+
+        Args:
+            name: The adapter's; empty: the model alone.
+        """
+        if name == self.lora:
+            return self
+        fingerprint = dict(self.lora_fingerprints).get(name)
+        return None if fingerprint is None else replace(self, fingerprint=fingerprint, lora=name)
+
+    def computes(self, fingerprint: str) -> bool:
+        """Whether it computes the model with this fingerprint, alone or with an adapter."""
+        return fingerprint in {self.fingerprint, *dict(self.lora_fingerprints).values()}
 
     @property
     def identity(self) -> tuple[str, str, int, frozenset[int], bool]:
@@ -271,6 +290,7 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
             (field.name, value) for field, value in info.sampling_defaults.ListFields()
         ),
         grammar_engine=info.grammar_engine,
+        lora_fingerprints=tuple((it.name, it.fingerprint) for it in info.lora_adapters),
     )
 
 

@@ -116,7 +116,7 @@ class Generation:
             note_fallback=self._recorder.fallback,
             rule=order.options.wish.rule,
             self_drafting=order.plan.method.self_drafts or order.plan.own_guesses,
-            text=pool.familiarity.text(order.prefix, share=order.share),
+            text=pool.familiarity.text(order.prefix, share=f"{order.share} {order.model.lora}"),
         )
         self._servers = RequestServers(assigned, pool=pool, text=_text_drafter(order, text_rules))
         self._driver = Driver(

@@ -175,8 +175,11 @@ class Order:
         """
         limit = min(self.limit_length, server.context_length)
         is_plain = not self._is_known_to(server)
+        own = server.with_lora(self.model.lora)
+        # A target without the adapter would say other tokens, so no session is opened there.
+        assert own is not None or server.role is not Role.TARGET
         return SessionSpec(
-            fingerprint=server.fingerprint,
+            fingerprint=(own or server).fingerprint,
             sampling=self.options.plain_sampling if is_plain else self.options.sampling,
             seed=self.seed,
             rule=self.options.wish.rule,

@@ -198,6 +198,11 @@ _CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
         f"must be {NAME_RULE}",
         lambda it: is_name(it.request_id),
     ),
+    (
+        "lora",
+        f"must be {NAME_RULE}",
+        lambda it: is_name(it.lora),
+    ),
 )
 
 

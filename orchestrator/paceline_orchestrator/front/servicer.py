@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager, closing, nullcontext
+from contextlib import asynccontextmanager, closing, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import (
@@ -232,6 +232,9 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             info.context_length = model.context_length
             for name, value in model.sampling_defaults:
                 setattr(info.sampling_defaults, name, value)
+        with suppress(NoTargetError):
+            for adapter in self._pool.lora_adapters():
+                info.lora_adapters.add(name=adapter.lora, fingerprint=adapter.fingerprint)
         info.most_request_bytes = self.most_request_bytes
         for server, standing in self._pool.standings().items():
             info.servers.append(server_message(server, standing))
@@ -367,7 +370,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         request_id = request.request_id or (call.request_id if call else "")
         await self._wait_for_begin(min(shortage.WAIT_SECONDS, deadline.remaining_seconds))
         model = await self._pool.wait_for_model(
-            min(shortage.WAIT_SECONDS, deadline.remaining_seconds)
+            min(shortage.WAIT_SECONDS, deadline.remaining_seconds), lora=request.lora
         )
         check_lengths(request, model)
         given_count = len(request.token_ids.ids) + len(request.resume_token_ids)

@@ -244,7 +244,10 @@ class RequestPlanner:
     ) -> tuple[Pair | None, HitRates]:
         """Return the pair of models, if a server drafts, and what is known of its tokens."""
         facts = drafters[0].facts if drafters else None
-        pair = None if facts is None else Pair(model.fingerprint, facts.fingerprint)
+        if facts is None:
+            return None, self._rates_of(None)
+        drafting = facts.with_lora(model.lora) or facts
+        pair = Pair(model.fingerprint, drafting.fingerprint)
         return pair, self._rates_of(pair)
 
     def _rates_of(self, pair: Pair | None) -> HitRates:

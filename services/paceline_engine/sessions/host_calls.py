@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from paceline.errors import ModelMismatchError
 from paceline_contract.calls import (
     CallTiming,
     DecodeOptions,
@@ -255,6 +256,11 @@ class HostCalls:
     def _find_for(self, call: PrefixCall) -> Session:
         backend = self._serving()
         session = self._sessions.find(call.session_id, caller=call.caller)
+        if call.lora != session.spec.lora:
+            raise ModelMismatchError(
+                "the session was opened with another LoRA adapter, or with none",
+                metadata={"fingerprint": backend.description.fingerprint},
+            )
         validation.check_call(
             call,
             limit_length=session.spec.longest_length,

@@ -5,7 +5,8 @@ earlier session has computed. So a sequence is kept for a while after its sessio
 with the same first tokens copies their state.
 
 A session is compared only with sequences of its own owner and share, so its latency shows nothing
-about other clients' prompts.
+about other clients' prompts. And only with sequences of its own LoRA adapter, or of none as it has
+none: the same tokens have other keys and values with another one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _MOST_TEXTS = 256
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _KeptText:
-    """A kept sequence, and the owner and share that may use it.
+    """A kept sequence, and the owner, the share and the adapter whose sessions may use it.
 
     Attributes:
         size: Tokens that it has memory for.
@@ -41,6 +42,7 @@ class _KeptText:
     token_ids: array[int]
     owner: str
     share: str
+    lora: str
     size: int
     until: float
 
@@ -75,7 +77,14 @@ class KeptTexts:
         return sum(text.size for text in self._texts)
 
     def keep(
-        self, cache: ModelCache, token_ids: array[int], *, owner: str, share: str, size: int
+        self,
+        cache: ModelCache,
+        token_ids: array[int],
+        *,
+        owner: str,
+        share: str,
+        lora: str = "",
+        size: int,
     ) -> None:
         """Keep the sequence of an ended session, unless it is too short or cannot be copied.
 
@@ -84,13 +93,14 @@ class KeptTexts:
         Args:
             cache: The model's state; from now on it is only copied.
             token_ids: The tokens that the session held.
+            owner, share, lora: As the session's specification has them.
             size: Tokens that the sequence has memory for.
         """
         if not self._seconds or len(token_ids) < _LEAST_TOKENS:
             return
         if not cache.can_be_copied or cache.is_empty:
             return
-        alike = self._alike(token_ids, owner=owner, share=share)
+        alike = self._alike(token_ids, whose=(owner, share, lora))
         if any(common == len(token_ids) for _, common in alike):
             return
         for text, common in alike:
@@ -99,19 +109,27 @@ class KeptTexts:
         until = self._clock() + self._seconds
         self._texts.append(
             _KeptText(
-                cache=cache, token_ids=token_ids, owner=owner, share=share, size=size, until=until
+                cache=cache,
+                token_ids=token_ids,
+                owner=owner,
+                share=share,
+                lora=lora,
+                size=size,
+                until=until,
             )
         )
         if len(self._texts) > _MOST_TEXTS:
             self._drop_one()
 
-    def find(self, token_ids: array[int], *, owner: str, share: str) -> tuple[ModelCache, int]:
+    def find(
+        self, token_ids: array[int], *, owner: str, share: str, lora: str = ""
+    ) -> tuple[ModelCache, int]:
         """Return the sequence with most first tokens in common, and how many they are.
 
         Raises:
             LookupError: no sequence has enough tokens in common.
         """
-        alike = self._alike(token_ids, owner=owner, share=share)
+        alike = self._alike(token_ids, whose=(owner, share, lora))
         if not alike:
             raise LookupError
         found, length = max(alike, key=itemgetter(1))
@@ -131,14 +149,14 @@ class KeptTexts:
         self._texts = [text for text in self._texts if text.until > now]
 
     def _alike(
-        self, token_ids: array[int], *, owner: str, share: str
+        self, token_ids: array[int], *, whose: tuple[str, str, str]
     ) -> list[tuple[_KeptText, int]]:
         """Return the sequences with the same first tokens, and how many each has in common."""
         beginning = token_ids[:_LEAST_TOKENS]
         return [
             (text, common_length(text.token_ids, token_ids))
             for text in self._texts
-            if (text.owner, text.share) == (owner, share)
+            if (text.owner, text.share, text.lora) == whose
             and not text.cache.is_empty  # its last forward may have failed after the session ended
             and text.token_ids[:_LEAST_TOKENS] == beginning
         ]

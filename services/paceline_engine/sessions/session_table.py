@@ -208,7 +208,9 @@ class SessionTable:
         """Let a session begin with a kept sequence that has the same first tokens."""
         spec = session.spec
         try:
-            source, length = self._kept.find(prefix, owner=spec.owner, share=spec.share)
+            source, length = self._kept.find(
+                prefix, owner=spec.owner, share=spec.share, lora=spec.lora
+            )
         except LookupError:
             return
         session.cache.begin_like(source)
@@ -236,7 +238,12 @@ class SessionTable:
         self.released_count += 1
         session.cache.end()
         self._kept.keep(
-            session.cache, session.held(), owner=spec.owner, share=spec.share, size=size
+            session.cache,
+            session.held(),
+            owner=spec.owner,
+            share=spec.share,
+            lora=spec.lora,
+            size=size,
         )
         self._shrink_kept()
         if not self._sessions:

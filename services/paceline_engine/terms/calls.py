@@ -94,6 +94,7 @@ class SessionSpec:
         limit_length: Tokens it may grow to; None is what is reserved at once.
         prompt_length: Where the answer begins, whose tokens penalties and `min_tokens` count.
         end_token_ids: The tokens that `min_tokens` keeps from being chosen.
+        lora: The name of the LoRA adapter that its tokens are computed with; empty: none.
         owner: Who opened it; for all others it does not exist. Empty where peers have no names.
     """
 
@@ -108,6 +109,7 @@ class SessionSpec:
     owner: str = ""
     prompt_length: int = 0
     end_token_ids: tuple[int, ...] = ()
+    lora: str = ""
 
     @property
     def longest_length(self) -> int:
@@ -172,6 +174,7 @@ class ModelDescription:
         stage_names: Of a stack its models' names, largest first.
         hardware: What computes it; None where nothing does.
         fim_token_ids: Before a prefix, before a suffix, and after both; empty: it has none.
+        lora_fingerprints: Of the model with each LoRA adapter, by the adapter's name.
         scores_every_token: Whether it can choose each token of the vocabulary. If not, it drafts,
             and is no target.
     """
@@ -202,3 +205,14 @@ class ModelDescription:
     hardware: Hardware | None = None
     fim_token_ids: tuple[int, ...] = ()
     scores_every_token: bool = True
+    lora_fingerprints: tuple[tuple[str, str], ...] = ()
+
+    def lora_of(self, fingerprint: str) -> str:
+        """Return the LoRA adapter with which the model has a fingerprint; empty: without one.
+
+        Raises:
+            KeyError: It has this fingerprint with none of them, and not without one.
+        """
+        if fingerprint == self.fingerprint:
+            return ""
+        return {each: name for name, each in reversed(self.lora_fingerprints)}[fingerprint]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from paceline.errors import InvalidFieldError, UnsupportedError
+from paceline.errors import InvalidFieldError, ModelMismatchError, UnsupportedError
 from paceline_contract.calls import (
     DecodeOptions,
     DraftOptions,
@@ -70,6 +70,7 @@ def check_spec(spec: SessionSpec, model: ModelDescription) -> None:
     Raises:
         InvalidFieldError: a field is out of its limits.
         UnsupportedError: the model does not know the verification rule.
+        ModelMismatchError: the model has no such LoRA adapter.
     """
     check_sampling("spec.sampling", spec.sampling, vocabulary_size=model.vocabulary_size)
     _check("spec.seed", spec.seed, low=0, high=_SEED_LIMIT - 1)
@@ -85,6 +86,11 @@ def check_spec(spec: SessionSpec, model: ModelDescription) -> None:
     _check_end_tokens(
         "spec.end_token_ids", spec.end_token_ids, vocabulary_size=model.vocabulary_size
     )
+    if spec.lora and spec.lora not in dict(model.lora_fingerprints):
+        raise ModelMismatchError(
+            f"this server has no LoRA adapter {spec.lora!r}",
+            metadata={"fingerprint": model.fingerprint},
+        )
     if spec.sampling.shapes and not model.shapes_logits:
         raise UnsupportedError(
             "spec.sampling: this model knows no biases, no penalties and no min_tokens"

@@ -24,11 +24,12 @@ from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.llama import FusedLlama
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from paceline_engine.terms.calls import ModelDescription
     from paceline_engine.torch_backend.decoders import Decoder
     from paceline_engine.torch_backend.kv_arena import KeyValueShape
+    from paceline_engine.torch_backend.lora_rows import LoraRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,7 @@ def is_invariant(
     vocabulary_size: int,
     context_length: int,
     multiple: int,
+    lora_of: Callable[[Sequence[int]], LoraRows | None] = lambda _: None,
 ) -> bool:
     """Tell whether two sequences get the same bits whole and alone, and in pieces side by side.
 
@@ -134,6 +136,7 @@ def is_invariant(
 
     Args:
         multiple: The multiple up to which rows are filled.
+        lora_of: Returns which rows have LoRA adapters, by the number of each sequence's rows.
     """
     most_tokens = min(vocabulary_size, context_length)
     length = min(_LENGTH, most_tokens)
@@ -141,7 +144,7 @@ def is_invariant(
         [(7919 * place + 31 * (place // 5) + n) % most_tokens for place in range(length)]
         for n in (1, 2)
     ]
-    sample = _Sample(decoder, shape, multiple=multiple)
+    sample = _Sample(decoder, shape, multiple=multiple, lora_of=lora_of)
     alone = [sample.scored([text], [(length,)])[0] for text in texts]
     for way in _WAYS:
         together = sample.scored(texts, [way.first, way.second])
@@ -209,8 +212,16 @@ class _Sample:
         attended: How layers attended in them.
     """
 
-    def __init__(self, decoder: Decoder, shape: KeyValueShape, *, multiple: int) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        shape: KeyValueShape,
+        *,
+        multiple: int,
+        lora_of: Callable[[Sequence[int]], LoraRows | None],
+    ) -> None:
         self._decoder, self._shape, self._multiple = decoder, shape, multiple
+        self._lora_of = lora_of
         self.attended: set[_Attended] = set()
 
     def scored(
@@ -238,6 +249,7 @@ class _Sample:
                 multiple=self._multiple,
             )
             rows.attended = self.attended
+            rows.lora = self._lora_of(sizes)
             scored = torch.split(self._decoder(rows)[: sum(sizes)], sizes)
             for (cache, part, mine), own in zip(fed, scored, strict=True):
                 cache.extend(part)

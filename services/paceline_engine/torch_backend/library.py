@@ -47,6 +47,11 @@ def current_rows() -> SharedRows:
     return _rows.get()
 
 
+def rows_of_forward() -> SharedRows | None:
+    """Return the rows of the running forward; None: it is the library's own forward."""
+    return _rows.get(None)
+
+
 class LibraryDecoder:
     """A model whose layers attend through the library's interface.
 

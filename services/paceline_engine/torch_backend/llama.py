@@ -239,6 +239,7 @@ class _Layer(nn.Module):
         return (
             self.compiled is not None
             and rows.streams is None
+            and rows.lora is None
             and len(hidden) <= MOST_ROWS
             and hidden.is_contiguous()
         )
@@ -247,6 +248,8 @@ class _Layer(nn.Module):
         product = self.products[which](hidden)
         if rows.streams is not None:
             rows.streams.add(self._index, which, inputs=hidden, product=product)
+        if rows.lora is not None:
+            rows.lora.add((self._index, which), inputs=hidden, product=product)
         return product
 
     def _attend(self, hidden: Tensor, rotation: Rotation, rows: ForwardRows) -> Tensor:

@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.decoders import Decoder
     from paceline_engine.torch_backend.draft_head import DraftHead
     from paceline_engine.torch_backend.kv_arena import KeyValueShape
+    from paceline_engine.torch_backend.lora_adapters import LoraAdapters
     from paceline_engine.torch_backend.own_guesses import OwnGuesses
     from paceline_engine.torch_backend.recurrent.probe import Continuation
 
@@ -123,6 +124,7 @@ class LoadedModel(ModelBackend):
         shapers: What shapes the logits of its sequences, with their grammars.
         draft_head: Says which tokens the head scores; None: all.
         row_multiple: The multiple up to which invariant forwards are filled.
+        lora: The LoRA adapters that its sequences can have; None: none.
 
     Cancellation:
         A hook before each decoder layer looks at the running forward's interrupt. On CUDA that is
@@ -192,6 +194,7 @@ class LoadedModel(ModelBackend):
             layer.register_forward_pre_hook(self._before_layer)
         self.interrupt = Interrupt()
         self._layers_run = 0
+        self.lora: LoraAdapters | None = None
         self.own_guesses: OwnGuesses | None = None
         self.shapers = Shapers(lambda: self.description.vocabulary_size)
         self.draft_head: DraftHead | None = None
@@ -289,6 +292,7 @@ class LoadedModel(ModelBackend):
     def _feed(self, item: Item, row_limit: int | None) -> Feed:
         # This moves a tree's accepted path to the sequence's end.
         feed = super()._feed(item, row_limit)
+        feed.lora = item.spec.lora
         if self.own_guesses is None:
             feed.proposes = None  # what a grammar forces takes no rows
         else:
@@ -439,6 +443,8 @@ class LoadedModel(ModelBackend):
             )
         else:
             rows = SharedRows(texts, token_ids, counts, parents=parents, together=self.together)
+        if self.lora is not None:
+            rows.lora = self.lora.rows([(feed.lora, len(feed.token_ids)) for feed in feeds])
         if self.own_guesses is not None and self.own_guesses.reads(feeds):
             logits = self.own_guesses.compute(self.decoder, feeds, rows, together=self.together)
             counts = [feed.scored_count for feed in feeds]  # trees may have been pruned
@@ -448,7 +454,7 @@ class LoadedModel(ModelBackend):
 
     def _replay(self, feeds: Sequence[Feed], captured: CapturedForwards) -> Sequence[Tensor] | None:
         """Replay a forward; the first of a size is computed, and recorded. None: it is neither."""
-        if any(feed.parents or feed.proposes for feed in feeds):
+        if any(feed.parents or feed.proposes or feed.lora for feed in feeds):
             return None
         if not captured.take([len(feed.token_ids) for feed in feeds]):
             return None

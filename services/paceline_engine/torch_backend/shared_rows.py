@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.attention import Attention
     from paceline_engine.torch_backend.feature_rows import FeatureRows
     from paceline_engine.torch_backend.key_values import KeyValues
+    from paceline_engine.torch_backend.lora_rows import LoraRows
     from paceline_engine.torch_backend.stream_rows import StreamRows
 
 _Part = TypeVar("_Part", bound="_Neighbour")
@@ -49,6 +50,7 @@ class ForwardRows(ABC):
         change: Called with the input of layer `read_at`, (T, E); it returns other rows for the rest
             of the forward, or None. `read` is then about these other rows.
         streams: The rows that are streams beside others, with their low-rank weights; or None.
+        lora: The rows that have LoRA adapters; or None.
         features: Told what enters each layer, (T, E), for an adapter that keeps some of it; or
             None.
     """
@@ -61,6 +63,7 @@ class ForwardRows(ABC):
     read: Tensor | None = None
     change: Callable[[Tensor], OtherRows | None] | None = None
     streams: StreamRows | None = None
+    lora: LoraRows | None = None
     features: FeatureRows | None = None
 
     @abstractmethod

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from paceline_engine.torch_backend.adapters.streams import StreamLayer, Streams
 
-_FUSED = (slice(0, 3), slice(3, 4), slice(4, 6), slice(6, 7))
+FUSED = (slice(0, 3), slice(3, 4), slice(4, 6), slice(6, 7))
 """The `LOW_RANK_PARTS` that lie side by side in each product of a layer of `FusedLlama`."""
 
 
@@ -37,7 +37,7 @@ def fuse_weights(streams: Streams, *, first_layer: int) -> StreamWeights:
     return {
         (index, which): _fuse(layer.parts[parts])
         for index, layer in enumerate(layers, start=first_layer)
-        for which, parts in enumerate(_FUSED)
+        for which, parts in enumerate(FUSED)
     }
 
 

@@ -12,6 +12,7 @@ import torch
 from paceline_engine.deciding.grammars import GrammarCompiler, grammar_engine
 from paceline_engine.deciding.sampling import noise_kernel
 from paceline_engine.model_files.files import find_model_files
+from paceline_engine.model_files.lora_folder import read_lora_folders
 from paceline_engine.model_files.quantisation import find_quantisation
 from paceline_engine.terms.backend import (
     INT8,
@@ -23,17 +24,29 @@ from paceline_engine.torch_backend.chain_drafting import ChainDrafter
 from paceline_engine.torch_backend.device import on_device, usable_device
 from paceline_engine.torch_backend.draft_head import DraftHead
 from paceline_engine.torch_backend.int8_linear import refuse_int8, tell_what_is_faster
-from paceline_engine.torch_backend.invariance import MOST_INT8_THREADS, make_invariant
+from paceline_engine.torch_backend.invariance import (
+    MOST_INT8_THREADS,
+    is_invariant,
+    make_invariant,
+)
 from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.loaded_model import LoadedModel
+from paceline_engine.torch_backend.lora_adapters import LoraAdapters
+from paceline_engine.torch_backend.lora_files import load_lora, lora_fingerprint
 from paceline_engine.torch_backend.model_loading import count_tokens, describe, load_model
 from paceline_engine.torch_backend.own_guesses import OwnGuesses
 from paceline_engine.torch_backend.self_drafting import SelfDrafter, load_for
 from paceline_engine.torch_backend.whole_products import products_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline_engine.model_files.files import ModelFiles
+    from paceline_engine.model_files.lora_folder import LoraFolder
     from paceline_engine.torch_backend.adapters.files import LoadedAdapter
+    from paceline_engine.torch_backend.decoders import Decoder
+    from paceline_engine.torch_backend.kv_arena import KeyValueShape
+    from paceline_engine.torch_backend.lora_rows import LoraRows
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +69,7 @@ class TransformersBackend(LoadedModel):
         adapter: str | None = None,
         guesses: int | None = None,
         prune_below: float = 0.0,
+        lora: Sequence[str] = (),
     ) -> None:
         """Load a model.
 
@@ -77,12 +91,16 @@ class TransformersBackend(LoadedModel):
             adapter: Directory with an adapter for it; None: it does not draft for itself.
             guesses: How many it makes after a verdict; None: as the adapter's card says.
             prune_below: See `SelfDrafter` and `ChainDrafter`.
+            lora: LoRA adapters that sequences can have, each as NAME=DIR.
 
         Raises:
             ModelLoadError: it is not there, not plain data, its cache cannot be rolled back, it
-                cannot be invariant, or the adapter is not one for it; or it has an adapter and a
+                cannot be invariant, or an adapter is not one for it; or it has an adapter and a
                 draft vocabulary.
         """
+        lora_folders = read_lora_folders(lora)  # before anything large is read
+        if lora_folders and adapter is not None:
+            raise ModelLoadError("--lora and --adapter do not go together")
         computed_on = usable_device(device, dtype=dtype)
         if weights == INT8:
             refuse_int8(dtype=dtype, device=computed_on)
@@ -143,8 +161,58 @@ class TransformersBackend(LoadedModel):
                     description=self.description,
                     threads=threads,
                 )
+        if lora_folders:
+            self._load_lora(lora_folders)
         if loaded_adapter is not None:
             self._draft_for_itself(loaded_adapter, prune_below=prune_below)
+
+    @on_device()
+    def _load_lora(self, folders: Sequence[LoraFolder]) -> None:
+        """Let sequences have LoRA adapters."""
+        what = self.description
+        if self._tiles is not None or self._stepped is not None:
+            raise ModelLoadError(f"model {what.name!r} has a recurrent state: it takes no --lora")
+        if self.decoder is None or self._slabs is None:
+            raise ModelLoadError(
+                f"model {what.name!r} is computed in the library's own way: it takes no --lora"
+            )
+        adapters = [load_lora(each, self.model, device=self.device) for each in folders]
+        self.lora = LoraAdapters(
+            adapters,
+            self.model,
+            self.decoder,
+            shape=self._slabs.shape,
+            invariant=self._invariant,
+        )
+        if self._invariant:
+            self._check_lora_rows(self.lora, self.decoder, self._slabs.shape)
+        self.description = replace(
+            what,
+            lora_fingerprints=tuple(
+                (each.name, lora_fingerprint(what.fingerprint, each)) for each in adapters
+            ),
+        )
+
+    def _check_lora_rows(self, lora: LoraAdapters, decoder: Decoder, shape: KeyValueShape) -> None:
+        """Check that also with adapters a sequence's logits follow from the sequence alone."""
+        what = self.description
+        for name in lora.unlike:
+
+            def rows(counts: Sequence[int], name: str = name) -> LoraRows | None:
+                return lora.rows([(name, count) for count in counts])
+
+            if not is_invariant(
+                decoder,
+                shape,
+                vocabulary_size=what.vocabulary_size,
+                context_length=what.context_length,
+                multiple=self.row_multiple,
+                lora_of=rows,
+            ):
+                raise ModelLoadError(
+                    f"LoRA adapter {name!r} cannot be served with --invariant: what it adds for a"
+                    " text depends on what else a forward computes"
+                )
 
     def _prepare_grammars(self) -> None:
         """Let sessions have grammars, if the tokenizer is one that the library can read."""

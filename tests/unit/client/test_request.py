@@ -65,6 +65,7 @@ def test_every_field_of_the_wire_can_be_asked_for():
         "include_token_bytes": True,
         "include_prompt": True,
         "predicted_text": "p",
+        "lora": "a",
         "add_special_tokens": True,
         "parse_special_tokens": True,
         "include_timeline": True,

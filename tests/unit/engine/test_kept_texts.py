@@ -30,6 +30,7 @@ from paceline_engine.terms.model_cache import ModelCache, common_length
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.device import on_a_cpu
 from support.families import ORIGINAL_LENGTH, VOCABULARY_SIZE, build_family
+from support.lora_folders import write_lora
 from support.tiny_adapters import write_adapter
 from unit.engine.asking import drafted
 from unit.engine.conftest import (
@@ -632,3 +633,31 @@ async def test_texts_that_are_given_up_leave_no_buffer(target, clock, monkeypatc
         await host._worker.run(lambda _: None)
         gc.collect()
         assert len(made) == 0
+
+
+async def test_a_kept_text_is_for_sessions_with_the_same_adapter_only(tiny_pair, tmp_path):
+    loras = {
+        name: write_lora(tmp_path / name, tiny_pair.target, seed=seed)
+        for seed, name in enumerate("ab")
+    }
+    backend = TransformersBackend(
+        str(tiny_pair.target), lora=[f"{name}={folder}" for name, folder in loras.items()]
+    )
+    prompt = TEXT[:80]
+    oracle = {
+        name: continuation(ModelText(backend, replace(SPEC, lora=name)), prompt, 12)
+        for name in ("", "a", "b")
+    }
+    assert len({*map(tuple, oracle.values())}) == 3
+    async with running(backend, limits=KEEPS) as host:
+        reused = []
+        for name in ("", "a", "b", "a", ""):
+            session_id = host.open_session(replace(SPEC, lora=name)).session_id
+            call = replace(call_on(session_id, 1, base=[], append=prompt), lora=name)
+            async with aclosing(host.decode(call, DecodeOptions(max_tokens=12))) as parcels:
+                found = [parcel async for parcel in parcels]
+            assert [it for parcel in found for it in parcel.token_ids] == oracle[name]
+            reused.append(sum(parcel.timing.reused_token_count for parcel in found))
+            host.close_session(session_id)
+    assert reused[:3] == [0, 0, 0]
+    assert min(reused[3:]) > 60

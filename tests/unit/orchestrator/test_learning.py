@@ -18,7 +18,7 @@ from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.methods import METHODS, Strategy
 
 MS = 1_000_000
-MODEL = SimpleNamespace(fingerprint="target", tree_token_limit=0)
+MODEL = SimpleNamespace(fingerprint="target", tree_token_limit=0, lora="")
 SI = Strategy.SPECULATIVE
 ASSUMED = 20  # values that an assumption counts for
 
@@ -32,6 +32,7 @@ def a_server(step_ms, *, row_ms, self_draft_depth=0):
         context_length=4096,
         self_draft_depth=self_draft_depth,
         tree_token_limit=0,
+        with_lora=lambda _: None,
         tree_depth_limit=0,
         fingerprint="d",
     )

@@ -11,12 +11,12 @@ import grpc
 import pytest
 
 from paceline import errors
-from paceline.v1.model_service_pb2 import GetTokenizerResponse
+from paceline.v1.model_service_pb2 import GetTokenizerResponse, LoraAdapter
 from paceline.v1.model_service_pb2_grpc import ModelServiceStub
 from paceline_contract.calls import CallTiming
 from paceline_orchestrator.decoding import probe
 from paceline_orchestrator.fleet import pauses
-from paceline_orchestrator.fleet.bad_answers import BadAnswerError
+from paceline_orchestrator.fleet.bad_answers import BadAnswerError, check_model_info
 from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.fleet.silence import SilenceError
@@ -519,3 +519,61 @@ async def test_a_silent_server_that_was_restarted_has_to_compute_a_token_all_the
         assert server.status == "SILENT"
         answered.set()
         await until(pool, lambda: server.ready)
+
+
+async def test_a_lora_adapter_is_what_most_targets_have_under_its_name():
+    loras = [{"law": "a", "verse": "v"}, {"law": "b"}, {"law": "b"}, {}]
+    fakes = [FakeModelServer("target", lora_fingerprints=each) for each in loras]
+    other = FakeModelServer("target", fingerprint="other", lora_fingerprints={"prose": "p"})
+    async with a_pool(*fakes, other) as pool:
+        await until(pool, lambda: len(target_names(pool)) == 5)
+        assert {it.lora: it.fingerprint for it in pool.lora_adapters()} == {
+            "law": "b",
+            "verse": "v",
+        }
+        law = pool.model(lora="law")
+        assert (law.fingerprint, law.lora) == ("b", "law")
+        assert {it.name for it in pool.targets(law)} == {"target-1", "target-2"}
+        assert [it.name for it in pool.targets(pool.model(lora="verse"))] == ["target-0"]
+        assert len(pool.targets(pool.model())) == 4
+
+
+async def test_an_adapter_that_no_target_has_is_not_found_and_one_that_is_away_is_waited_for():
+    able, plain = (
+        FakeModelServer("target", lora_fingerprints={"law": "a"}),
+        FakeModelServer("target"),
+    )
+    async with a_pool(able, plain) as pool:
+        await until(pool, lambda: len(target_names(pool)) == 2)
+        with pytest.raises(errors.ModelNotFoundError, match="no target has a LoRA adapter 'x'"):
+            await pool.wait_for_model(LONGEST_WAIT_SECONDS, lora="x")
+        await able.set_serving(False)
+        await until(pool, lambda: target_names(pool) == ["target-1"])
+        with pytest.raises(errors.NoTargetError, match="no target with the LoRA adapter 'law'"):
+            pool.model(lora="law")
+        waiting = asyncio.create_task(pool.wait_for_model(LONGEST_WAIT_SECONDS, lora="law"))
+        await able.set_serving(True)
+        assert (await waiting).fingerprint == "a"
+
+
+@pytest.mark.parametrize(
+    "adapters",
+    [
+        [("", "f")],
+        [("a b", "f")],
+        [("n" * 65, "f")],
+        [("a", "")],
+        [("a", "f" * 257)],
+        [("a", "f"), ("a", "g")],
+        [(f"a{index}", "f") for index in range(65)],
+    ],
+    ids=["no name", "odd", "long", "no fingerprint", "long fingerprint", "twice", "many"],
+)
+def test_what_a_server_must_not_say_of_its_adapters_is_not_believed(adapters):
+    info = FakeModelServer("target").info()
+    check_model_info(info)
+    info.lora_adapters.extend(
+        LoraAdapter(name=name, fingerprint=fingerprint) for name, fingerprint in adapters
+    )
+    with pytest.raises(BadAnswerError, match="lora_adapters"):
+        check_model_info(info)

@@ -28,7 +28,7 @@ from support.waiting import until
 MS = 1_000_000
 
 
-MODEL = SimpleNamespace(fingerprint="target", tree_token_limit=64)
+MODEL = SimpleNamespace(fingerprint="target", tree_token_limit=64, lora="")
 
 
 def a_server(
@@ -80,6 +80,7 @@ def a_server(
             tree_depth_limit=tree_tokens,
             context_length=4096,
             fingerprint=fingerprint,
+            with_lora={"law": SimpleNamespace(fingerprint="drafter with law")}.get,
         ),
     )
 
@@ -451,7 +452,7 @@ def test_auto_stays_with_chains_where_runners_up_are_never_right_but_doubts_it_i
 def chosen(plan, *, tree_token_limit=64, **wish):
     """What becomes of a choice of the planner: the plan of a request."""
     planner = SimpleNamespace(choose=lambda *_: plan)
-    model = SimpleNamespace(fingerprint="target", tree_token_limit=tree_token_limit)
+    model = SimpleNamespace(fingerprint="target", tree_token_limit=tree_token_limit, lora="")
     planning = a_planning([a_server(30)], planner=planner)
     return planning.plan(Wish(**wish), model, prompt_length=5)
 
@@ -659,3 +660,10 @@ async def test_a_simulation_makes_way_as_soon_as_a_request_begins():
         planning.refine_soon(tasks)
         assert not planning._computing._has_company, "the last request has ended"
         planning.end_refining()
+
+
+@pytest.mark.parametrize(("lora", "drafting"), [("law", "drafter with law"), ("verse", "drafter")])
+def test_what_is_learnt_is_of_the_model_and_the_drafter_with_the_requests_adapter(lora, drafting):
+    model = SimpleNamespace(fingerprint="target with it", tree_token_limit=64, lora=lora)
+    plan = a_planning([a_server(30)]).plan(Wish(), model, prompt_length=5)
+    assert plan.pair == Pair("target with it", drafting)

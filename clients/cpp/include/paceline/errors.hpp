@@ -14,6 +14,7 @@
 //   │   ├── StaleCallError
 //   │   └── SupersededError
 //   ├── ModelMismatchError              pick another server
+//   ├── ModelNotFoundError              ask for another LoRA adapter, or for none
 //   ├── TokenizerMismatchError          pair other models
 //   ├── TryAgainError                   retry after retry_after(), or elsewhere
 //   │   ├── CacheExhaustedError
@@ -208,6 +209,14 @@ class ModelMismatchError : public detail::ErrorClass<ModelMismatchError, Pacelin
  public:
   static constexpr ErrorKind info{"ModelMismatchError", "FAILED_PRECONDITION", "MODEL_MISMATCH",
                                   "pick another server"};
+  using ErrorClass::ErrorClass;
+};
+
+/// No target has the LoRA adapter that the request names: ask for another, or for none.
+class ModelNotFoundError : public detail::ErrorClass<ModelNotFoundError, PacelineError> {
+ public:
+  static constexpr ErrorKind info{"ModelNotFoundError", "NOT_FOUND", "MODEL_NOT_FOUND",
+                                  "ask for another LoRA adapter, or for none"};
   using ErrorClass::ErrorClass;
 };
 

@@ -128,6 +128,7 @@ struct GenerateOptions {
   bool include_token_bytes = false;            ///< Of each token that is told.
   bool include_prompt = false;                 ///< The prompt's tokens, without more.
   std::string predicted_text;                  ///< What the answer will probably be.
+  std::string lora;                            ///< The LoRA adapter's name. Default: none.
   std::optional<bool> add_special_tokens;      ///< To a text prompt. Default true.
   std::optional<bool> parse_special_tokens;    ///< Written in a text prompt. Default false.
   bool include_timeline = false;               ///< Put everything into `finished.timeline`.

@@ -262,6 +262,8 @@ func readOption(name string, value json.RawMessage) (paceline.GenerateOption, er
 		return readValue(value, paceline.WithPromptTokens)
 	case "predicted_text":
 		return readValue(value, paceline.WithPredictedText)
+	case "lora":
+		return readValue(value, paceline.WithLora)
 	case "add_special_tokens":
 		return readValue(value, paceline.WithAddSpecialTokens)
 	case "parse_special_tokens":

@@ -80,6 +80,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """PERMISSION_DENIED. The peer's certificate does not allow this method. Fix the credentials."""
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 23
     """UNAUTHENTICATED. A credential is missing or wrong; the message names it. Send it."""
+    ERROR_REASON_MODEL_NOT_FOUND: _ErrorReason.ValueType  # 24
+    """NOT_FOUND. No target has the LoRA adapter that the request names. Ask for another one, or none."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call failed: the `reason` of the google.rpc.ErrorInfo in the status details, without the
@@ -145,4 +147,6 @@ ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 22
 """PERMISSION_DENIED. The peer's certificate does not allow this method. Fix the credentials."""
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 23
 """UNAUTHENTICATED. A credential is missing or wrong; the message names it. Send it."""
+ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 24
+"""NOT_FOUND. No target has the LoRA adapter that the request names. Ask for another one, or none."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -102,6 +102,7 @@ class GetModelInfoResponse(_message.Message):
     GRAMMAR_ENGINE_FIELD_NUMBER: _builtins.int
     SCORES_PROMPTS_FIELD_NUMBER: _builtins.int
     SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
+    LORA_ADAPTERS_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """The model's name for people, for example "python-target"."""
     model_revision: _builtins.str
@@ -223,6 +224,10 @@ class GetModelInfoResponse(_message.Message):
     def sampling_defaults(self) -> _sampling_pb2.SamplingDefaults:
         """What the model's generation_config.json says of sampling, as far as it is within the limits."""
 
+    @_builtins.property
+    def lora_adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraAdapter]:
+        """The LoRA adapters that sessions can have here. At most 64, each name once."""
+
     def __init__(
         self,
         *,
@@ -261,14 +266,44 @@ class GetModelInfoResponse(_message.Message):
         grammar_engine: _builtins.str = ...,
         scores_prompts: _builtins.bool = ...,
         sampling_defaults: _sampling_pb2.SamplingDefaults | None = ...,
+        lora_adapters: _abc.Iterable[Global___LoraAdapter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hardware", b"hardware", "sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cancels_between_layers", b"cancels_between_layers", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "exchanges_calls", b"exchanges_calls", "fim_token_ids", b"fim_token_ids", "fingerprint", b"fingerprint", "forward_latencies", b"forward_latencies", "grammar_engine", b"grammar_engine", "hardware", b"hardware", "incarnation", b"incarnation", "is_invariant", b"is_invariant", "layer_count", b"layer_count", "model_name", b"model_name", "model_revision", b"model_revision", "prefill_fixed_ns", b"prefill_fixed_ns", "prefill_ns_per_token", b"prefill_ns_per_token", "role", b"role", "sampling_defaults", b"sampling_defaults", "scores_prompts", b"scores_prompts", "self_draft_depth", b"self_draft_depth", "self_draft_kind", b"self_draft_kind", "session_limit", b"session_limit", "shapes_logits", b"shapes_logits", "shares_forwards", b"shares_forwards", "stages", b"stages", "token_budget", b"token_budget", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tree_depth_limit", b"tree_depth_limit", "tree_token_limit", b"tree_token_limit", "verification_rules", b"verification_rules", "version", b"version", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cancels_between_layers", b"cancels_between_layers", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "exchanges_calls", b"exchanges_calls", "fim_token_ids", b"fim_token_ids", "fingerprint", b"fingerprint", "forward_latencies", b"forward_latencies", "grammar_engine", b"grammar_engine", "hardware", b"hardware", "incarnation", b"incarnation", "is_invariant", b"is_invariant", "layer_count", b"layer_count", "lora_adapters", b"lora_adapters", "model_name", b"model_name", "model_revision", b"model_revision", "prefill_fixed_ns", b"prefill_fixed_ns", "prefill_ns_per_token", b"prefill_ns_per_token", "role", b"role", "sampling_defaults", b"sampling_defaults", "scores_prompts", b"scores_prompts", "self_draft_depth", b"self_draft_depth", "self_draft_kind", b"self_draft_kind", "session_limit", b"session_limit", "shapes_logits", b"shapes_logits", "shares_forwards", b"shares_forwards", "stages", b"stages", "token_budget", b"token_budget", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tree_depth_limit", b"tree_depth_limit", "tree_token_limit", b"tree_token_limit", "verification_rules", b"verification_rules", "version", b"version", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelInfoResponse: _TypeAlias = GetModelInfoResponse  # noqa: Y015
+
+@_typing.final
+class LoraAdapter(_message.Message):
+    """A LoRA adapter of a model: with it the model is another model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """By which requests ask for it. 1 to 64 characters of [A-Za-z0-9._-]."""
+    fingerprint: _builtins.str
+    """The fingerprint of the model with this adapter: names everything that decides a token, as
+    GetModelInfoResponse.fingerprint does of the model alone. A session that expects it has the
+    adapter.
+    """
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        fingerprint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoraAdapter: _TypeAlias = LoraAdapter  # noqa: Y015
 
 @_typing.final
 class Hardware(_message.Message):

@@ -518,6 +518,7 @@ class GenerateRequest(_message.Message):
     INCLUDE_TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     INCLUDE_PROMPT_FIELD_NUMBER: _builtins.int
     PREDICTED_TEXT_FIELD_NUMBER: _builtins.int
+    LORA_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """As text: in UTF-8 at most 32 bytes for each token of the model's context, or 256 KiB if that
     is more.
@@ -603,6 +604,12 @@ class GenerateRequest(_message.Message):
     drafter. It changes no token of the answer, and counts for no length. UNSUPPORTED if the model
     has no tokenizer.
     """
+    lora: _builtins.str
+    """The name of the LoRA adapter to generate with (GetSystemInfoResponse.lora_adapters). Default:
+    none, the model alone. Drafters draft with their adapter of this name, or without one if they
+    have none; that changes no token. MODEL_NOT_FOUND if no target has it. Orchestrators before 0.2
+    do not know it and generate without: a client asks only for an adapter that GetSystemInfo names.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """As token ids."""
@@ -668,10 +675,11 @@ class GenerateRequest(_message.Message):
         include_token_bytes: _builtins.bool = ...,
         include_prompt: _builtins.bool = ...,
         predicted_text: _builtins.str = ...,
+        lora: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_prompt_logprobs", b"_prompt_logprobs", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "drafter_count", b"drafter_count", "fill_in", b"fill_in", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "parts", b"parts", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "seed", b"seed", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "width", b"width"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_prompt_logprobs", b"_prompt_logprobs", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "dispatch_policy", b"dispatch_policy", "drafter", b"drafter", "drafter_count", b"drafter_count", "fill_in", b"fill_in", "ignore_eos", b"ignore_eos", "include_prompt", b"include_prompt", "include_timeline", b"include_timeline", "include_token_bytes", b"include_token_bytes", "logprobs", b"logprobs", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "parts", b"parts", "predicted_text", b"predicted_text", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "strategy", b"strategy", "stream_timeline", b"stream_timeline", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "verification_rule", b"verification_rule", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_prompt_logprobs", b"_prompt_logprobs", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "dispatch_policy", b"dispatch_policy", "drafter", b"drafter", "drafter_count", b"drafter_count", "fill_in", b"fill_in", "ignore_eos", b"ignore_eos", "include_prompt", b"include_prompt", "include_timeline", b"include_timeline", "include_token_bytes", b"include_token_bytes", "logprobs", b"logprobs", "lookahead", b"lookahead", "lora", b"lora", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "parts", b"parts", "predicted_text", b"predicted_text", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "strategy", b"strategy", "stream_timeline", b"stream_timeline", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "verification_rule", b"verification_rule", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -792,7 +800,9 @@ class GenerationStarted(_message.Message):
     seed: _builtins.int
     """The seed in use: with it a broken stream can be resumed."""
     model_fingerprint: _builtins.str
-    """The target's fingerprint. A resumed stream should have the same fingerprint."""
+    """The target's fingerprint, that with the LoRA adapter if the request has one. A resumed stream
+    should have the same fingerprint.
+    """
     strategy: Global___Strategy.ValueType
     """The strategy in use; never AUTO."""
     promise: _sampling_pb2.VerificationRule.ValueType
@@ -1310,6 +1320,7 @@ class GetSystemInfoResponse(_message.Message):
     RUNNING_REQUEST_COUNT_FIELD_NUMBER: _builtins.int
     MOST_REQUEST_BYTES_FIELD_NUMBER: _builtins.int
     SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
+    LORA_ADAPTERS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Paceline's version."""
     model_name: _builtins.str
@@ -1336,6 +1347,12 @@ class GetSystemInfoResponse(_message.Message):
     def sampling_defaults(self) -> _sampling_pb2.SamplingDefaults:
         """GetModelInfoResponse.sampling_defaults of the target model."""
 
+    @_builtins.property
+    def lora_adapters(self) -> _containers.RepeatedCompositeFieldContainer[_model_service_pb2.LoraAdapter]:
+        """The LoRA adapters that requests can ask for: those of the ready targets. Each name once; if
+        targets have different adapters of a name, it is the one that most of them have.
+        """
+
     def __init__(
         self,
         *,
@@ -1349,10 +1366,11 @@ class GetSystemInfoResponse(_message.Message):
         running_request_count: _builtins.int = ...,
         most_request_bytes: _builtins.int = ...,
         sampling_defaults: _sampling_pb2.SamplingDefaults | None = ...,
+        lora_adapters: _abc.Iterable[_model_service_pb2.LoraAdapter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "model_fingerprint", b"model_fingerprint", "model_name", b"model_name", "most_request_bytes", b"most_request_bytes", "running_request_count", b"running_request_count", "sampling_defaults", b"sampling_defaults", "servers", b"servers", "tokenizer_fingerprint", b"tokenizer_fingerprint", "version", b"version", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "lora_adapters", b"lora_adapters", "model_fingerprint", b"model_fingerprint", "model_name", b"model_name", "most_request_bytes", b"most_request_bytes", "running_request_count", b"running_request_count", "sampling_defaults", b"sampling_defaults", "servers", b"servers", "tokenizer_fingerprint", b"tokenizer_fingerprint", "version", b"version", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

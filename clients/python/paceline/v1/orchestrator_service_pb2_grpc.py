@@ -81,6 +81,7 @@ class OrchestratorServiceServicer:
         Errors:
         INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
         RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo
+        NOT_FOUND / MODEL_NOT_FOUND                                 ask for an adapter that is there
         FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
         UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
         DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received

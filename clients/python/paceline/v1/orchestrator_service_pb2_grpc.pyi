@@ -48,6 +48,7 @@ class OrchestratorServiceStub:
     Errors:
       INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
       RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo
+      NOT_FOUND / MODEL_NOT_FOUND                                 ask for an adapter that is there
       FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
       UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
       DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
@@ -110,6 +111,7 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     Errors:
       INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
       RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo
+      NOT_FOUND / MODEL_NOT_FOUND                                 ask for an adapter that is there
       FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
       UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
       DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
@@ -175,6 +177,7 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
           INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
           RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo
+          NOT_FOUND / MODEL_NOT_FOUND                                 ask for an adapter that is there
           FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
           UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
           DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received

@@ -178,7 +178,10 @@ class SessionSpec(_message.Message):
     PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
     END_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     expected_model_fingerprint: _builtins.str
-    """The fingerprint that the model must have (GetModelInfoResponse.fingerprint). Required."""
+    """The fingerprint that the model must have (GetModelInfoResponse.fingerprint). With the one of a
+    LoRA adapter (LoraAdapter.fingerprint) the session's tokens are computed with this adapter.
+    Required.
+    """
     seed: _builtins.int
     """Seed of the position-keyed noise, in [0, 2^53). Default 0."""
     verification_rule: _sampling_pb2.VerificationRule.ValueType
@@ -309,7 +312,7 @@ class SessionCall(_message.Message):
     little-endian. With base_length 0 it may be empty.
     """
     expected_model_fingerprint: _builtins.str
-    """The fingerprint that the model must have. Required."""
+    """The fingerprint that the session was opened with. Required."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens to append. base_length + these must be 1 or more, and fit in limit_length."""

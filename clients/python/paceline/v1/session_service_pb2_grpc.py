@@ -65,7 +65,7 @@ class SessionServiceServicer:
     def OpenSession(self, request, context):
         """Reserve memory for a session and name it.
 
-        Precondition: the fingerprint is the model's.
+        Precondition: the fingerprint is the model's, alone or with one of its LoRA adapters.
         Effect: a session that holds no tokens.
         Idempotency: none; a handle that is not used or closed ends with its lease.
         Errors:

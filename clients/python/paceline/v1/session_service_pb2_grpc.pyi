@@ -40,7 +40,7 @@ class SessionServiceStub:
     OpenSession: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.OpenSessionRequest, _session_service_pb2.OpenSessionResponse]
     """Reserve memory for a session and name it.
 
-    Precondition: the fingerprint is the model's.
+    Precondition: the fingerprint is the model's, alone or with one of its LoRA adapters.
     Effect: a session that holds no tokens.
     Idempotency: none; a handle that is not used or closed ends with its lease.
     Errors:
@@ -78,7 +78,7 @@ class SessionServiceAsyncStub(SessionServiceStub):
     OpenSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.OpenSessionRequest, _session_service_pb2.OpenSessionResponse]  # type: ignore[assignment]
     """Reserve memory for a session and name it.
 
-    Precondition: the fingerprint is the model's.
+    Precondition: the fingerprint is the model's, alone or with one of its LoRA adapters.
     Effect: a session that holds no tokens.
     Idempotency: none; a handle that is not used or closed ends with its lease.
     Errors:
@@ -119,7 +119,7 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_session_service_pb2.OpenSessionResponse, _abc.Awaitable[_session_service_pb2.OpenSessionResponse]]:
         """Reserve memory for a session and name it.
 
-        Precondition: the fingerprint is the model's.
+        Precondition: the fingerprint is the model's, alone or with one of its LoRA adapters.
         Effect: a session that holds no tokens.
         Idempotency: none; a handle that is not used or closed ends with its lease.
         Errors:

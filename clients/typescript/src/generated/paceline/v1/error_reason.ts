@@ -79,4 +79,6 @@ export enum ErrorReason {
   ERROR_REASON_PERMISSION_DENIED = 22,
   /** ERROR_REASON_UNAUTHENTICATED - UNAUTHENTICATED. A credential is missing or wrong; the message names it. Send it. */
   ERROR_REASON_UNAUTHENTICATED = 23,
+  /** ERROR_REASON_MODEL_NOT_FOUND - NOT_FOUND. No target has the LoRA adapter that the request names. Ask for another one, or none. */
+  ERROR_REASON_MODEL_NOT_FOUND = 24,
 }

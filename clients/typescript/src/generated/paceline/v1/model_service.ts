@@ -166,7 +166,23 @@ export interface GetModelInfoResponse {
    */
   scoresPrompts: boolean;
   /** What the model's generation_config.json says of sampling, as far as it is within the limits. */
-  samplingDefaults: SamplingDefaults | undefined;
+  samplingDefaults:
+    | SamplingDefaults
+    | undefined;
+  /** The LoRA adapters that sessions can have here. At most 64, each name once. */
+  loraAdapters: LoraAdapter[];
+}
+
+/** A LoRA adapter of a model: with it the model is another model. */
+export interface LoraAdapter {
+  /** By which requests ask for it. 1 to 64 characters of [A-Za-z0-9._-]. */
+  name: string;
+  /**
+   * The fingerprint of the model with this adapter: names everything that decides a token, as
+   * GetModelInfoResponse.fingerprint does of the model alone. A session that expects it has the
+   * adapter.
+   */
+  fingerprint: string;
 }
 
 /** The hardware on which a model computes; other servers may compute on the same hardware. */
@@ -349,6 +365,7 @@ function createBaseGetModelInfoResponse(): GetModelInfoResponse {
     grammarEngine: "",
     scoresPrompts: false,
     samplingDefaults: undefined,
+    loraAdapters: [],
   };
 }
 
@@ -470,6 +487,9 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     }
     if (message.samplingDefaults !== undefined) {
       SamplingDefaults.encode(message.samplingDefaults, writer.uint32(282).fork()).join();
+    }
+    for (const v of message.loraAdapters) {
+      LoraAdapter.encode(v!, writer.uint32(290).fork()).join();
     }
     return writer;
   },
@@ -797,6 +817,14 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
             message.samplingDefaults = SamplingDefaults.decode(reader, reader.uint32());
             continue;
           }
+          case 36: {
+            if (tag !== 290) {
+              break;
+            }
+
+            message.loraAdapters.push(LoraAdapter.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -853,6 +881,74 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     message.samplingDefaults = (object.samplingDefaults !== undefined && object.samplingDefaults !== null)
       ? SamplingDefaults.fromPartial(object.samplingDefaults)
       : undefined;
+    message.loraAdapters = object.loraAdapters?.map((e) => LoraAdapter.fromPartial(e)) || [];
+    return message;
+  },
+};
+
+function createBaseLoraAdapter(): LoraAdapter {
+  return { name: "", fingerprint: "" };
+}
+
+export const LoraAdapter: MessageFns<LoraAdapter> = {
+  encode(message: LoraAdapter, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.name !== "") {
+      writer.uint32(10).string(message.name);
+    }
+    if (message.fingerprint !== "") {
+      writer.uint32(18).string(message.fingerprint);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): LoraAdapter {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseLoraAdapter();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.name = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.fingerprint = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<LoraAdapter>): LoraAdapter {
+    return LoraAdapter.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<LoraAdapter>): LoraAdapter {
+    const message = createBaseLoraAdapter();
+    message.name = object.name ?? "";
+    message.fingerprint = object.fingerprint ?? "";
     return message;
   },
 };

@@ -20,7 +20,7 @@ import {
   type ServiceError,
   type UntypedServiceImplementation,
 } from "@grpc/grpc-js";
-import { ChatTemplate, ModelRole } from "./model_service.js";
+import { ChatTemplate, LoraAdapter, ModelRole } from "./model_service.js";
 import { LikeliestTokens, SamplingDefaults, SamplingParameters, VerificationRule } from "./sampling.js";
 
 export const protobufPackage = "paceline.v1";
@@ -386,6 +386,13 @@ export interface GenerateRequest {
    * has no tokenizer.
    */
   predictedText: string;
+  /**
+   * The name of the LoRA adapter to generate with (GetSystemInfoResponse.lora_adapters). Default:
+   * none, the model alone. Drafters draft with their adapter of this name, or without one if they
+   * have none; that changes no token. MODEL_NOT_FOUND if no target has it. Orchestrators before 0.2
+   * do not know it and generate without: a client asks only for an adapter that GetSystemInfo names.
+   */
+  lora: string;
 }
 
 /** One message of the stream. */
@@ -416,7 +423,10 @@ export interface GenerationStarted {
   requestId: string;
   /** The seed in use: with it a broken stream can be resumed. */
   seed: number;
-  /** The target's fingerprint. A resumed stream should have the same fingerprint. */
+  /**
+   * The target's fingerprint, that with the LoRA adapter if the request has one. A resumed stream
+   * should have the same fingerprint.
+   */
   modelFingerprint: string;
   /** The strategy in use; never AUTO. */
   strategy: Strategy;
@@ -672,7 +682,14 @@ export interface GetSystemInfoResponse {
    */
   mostRequestBytes: number;
   /** GetModelInfoResponse.sampling_defaults of the target model. */
-  samplingDefaults: SamplingDefaults | undefined;
+  samplingDefaults:
+    | SamplingDefaults
+    | undefined;
+  /**
+   * The LoRA adapters that requests can ask for: those of the ready targets. Each name once; if
+   * targets have different adapters of a name, it is the one that most of them have.
+   */
+  loraAdapters: LoraAdapter[];
 }
 
 /** A model server as the orchestrator sees it. */
@@ -1043,6 +1060,7 @@ function createBaseGenerateRequest(): GenerateRequest {
     includeTokenBytes: false,
     includePrompt: false,
     predictedText: "",
+    lora: "",
   };
 }
 
@@ -1143,6 +1161,9 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     }
     if (message.predictedText !== "") {
       writer.uint32(282).string(message.predictedText);
+    }
+    if (message.lora !== "") {
+      writer.uint32(290).string(message.lora);
     }
     return writer;
   },
@@ -1410,6 +1431,14 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
             message.predictedText = reader.string();
             continue;
           }
+          case 36: {
+            if (tag !== 290) {
+              break;
+            }
+
+            message.lora = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1481,6 +1510,7 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     message.includeTokenBytes = object.includeTokenBytes ?? false;
     message.includePrompt = object.includePrompt ?? false;
     message.predictedText = object.predictedText ?? "";
+    message.lora = object.lora ?? "";
     return message;
   },
 };
@@ -3073,6 +3103,7 @@ function createBaseGetSystemInfoResponse(): GetSystemInfoResponse {
     runningRequestCount: 0,
     mostRequestBytes: 0,
     samplingDefaults: undefined,
+    loraAdapters: [],
   };
 }
 
@@ -3107,6 +3138,9 @@ export const GetSystemInfoResponse: MessageFns<GetSystemInfoResponse> = {
     }
     if (message.samplingDefaults !== undefined) {
       SamplingDefaults.encode(message.samplingDefaults, writer.uint32(82).fork()).join();
+    }
+    for (const v of message.loraAdapters) {
+      LoraAdapter.encode(v!, writer.uint32(90).fork()).join();
     }
     return writer;
   },
@@ -3204,6 +3238,14 @@ export const GetSystemInfoResponse: MessageFns<GetSystemInfoResponse> = {
             message.samplingDefaults = SamplingDefaults.decode(reader, reader.uint32());
             continue;
           }
+          case 11: {
+            if (tag !== 90) {
+              break;
+            }
+
+            message.loraAdapters.push(LoraAdapter.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3233,6 +3275,7 @@ export const GetSystemInfoResponse: MessageFns<GetSystemInfoResponse> = {
     message.samplingDefaults = (object.samplingDefaults !== undefined && object.samplingDefaults !== null)
       ? SamplingDefaults.fromPartial(object.samplingDefaults)
       : undefined;
+    message.loraAdapters = object.loraAdapters?.map((e) => LoraAdapter.fromPartial(e)) || [];
     return message;
   },
 };
@@ -3876,6 +3919,7 @@ export const OrchestratorServiceService = {
    * Errors:
    *   INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
    *   RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo
+   *   NOT_FOUND / MODEL_NOT_FOUND                                 ask for an adapter that is there
    *   FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
    *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
    *   DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
@@ -3983,6 +4027,7 @@ export interface OrchestratorServiceServer extends UntypedServiceImplementation 
    * Errors:
    *   INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
    *   RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo
+   *   NOT_FOUND / MODEL_NOT_FOUND                                 ask for an adapter that is there
    *   FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
    *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
    *   DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
@@ -4047,6 +4092,7 @@ export interface OrchestratorServiceClient extends Client {
    * Errors:
    *   INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
    *   RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo
+   *   NOT_FOUND / MODEL_NOT_FOUND                                 ask for an adapter that is there
    *   FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
    *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
    *   DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received

@@ -1,0 +1,191 @@
+"""LoRA adapters that are damaged, for another model, or need what is not known are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from paceline.errors import ModelMismatchError
+from paceline_contract.limits import MOST_LORA_ADAPTERS
+from paceline_engine.model_files.lora_folder import read_lora_folders
+from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.terms.calls import SessionSpec
+from paceline_engine.torch_backend.transformers import TransformersBackend
+from support.families import build_family
+from support.lora_folders import write_lora
+from unit.engine.conftest import call_on, running
+
+Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture
+def folder(tiny_pair, tmp_path):
+    return write_lora(tmp_path / "lora", tiny_pair.target, modules=r".*layers\.0.*(q|up)_proj")
+
+
+def refusal(model, *lora, **settings):
+    with pytest.raises(ModelLoadError) as caught:
+        TransformersBackend(str(model), lora=lora, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def say(folder, **said):
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | said))
+
+
+def change(folder, edit):
+    path = folder / "adapter_model.safetensors"
+    state = load_file(path)
+    edit(state)
+    save_file(state, path)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"peft_type": "LOHA"}, "peft_type 'LOHA'"),
+        ({"use_dora": True}, "use_dora"),
+        ({"bias": "all"}, "bias 'all'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication"),
+        ({"target_parameters": ["experts.down"]}, "target_parameters"),
+        ({"use_what_comes_next": True}, "use_what_comes_next"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'"),
+        ({"r": 0}, "r 0, not in [1, 1024]"),
+        ({"r": True}, "r True, not in [1, 1024]"),
+        ({"lora_alpha": "16"}, "lora_alpha '16'"),
+        ({"lora_alpha": float("nan")}, "lora_alpha nan"),
+        ({"rank_pattern": {"q_proj": 5000}}, "rank_pattern has a rank"),
+        ({"alpha_pattern": {"q_proj": None}}, "alpha_pattern has what is no scale"),
+        ({"alpha_pattern": {"(a+)+": 3}}, "alpha_pattern has regular expressions"),
+        ({"rank_pattern": {"q_proj": 5}}, "is [4, 32], and with this model and rank 5 it is"),
+    ],
+)
+def test_what_a_configuration_asks_for_and_is_not_known_is_refused_by_name(
+    tiny_pair, folder, said, words
+):
+    say(folder, **said)
+    told = refusal(tiny_pair.target, f"a={folder}")
+    assert "LoRA adapter 'a'" in told
+    assert words in told
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda it: it.pop(f"{Q_PROJ}.lora_A.weight"), "one of two factors is missing of"),
+        (
+            lambda it: it.update({f"{Q_PROJ}.lora_magnitude_vector": torch.ones(3)}),
+            "are no factors of LoRA",
+        ),
+        (
+            lambda it: it.update({f"{Q_PROJ}.lora_A.weight": torch.ones(4, 31)}),
+            "lora_A of model.layers.0.self_attn.q_proj is [4, 31]",
+        ),
+        (
+            lambda it: it.update({f"{Q_PROJ}.lora_B.weight": torch.full((32, 4), torch.inf)}),
+            "has weights that are no numbers",
+        ),
+        (
+            lambda it: it.update({f"{Q_PROJ}.lora_B.weight": torch.ones(32, 4, dtype=torch.int8)}),
+            "not of real numbers",
+        ),
+        (lambda it: it.clear(), "is empty"),
+        (
+            lambda it: it.update(
+                {f"base_model.model.lm_head.lora_{half}.weight": torch.ones(4, 4) for half in "AB"}
+            ),
+            "adapters of lm_head are not supported",
+        ),
+        (
+            lambda it: it.update(
+                {f"base_model.model.model.norm.lora_{half}.weight": torch.ones(4) for half in "AB"}
+            ),
+            "model.norm is no linear module",
+        ),
+        (
+            lambda it: it.update(
+                {
+                    f"base_model.model.model.layers.9.mlp.up_proj.lora_{half}.weight": torch.ones(4)
+                    for half in "AB"
+                }
+            ),
+            "is for another model: this one has no model.layers.9.mlp.up_proj",
+        ),
+    ],
+)
+def test_weights_that_are_not_the_models_are_refused_by_name(tiny_pair, folder, edit, words):
+    change(folder, edit)
+    assert words in refusal(tiny_pair.target, f"a={folder}")
+
+
+def test_an_adapter_of_another_model_is_refused(tiny_pair, tmp_path):
+    other = build_family("opt", tmp_path / "other")
+    lora = write_lora(tmp_path / "lora", other)
+    assert "is for another model" in refusal(tiny_pair.target, f"a={lora}")
+
+
+def test_files_that_are_missing_pickled_cut_off_or_no_files_are_refused(tiny_pair, folder):
+    weights = folder / "adapter_model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-5])
+    assert "cannot be loaded" in refusal(tiny_pair.target, f"a={folder}")
+    weights.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    assert "Git LFS" in refusal(tiny_pair.target, f"a={folder}")
+    weights.unlink()
+    (folder / "adapter_model.bin").write_bytes(b"")
+    assert "is pickled" in refusal(tiny_pair.target, f"a={folder}")
+    os.mkfifo(weights)
+    assert "not a regular file" in refusal(tiny_pair.target, f"a={folder}")
+    (folder / "adapter_config.json").write_text("{")
+    assert "not readable as JSON" in refusal(tiny_pair.target, f"a={folder}")
+    (folder / "adapter_config.json").unlink()
+    assert "adapter_config.json" in refusal(tiny_pair.target, f"a={folder}")
+
+
+def test_names_are_checked_before_anything_is_read(folder):
+    def told(*settings):
+        with pytest.raises(ModelLoadError) as caught:
+            read_lora_folders(settings)
+        return str(caught.value)
+
+    for odd in ("", "a", "=x", "a=", "a b=x", f"{'n' * 65}=x", "a/b=x"):
+        assert "is not NAME=DIR" in told(odd)
+    assert "two adapters are called 'a'" in told(f"a={folder}", f"a={folder}")
+    many = [f"a{index}={folder}" for index in range(MOST_LORA_ADAPTERS + 1)]
+    assert f"more than {MOST_LORA_ADAPTERS}" in told(*many)
+    assert len(read_lora_folders(many[:-1])) == MOST_LORA_ADAPTERS
+
+
+def test_models_that_keep_no_rows_of_several_sequences_take_no_adapter(folder, tmp_path):
+    mamba = build_family("mamba 2", tmp_path / "mamba")
+    assert "takes no --lora" in refusal(mamba, f"a={folder}")
+    bloom = build_family("bloom", tmp_path / "bloom")
+    assert "takes no --lora" in refusal(bloom, f"a={folder}")
+
+
+async def test_a_session_with_an_unknown_adapter_is_refused(tiny_pair, folder):
+    backend = TransformersBackend(str(tiny_pair.target), lora=[f"a={folder}"])
+    async with running(backend) as host:
+        host.open_session(SessionSpec(40, lora="a"))
+        with pytest.raises(ModelMismatchError, match="no LoRA adapter 'b'"):
+            host.open_session(SessionSpec(40, lora="b"))
+
+
+async def test_a_call_with_the_fingerprint_of_another_adapter_is_refused(tiny_pair, folder):
+    backend = TransformersBackend(str(tiny_pair.target), lora=[f"a={folder}"])
+    async with running(backend) as host:
+        session_id = host.open_session(SessionSpec(40, lora="a")).session_id
+        call = call_on(session_id, 1, base=[], append=[1, 2, 3])
+        with pytest.raises(ModelMismatchError, match="opened with another LoRA adapter"):
+            await host.verify(call)
+        verdict = await host.verify(replace(call, lora="a"))
+        assert verdict.prefix_length == 3
