@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from paceline_gateway.answer_parts import PlainReader
+from paceline_gateway.conversations.answer_parts import PlainReader
 from paceline_gateway.dialects import harmony
 from paceline_gateway.dialects.call_parser import CallParser
 from paceline_gateway.dialects.family import FAMILIES, find_family
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from paceline import ChatTemplate, Grammar, PromptPart
-    from paceline_gateway.answer_parts import AnswerReader
-    from paceline_gateway.conversation import Conversation
+    from paceline_gateway.conversations.answer_parts import AnswerReader
+    from paceline_gateway.conversations.conversation import Conversation
     from paceline_gateway.dialects.family import Family
     from paceline_gateway.dialects.names import ReasoningParser as ReasoningName
     from paceline_gateway.dialects.names import ToolParser as ToolName

@@ -29,7 +29,7 @@ from paceline_gateway.dialects.reasoning import Stage
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from paceline_gateway.conversation import Tool
+    from paceline_gateway.conversations.conversation import Tool
     from paceline_gateway.dialects.family import Family, Piece
     from paceline_gateway.dialects.reasoning import Reasoning
 

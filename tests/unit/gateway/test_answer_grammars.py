@@ -12,8 +12,8 @@ from paceline import ChatTemplate, Grammar
 from paceline_engine.deciding.grammars import GrammarCompiler
 from paceline_engine.terms.calls import Grammar as EngineGrammar
 from paceline_engine.terms.calls import GrammarKind
-from paceline_gateway.answer_parts import Answer
-from paceline_gateway.conversation import Conversation, Message, Tool, ToolChoice
+from paceline_gateway.conversations.answer_parts import Answer
+from paceline_gateway.conversations.conversation import Conversation, Message, Tool, ToolChoice
 from paceline_gateway.dialects import harmony
 from paceline_gateway.dialects.answering import find_dialect, plan_answer
 from paceline_gateway.dialects.enforceable import enforceable

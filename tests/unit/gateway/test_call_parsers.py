@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_gateway.answer_parts import Answer, ArgumentsDelta, ToolCallBegin
-from paceline_gateway.conversation import Tool
+from paceline_gateway.conversations.answer_parts import Answer, ArgumentsDelta, ToolCallBegin
+from paceline_gateway.conversations.conversation import Tool
 from paceline_gateway.dialects.call_parser import CallParser
 from paceline_gateway.dialects.family import FAMILIES, Shape, Tags
 from paceline_gateway.dialects.harmony import ENDS, MARKS, MESSAGE, HarmonyParser

@@ -8,9 +8,9 @@ import json
 import pytest
 
 from paceline import errors
-from paceline_gateway.connection import IGNORED_HEADER
-from paceline_gateway.json_body import parse
-from paceline_gateway.message_schemas import MessagesBody
+from paceline_gateway.bodies.json_body import parse
+from paceline_gateway.bodies.message_schemas import MessagesBody
+from paceline_gateway.http.connection import IGNORED_HEADER
 from support.fake_orchestrator import PROMPT_LENGTH, FakeOrchestrator, Leg
 from support.gateway import TEMPLATE, gateway_over
 from support.keys import SECRET, entry

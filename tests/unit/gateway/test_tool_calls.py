@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import InvalidFieldError
-from paceline_gateway.connection import IGNORED_HEADER
+from paceline_gateway.http.connection import IGNORED_HEADER
 from support.fake_orchestrator import FakeOrchestrator, Leg
 from support.gateway import TEMPLATE, gateway_over
 from support.spoken import CALL, HELLO, THOUGHT, model, template_of

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from paceline import ChatTemplate, PromptPart
-from paceline_gateway.chat_template import ChatTemplates
 from paceline_gateway.dialects.answering import find_dialect
 from paceline_gateway.errors import RequestError
+from paceline_gateway.templates.chat_template import ChatTemplates
 from support.conversations import conversation_of
 from support.library_templates import NAMED_TOKENS, by_the_library
 
