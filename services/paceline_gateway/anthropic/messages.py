@@ -12,8 +12,8 @@ from paceline_gateway.bodies.json_body import parse
 from paceline_gateway.bodies.message_schemas import CountBody, MessagesBody
 from paceline_gateway.conversations.answer_blocks import AnswerBlocks, Began, Ended, Grew, Kind
 from paceline_gateway.generating.generations import is_about_max_tokens
+from paceline_gateway.generating.told_choices import details
 from paceline_gateway.generating.turns import leave_out
-from paceline_gateway.openai.rendering import details
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from dataclasses import asdict
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paceline import FinishReason
 from paceline_gateway.conversations.answer_parts import (
     Answer,
     ArgumentsDelta,
@@ -17,6 +15,7 @@ from paceline_gateway.conversations.answer_parts import (
     ToolCallBegin,
 )
 from paceline_gateway.generating import told_tokens
+from paceline_gateway.generating.told_choices import details, finish_reason
 from paceline_gateway.generating.told_tokens import likely, name_of, names_of, number
 
 if TYPE_CHECKING:
@@ -429,11 +428,6 @@ async def _done(work: Callable[[], _T], *, is_large: bool) -> _T:
     return await asyncio.to_thread(work) if is_large else work()
 
 
-def finish_reason(choice: Choice) -> str:
-    """Say why a choice ended."""
-    return "length" if choice.finished.finish_reason is FinishReason.LENGTH else "stop"
-
-
 def usage(choices: Iterable[Choice]) -> dict[str, Any]:
     """Count tokens: each prompt once, however often it was continued."""
     prompts: dict[int, Usage] = {}
@@ -460,25 +454,6 @@ def usage(choices: Iterable[Choice]) -> dict[str, Any]:
             "rejected_prediction_tokens": rejected,
         }
     return counted
-
-
-def details(choice: Choice) -> dict[str, Any]:
-    """Describe how a choice was decoded."""
-    started, finished = choice.started, choice.finished
-    return {
-        "index": choice.index,
-        "request_id": started.request_id,
-        "seed": started.seed,
-        "strategy": started.strategy,
-        "rule": finished.promise,
-        "lookahead": finished.lookahead,
-        "width": started.width,
-        "branches": started.branches,
-        "targets_used": finished.targets_used,
-        "plan_note": started.plan_note,
-        "finish_reason": finished.finish_reason,
-        "statistics": asdict(finished.statistics),
-    }
 
 
 def _completion_logprobs(chunks: Iterable[tuple[int, Chunk]]) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from paceline_gateway.bodies.parameter_types import ANY_OBJECT
 from paceline_gateway.bodies.response_schemas import ResponseBody
 from paceline_gateway.conversations.answer_blocks import AnswerBlocks, Began, Ended, Grew, Kind
 from paceline_gateway.errors import renamed
+from paceline_gateway.generating.told_choices import details, finish_reason
 from paceline_gateway.generating.turns import leave_out
-from paceline_gateway.openai.rendering import details, finish_reason, usage
+from paceline_gateway.openai.rendering import usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_gateway.openai.rendering import details
+from paceline_gateway.generating.told_choices import details
 from support.fake_orchestrator import PROMPT_LENGTH, SEED, FakeOrchestrator
 from support.gateway import TEMPLATE, gateway_over
 
