@@ -278,12 +278,25 @@ def _check(matcher: Any) -> None:
     """Refuse a grammar that is none, or that allows no first token."""
     if not matcher.is_error():
         first = matcher.deep_copy()
-        first.compute_bitmask()  # here, because the first mask of a grammar takes longest
+        mask = first.compute_bitmask()  # here, because the first mask of a grammar takes longest
+        if not first.is_error() and not _goes_back(matcher.deep_copy(), mask):
+            reason = "has a rule with max_tokens or stop, which drafts cannot follow"
+            raise InvalidFieldError.of(FIELD, reason)
         matcher = first
     if matcher.is_error():
         raise InvalidFieldError.of(FIELD, _short(matcher.get_error()))
     if reason := _long_run(matcher):
         raise InvalidFieldError.of(FIELD, reason)
+
+
+def _goes_back(matcher: Any, mask: bytes) -> bool:
+    """Whether a matcher that has no token yet can take one and give it back, as drafts need it."""
+    bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
+    count = matcher.try_consume_tokens([int(np.argmax(bits))])
+    if count == 0 or matcher.is_error():
+        return True  # too complex at its first token already, which ends the answer there
+    matcher.rollback(count)
+    return not matcher.is_error()
 
 
 def _long_run(matcher: Any) -> str:

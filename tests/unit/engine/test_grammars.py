@@ -166,6 +166,8 @@ def test_a_text_that_is_complete_ends_also_below_min_tokens():
         (Grammar(GrammarKind.REGEX, "(?=a)b"), "look-around"),
         (Grammar(GrammarKind.LARK, 'start: "a" ('), "Expected token"),
         (Grammar(GrammarKind.LARK, "nothing"), "Expected"),
+        (Grammar(GrammarKind.LARK, 'start: "a" b\nb[max_tokens=3]: /b*/'), "drafts cannot follow"),
+        (Grammar(GrammarKind.LARK, 'start: "a" b\nb[stop="c"]: /b*/'), "drafts cannot follow"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused_with_the_reason(grammar, reason):
