@@ -79,7 +79,8 @@ def parse(body_class: type[_BodyT], content: bytes, *, ignored: list[str] | None
     """Read a body.
 
     Args:
-        ignored: Takes the places of unknown fields, which are left out; None: they are refused.
+        ignored: Takes the places of unknown fields, which are left out, and of what is left out of
+            lenient schemas; None: they are refused.
 
     Raises:
         RequestError: The body is not JSON; a parameter is wrong, unknown or not supported; or
@@ -94,9 +95,12 @@ def parse(body_class: type[_BodyT], content: bytes, *, ignored: list[str] | None
         raise RequestError(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")
+    left_out: list[str] = []  # of schemas
     while True:
+        left_out.clear()
         try:
-            return body_class.model_validate(value)
+            body = body_class.model_validate(value, context=left_out)
+            break
         except ValidationError as error:
             if error.error_count() > MOST_FAULTS:
                 raise _too_many_faults(body_class, value) from None
@@ -107,6 +111,15 @@ def parse(body_class: type[_BodyT], content: bytes, *, ignored: list[str] | None
         for location in reversed(unknown):  # later ones first: the others keep their numbers
             _leave_out(value, location)
         ignored += [_path(location) for location in unknown]
+    if left_out and ignored is None:
+        raise RequestError(
+            f"{left_out[0]}: cannot be enforced"[:1000],
+            param=left_out[0][:200],
+            code="unsupported_parameter",
+        )
+    if ignored is not None:
+        ignored += left_out
+    return body
 
 
 def _refusal(problem: ErrorDetails) -> RequestError:

@@ -31,7 +31,7 @@ from paceline_gateway.bodies.conversation_schemas import (
     with_effort,
 )
 from paceline_gateway.bodies.fields import Fields
-from paceline_gateway.bodies.parameter_types import MOST_UINT32, NoList, one_of
+from paceline_gateway.bodies.parameter_types import MOST_UINT32, NoList, one_of, schema_grammar
 from paceline_gateway.conversations.conversation import (
     Conversation,
     Message,
@@ -297,10 +297,11 @@ class _Thinking(Fields):
         return dict.fromkeys(("enable_thinking", "thinking"), self.type == "enabled")
 
 
-def _format(value: object) -> Grammar:
+def _format(value: object, info: ValidationInfo) -> Grammar:
     match value:
         case {"type": "json_schema", "schema": dict() as schema}:
-            return Grammar(json_schema=schema)
+            name = "output_config.format" if info.field_name == "format" else "output_format"
+            return schema_grammar(schema, value, f"{name}.schema", info.context)
     raise _problem("must be an object with the type json_schema and a schema")
 
 

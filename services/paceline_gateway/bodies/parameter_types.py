@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeGuard
 
-from pydantic import AfterValidator, PlainValidator
+from pydantic import AfterValidator, PlainValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from paceline import FillIn, Grammar, PromptPart
 from paceline_contract.limits import MOST_BIAS, MOST_BIASED_TOKENS
+from paceline_gateway.bodies.lenient_schemas import lenient
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MOST_UINT32 = (1 << 32) - 1
 """The range of a number on the wire."""
@@ -93,7 +97,34 @@ def _biases(value: object) -> dict[int, float]:
     return {int(token): float(bias) for token, bias in value.items()}
 
 
-def _response_format(value: object) -> Grammar | None:
+def schema_grammar(
+    schema: dict[str, Any] | str, about: Mapping[str, Any], place: str, left_out: list[str] | None
+) -> Grammar:
+    """Make a grammar of a JSON schema; where it is to be lenient, without what cannot be enforced.
+
+    Args:
+        about: What may have `lenient` in it.
+        place: The place of the schema in the body.
+        left_out: Takes the places of what is left out.
+    """
+    wanted = about.get("lenient", False)
+    if not isinstance(wanted, bool):
+        raise PydanticCustomError("format", "must have true or false as lenient")
+    if not wanted:
+        return Grammar(json_schema=schema)
+    try:
+        whole = json.loads(schema) if isinstance(schema, str) else schema
+    except (ValueError, RecursionError):
+        return Grammar(json_schema=schema)  # servers tell what is wrong
+    kept, places = lenient(whole)
+    if left_out is not None:
+        left_out += [f"{place}{it}" for it in places]
+    return Grammar(json_schema=kept)
+
+
+def _response_format(
+    value: object, info: ValidationInfo, *, name: str = "response_format"
+) -> Grammar | None:
     """Turn OpenAI's form of an answer's format into a grammar; None: plain text."""
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(value, dict) or kind not in ("text", "json_object", "json_schema"):
@@ -105,33 +136,40 @@ def _response_format(value: object) -> Grammar | None:
     if kind == "json_object":
         return ANY_OBJECT
     # Chat has the schema one level deeper than responses.
-    schema = value.get("json_schema", value)
-    schema = schema.get("schema") if isinstance(schema, dict) else None
+    about = value.get("json_schema", value)
+    schema = about.get("schema") if isinstance(about, dict) else None
     if not isinstance(schema, dict):
         raise PydanticCustomError("format", "must have a schema, which is an object")
-    return Grammar(json_schema=schema)
+    place = f"{name}.json_schema.schema" if "json_schema" in value else f"{name}.schema"
+    return schema_grammar(schema, about, place, info.context)
 
 
-def _text_format(value: object) -> Grammar | None:
+def _text_format(value: object, info: ValidationInfo) -> Grammar | None:
     """Turn the text options of responses into a grammar."""
     if not isinstance(value, dict) or value.keys() - {"format", "verbosity"}:
         raise PydanticCustomError("format", "must be an object with a format")
-    return None if value.get("format") is None else _response_format(value["format"])
+    if value.get("format") is None:
+        return None
+    return _response_format(value["format"], info, name="text.format")
 
 
-def _structured_outputs(value: object) -> Grammar:
+def _structured_outputs(value: object, info: ValidationInfo) -> Grammar:
     """Turn vLLM's structured outputs into a grammar."""
     problem = PydanticCustomError(
         "format",
         "must be an object with one of json (a schema), json_object (true), regex (text),"
-        " grammar (Lark or GBNF, as text) and choice (a list of texts)",
+        " grammar (Lark or GBNF, as text) and choice (a list of texts); json may have lenient"
+        " beside it",
     )
-    if not isinstance(value, dict) or len(value) != 1:
+    if not isinstance(value, dict):
         raise problem
-    ((name, given),) = value.items()
+    named = {name: it for name, it in value.items() if name != "lenient" or "json" not in value}
+    if len(named) != 1:
+        raise problem
+    ((name, given),) = named.items()
     match name, given:
         case "json", dict() | str():
-            return Grammar(json_schema=given)
+            return schema_grammar(given, value, "structured_outputs.json", info.context)
         case "json_object", True:
             return ANY_OBJECT
         case "regex", str():

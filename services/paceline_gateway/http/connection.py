@@ -28,8 +28,8 @@ _PIECE_VALUES = 64
 IGNORED_HEADER = "x-paceline-ignored"
 """The answer's header with the places of unknown fields, which were left out."""
 
-_MOST_SHOWN, _MOST_SHOWN_CHARACTERS = 20, 64
-_UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+_MOST_SHOWN, _MOST_SHOWN_CHARACTERS = 20, 128
+_UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.$\[\]-]")
 
 
 class Connection:
