@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from paceline_gateway.generating.turns import Turn, Turns
     from paceline_gateway.http.connection import Connection
 
+_BUDGET = "thinking.budget_tokens"
+
 
 async def answer_messages(connection: Connection, content: bytes, *, turns: Turns) -> None:
     """Answer a conversation; nothing is stored."""
@@ -46,7 +48,7 @@ async def count_tokens(connection: Connection, content: bytes, *, turns: Turns) 
     """Count the tokens that a conversation has as a prompt."""
     body = parse(CountBody, content, ignored=connection.ignored)
     await turns.orchestrators.check_model(body.model)
-    leave_out(await _unheard(body, turns), connection)
+    leave_out(await _unheard(body, turns) | {_BUDGET: _has_budget(body)}, connection)
     await connection.answer({"input_tokens": await turns.count(body.conversation)})
 
 
@@ -59,9 +61,15 @@ async def _deliver(
     model: str,
 ) -> None:
     turn = await turns.begin(connection, body.conversation, options, wanted=body.grammar)
+    if not turn.limits_thought:
+        leave_out({_BUDGET: _has_budget(body)}, connection)
     answer = _Answer(connection, body, turn, model=model)
     await turn.deliver(answer.take)
     await answer.end()
+
+
+def _has_budget(body: CountBody) -> bool:
+    return body.thinking is not None and body.thinking.budget_tokens is not None
 
 
 async def _unheard(body: CountBody, turns: Turns) -> dict[str, bool]:
@@ -72,7 +80,6 @@ async def _unheard(body: CountBody, turns: Turns) -> dict[str, bool]:
     does_so = thinking is not None and (thinking.type == "enabled") == await turns.reasons()
     return {
         "thinking": not does_so and await turns.unheard(options),
-        "thinking.budget_tokens": thinking is not None and thinking.budget_tokens is not None,
         "thinking.display": thinking is not None and thinking.display is not None,
         "output_config.effort": body.effort is not None
         and await turns.unheard(["reasoning_effort"]),

@@ -382,6 +382,7 @@ class ChatBody(_Ending, Body):
     parallel_tool_calls: bool = True
     chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
     reasoning_effort: Annotated[str, one_of(*EFFORTS)] | None = None
+    thinking_token_budget: int | None = Field(None, ge=0, le=MOST_UINT32)  # vLLM's
     modalities: Annotated[object, only(["text"])] = None
 
     @field_validator("top_logprobs")
@@ -409,6 +410,7 @@ class ChatBody(_Ending, Body):
             template_options=with_effort(self.chat_template_kwargs, self.reasoning_effort),
             continues_last=self.continues_last,
             opens_answer=self.opens_answer,
+            most_thought=self.thinking_token_budget,
         )
 
     @property

@@ -299,9 +299,11 @@ class _Thinking(Fields):
 
 def _format(value: object, info: ValidationInfo) -> Grammar:
     match value:
-        case {"type": "json_schema", "schema": dict() as schema}:
+        case {"type": "json_schema", "schema": dict() as schema, **more}:
             name = "output_config.format" if info.field_name == "format" else "output_format"
-            return schema_grammar(schema, value, f"{name}.schema", info.context)
+            return schema_grammar(
+                schema, f"{name}.schema", info.context, wanted=more.get("lenient", False)
+            )
     raise _problem("must be an object with the type json_schema and a schema")
 
 
@@ -378,6 +380,8 @@ class CountBody(Fields):
             parallel_tool_calls=chosen is None or not chosen.disable_parallel_tool_use,
             template_options=with_effort(options, self.effort),
             continues_last=self.messages[-1].role == "assistant",
+            most_thought=None if self.thinking is None else self.thinking.budget_tokens,
+            limits_free_thought=False,  # agents send a number with each request
         )
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeGuard
+from typing import Annotated, Any, TypeAlias, TypeGuard
 
 from pydantic import AfterValidator, PlainValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
@@ -12,9 +12,6 @@ from pydantic_core import PydanticCustomError
 from paceline import FillIn, Grammar, PromptPart
 from paceline_contract.limits import MOST_BIAS, MOST_BIASED_TOKENS
 from paceline_gateway.bodies.lenient_schemas import lenient
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MOST_UINT32 = (1 << 32) - 1
 """The range of a number on the wire."""
@@ -98,16 +95,15 @@ def _biases(value: object) -> dict[int, float]:
 
 
 def schema_grammar(
-    schema: dict[str, Any] | str, about: Mapping[str, Any], place: str, left_out: list[str] | None
+    schema: dict[str, Any] | str, place: str, left_out: list[str] | None, *, wanted: object
 ) -> Grammar:
     """Make a grammar of a JSON schema; where it is to be lenient, without what cannot be enforced.
 
     Args:
-        about: What may have `lenient` in it.
         place: The place of the schema in the body.
         left_out: Takes the places of what is left out.
+        wanted: What the request says as `lenient`.
     """
-    wanted = about.get("lenient", False)
     if not isinstance(wanted, bool):
         raise PydanticCustomError("format", "must have true or false as lenient")
     if not wanted:
@@ -141,7 +137,7 @@ def _response_format(
     if not isinstance(schema, dict):
         raise PydanticCustomError("format", "must have a schema, which is an object")
     place = f"{name}.json_schema.schema" if "json_schema" in value else f"{name}.schema"
-    return schema_grammar(schema, about, place, info.context)
+    return schema_grammar(schema, place, info.context, wanted=about.get("lenient", False))
 
 
 def _text_format(value: object, info: ValidationInfo) -> Grammar | None:
@@ -169,7 +165,9 @@ def _structured_outputs(value: object, info: ValidationInfo) -> Grammar:
     ((name, given),) = named.items()
     match name, given:
         case "json", dict() | str():
-            return schema_grammar(given, value, "structured_outputs.json", info.context)
+            return schema_grammar(
+                given, "structured_outputs.json", info.context, wanted=value.get("lenient", False)
+            )
         case "json_object", True:
             return ANY_OBJECT
         case "regex", str():

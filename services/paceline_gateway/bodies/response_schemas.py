@@ -246,6 +246,7 @@ class ResponseBody(AnyRequest):
     max_output_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
     reasoning: _Reasoning = _Reasoning()
     text: TextFormat = None
+    thinking_token_budget: int | None = Field(None, ge=0, le=MOST_UINT32)  # vLLM's
     tools: Annotated[
         list[Annotated[_Tool, BeforeValidator(only_functions)]],
         Field(max_length=MOST_TOOLS),
@@ -277,6 +278,7 @@ class ResponseBody(AnyRequest):
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls,
             template_options=with_effort({}, self.reasoning.effort),
+            most_thought=self.thinking_token_budget,
         )
 
     def options(self) -> GenerateOptions:

@@ -112,6 +112,8 @@ class Conversation:
         continues_last: Whether the answer goes on with the last message, which is an assistant's
             text, and does not begin a message of its own.
         opens_answer: Whether the prompt has the beginning of the next answer.
+        most_thought: Most tokens of the answer's reasoning; None: any number.
+        limits_free_thought: Whether this also counts where nothing else constrains the answer.
     """
 
     messages: tuple[Message, ...]
@@ -121,6 +123,8 @@ class Conversation:
     template_options: Mapping[str, Any] = field(default_factory=dict)
     continues_last: bool = False
     opens_answer: bool = True
+    most_thought: int | None = None
+    limits_free_thought: bool = True
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from paceline import Grammar
@@ -50,6 +51,7 @@ _ABOUT_OTHERS = frozenset(
     }
 )
 _ANY_TEXT = "/(?s:.*)/"
+_MOST_THOUGHT = 1_000_000  # longer than every context
 
 
 class TooLargeError(Exception):
@@ -81,6 +83,15 @@ class Tokens:
         }
         return cls(marked)
 
+    @property
+    def ranges(self) -> str:
+        """Their ids in llguidance's form: 3-5,9."""
+        written: list[str] = []
+        for _, run in groupby(enumerate(sorted(self.ids.values())), lambda it: it[1] - it[0]):
+            ids = [each for _, each in run]
+            written.append(f"{ids[0]}-{ids[-1]}" if len(ids) > 1 else f"{ids[0]}")
+        return ",".join(written)
+
     def literal(self, text: str) -> str:
         """Write a text: tokens in it as tokens."""
         names = [it for it in self.ids if it in text]
@@ -100,12 +111,22 @@ class AnswerGrammar:
     Args:
         tokens: The model's tokens.
         follows_schemas: Whether schemas of tools count that are not strict.
+        most_thought: Most tokens of reasoning before its end mark; None: any number. The mark has
+            to be a token.
     """
 
-    def __init__(self, tokens: Tokens, *, follows_schemas: bool = True) -> None:
+    def __init__(
+        self, tokens: Tokens, *, follows_schemas: bool = True, most_thought: int | None = None
+    ) -> None:
         self._tokens = tokens
         self._follows_schemas = follows_schemas
+        self._most_thought = most_thought
         self._rules: list[str] = []
+
+    @property
+    def limits_thought(self) -> bool:
+        """Whether reasoning may only have so many tokens."""
+        return self._most_thought is not None
 
     def written(self, start: str) -> Grammar:
         """Return the grammar that begins with a rule.
@@ -122,11 +143,15 @@ class AnswerGrammar:
         """Allow the reasoning before a rule, as the prompt's end demands."""
         if reasoning is None or stage is Stage.ANSWER:
             return start
-        self._rules.append(f"thought: {self._up_to(reasoning.close, 'THOUGHT')} SPACE")
+        self._rules.append(f"thought: {self._thought(reasoning.close)} SPACE")
         self._rules.append(r"SPACE: /\s{0,4}/")
         if stage is Stage.REASONING:
             return f"thought ({start})"
         return f"(SPACE {self._tokens.literal(reasoning.open)} thought)? ({start})"
+
+    def anything_after(self, reasoning: Reasoning) -> str:
+        """Write any tokens after a model's reasoning, which does not begin again."""
+        return f"<[^{self._tokens.ids[reasoning.open]}]>*"
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """Write a rule for a JSON value."""
@@ -221,7 +246,7 @@ class AnswerGrammar:
     def _harmony_thought(self) -> str:
         literal = self._tokens.literal
         begin = literal(f"{harmony.CHANNEL}analysis{harmony.MESSAGE}")
-        end = self._up_to("<|end|>", "THOUGHT")
+        end = self._thought(harmony.END)
         again = literal(f"{harmony.START}assistant")
         self._rules.append(f"thought: {begin} {end} {again}")
         return "thought?"
@@ -311,6 +336,14 @@ class AnswerGrammar:
             return self._tokens.literal(str(piece))
         literal = self._tokens.literal(piece.text)
         return literal if piece.is_usual else f"({literal})?"
+
+    def _thought(self, mark: str) -> str:
+        """Write what a model thinks up to a mark, and the mark."""
+        if self._most_thought is None:
+            return self._up_to(mark, "THOUGHT")
+        most = min(self._most_thought, _MOST_THOUGHT)
+        ordinary = f"<[^{self._tokens.ranges}]>{{0,{most}}} " if most else ""
+        return ordinary + self._tokens.literal(mark)
 
     def _up_to(self, mark: str, name: str) -> str:
         """Write any text up to a mark, and the mark."""

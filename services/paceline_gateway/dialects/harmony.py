@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 NAME = "gpt_oss"
 SIGNS = ("<|channel|>", "<|message|>")
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
-ENDS = ("<|end|>", "<|call|>", "<|return|>", START, CHANNEL)
+END = "<|end|>"
+ENDS = (END, "<|call|>", "<|return|>", START, CHANNEL)
 MARKS = frozenset({*ENDS, MESSAGE, CONSTRAIN})
 
 _RECIPIENT = re.compile(r"to=(\S+?)(?=[\s<]|$)")

@@ -39,12 +39,14 @@ class Turn:
         options: How it is generated, with the defaults.
         reader: Reads it.
         reason: See `Plan`.
+        limits_thought: See `Plan`.
     """
 
     choice: Choice
     options: GenerateOptions
     reader: AnswerReader
     reason: str | None
+    limits_thought: bool
 
     async def deliver(self, take: TakeParts) -> None:
         """Generate the turn; hand over its parts as they become certain.
@@ -165,7 +167,9 @@ class Turns:
         if plan.grammar is not None:
             options["grammar"] = plan.grammar
         (choice,) = self._generations.choices([prompt], options, count=1, connection=connection)
-        return Turn(choice, options, plan.new_reader(), plan.reason)
+        return Turn(
+            choice, options, plan.new_reader(), plan.reason, limits_thought=plan.limits_thought
+        )
 
     async def unheard(self, names: Iterable[str]) -> bool:
         """Whether the model's template knows none of these names."""
@@ -193,7 +197,7 @@ def leave_out(names: Mapping[str, bool], connection: Connection) -> None:
     """
     asked = [name for name, is_asked in names.items() if is_asked]
     if connection.ignored is not None:
-        connection.ignored += asked
+        connection.ignored += [it for it in asked if it not in connection.ignored]
     elif asked:
         raise RequestError(
             f"{asked[0]}: is not supported: it makes no difference here",

@@ -59,6 +59,8 @@ async def chat(
     model = await turns.orchestrators.check_model(body.model)
     leave_out(await _unheard(body, turns), connection)
     prompt, plan = await turns.plan(body.conversation, wanted=body.grammar)
+    is_limit_unheard = body.thinking_token_budget is not None and not plan.limits_thought
+    leave_out({"thinking_token_budget": is_limit_unheard}, connection)
     options: GenerateOptions = {**body.options(), **WRITTEN}
     if plan.grammar is not None:
         options["grammar"] = plan.grammar

@@ -42,6 +42,8 @@ async def respond(connection: Connection, content: bytes, *, turns: Turns) -> No
     turn = await turns.begin(
         connection, body.conversation, body.options(), wanted=body.text, param="input"
     )
+    is_limit_unheard = body.thinking_token_budget is not None and not turn.limits_thought
+    leave_out({"thinking_token_budget": is_limit_unheard}, connection)
     answer = _Answer(connection, body, turn, model=model)
     await turn.deliver(answer.take)
     await answer.end()
