@@ -119,11 +119,12 @@ def find_dialect(
     special = frozenset(template.special_tokens)
     texts = harmony.MARKS if is_harmony else () if family is None else tuple(family.texts())
     of_calls = {it for it in special if any(it in text for text in texts)}
-    searched = set(of_calls)
+    of_reasoning: set[str] = set()
     if reasoning is not None:
-        searched |= {reasoning.open, reasoning.close}
-    unknown = {it for it in special - ids.keys() if it in searched}
-    if reasoning is not None and unknown & {reasoning.open, reasoning.close}:
+        of_reasoning = {it for it in special if it in reasoning.open or it in reasoning.close}
+    searched = of_calls | of_reasoning
+    unknown = searched - ids.keys()
+    if reasoning is not None and unknown & of_reasoning:
         reasoning = None  # an older server does not tell ids: the marks cannot be seen
     is_known = not unknown & of_calls
     return Dialect(
@@ -327,7 +328,7 @@ def _reader(conversation: Conversation, dialect: Dialect, stage: Stage) -> Answe
     marks = dialect.marks
     if calls is None and dialect.reasoning is not None:  # what marks calls is not looked for
         own = (dialect.reasoning.open, dialect.reasoning.close)
-        marks = {each: text for each, text in marks.items() if text in own}
+        marks = {id_: text for id_, text in marks.items() if any(text in it for it in own)}
     parser = PartsParser(reasoning, calls)
     return DialectReader(parser, marks=marks, counts_reasoning=reasoning is not None)
 

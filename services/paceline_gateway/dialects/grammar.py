@@ -24,7 +24,7 @@ from paceline import Grammar
 from paceline_contract.limits import MOST_GRAMMAR_BYTES
 from paceline_gateway.dialects import harmony
 from paceline_gateway.dialects.enforceable import enforceable
-from paceline_gateway.dialects.family import Hole, Maybe, Shape, Tags
+from paceline_gateway.dialects.family import TEXT_MARK, Hole, Maybe, Shape, Tags
 from paceline_gateway.dialects.reasoning import Stage
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ _ABOUT_OTHERS = frozenset(
         "unevaluatedProperties",
     }
 )
+_BARE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _ANY_TEXT = "/(?s:.*)/"
 _MOST_THOUGHT = 1_000_000  # longer than every context
 
@@ -267,10 +268,10 @@ class AnswerGrammar:
     def _arguments(self, family: Family, tool: Tool) -> str:
         if isinstance(family.arguments, Tags):
             return self._tagged(family.arguments, tool)
-        if family.arguments is Shape.PYTHON:
+        if family.arguments is not Shape.JSON:
             if tool.strict:
                 raise UnenforceableError
-            return self._python(tool)
+            return self._python(tool) if family.arguments is Shape.PYTHON else self._bare(tool)
         return self.json(self._schema(tool))
 
     def _tagged(self, tags: Tags, tool: Tool) -> str:
@@ -314,6 +315,25 @@ class AnswerGrammar:
             return '""'
         keys = " | ".join(json.dumps(f"{it}=") for it in names)
         return f'(({keys}) literal (", " ({keys}) literal)*)?'
+
+    def _bare(self, tool: Tool) -> str:
+        """Write pairs of bare keys and values, whose texts stand between marks."""
+        if not any(it.startswith("value:") for it in self._rules):
+            self._rules += [
+                'value: text | NUMBER | "true" | "false" | "null" | list | dict',
+                f"text: {self._tokens.literal(TEXT_MARK)} {self._up_to(TEXT_MARK, 'QUOTED')}",
+                'list: "[" (value ("," value)*)? "]"',
+                'dict: "{" (KEY ":" value ("," KEY ":" value)*)? "}"',
+                r"KEY: /[A-Za-z_][A-Za-z0-9_\-]*/",
+                r"NUMBER: /-?[0-9]+(\.[0-9]+)?/",
+            ]
+        properties = (tool.parameters or {}).get("properties")
+        known = properties if isinstance(properties, dict) else {}
+        names = [it for it in known if _BARE_NAME.fullmatch(it)]
+        if not names:
+            return '""'
+        keys = " | ".join(json.dumps(f"{it}:") for it in names)
+        return f'(({keys}) value ("," ({keys}) value)*)?'
 
     def _schema(self, tool: Tool) -> Mapping[str, Any]:
         """Return the schema that arguments have to follow."""

@@ -300,3 +300,16 @@ def test_the_records_of_families_are_whole():
         assert len(text) == 9
         assert set(text) <= set(string.ascii_letters + string.digits)
     assert set(ENDS) <= MARKS
+
+
+def test_gemmas_values_are_read_by_their_marks():
+    mark = '<|"|>'
+    text = (
+        f"I look.<|tool_call>call:weather{{city:{mark}a}},b: [{mark},n:2,ok:true,"
+        f"x:{{a:[1,{mark}q:r{mark}],{mark}b c{mark}:null}},y:hm}}<tool_call|>"
+    )
+    found = {"city": "a},b: [", "n": 2, "ok": True, "x": {"a": [1, "q:r"], "b c": None}, "y": "hm"}
+    for pieces in ([text], [*text]):
+        reasoning, content, ((name, arguments),) = read(parser_of(BY_NAME["gemma4"]), *pieces)
+        assert (reasoning, content, name) == ("", "I look.", "weather")
+        assert json.loads(arguments) == found
