@@ -12,8 +12,8 @@ from paceline import DrafterKind, Strategy
 from paceline.errors import UnsupportedError
 from paceline_cli.comparison import STRATEGIES, Asked, Comparison
 from paceline_cli.streamed_text import TextStream
-from paceline_gateway.chat_template import WRITTEN, ChatTemplates
-from paceline_gateway.conversation import Conversation, Message
+from paceline_gateway.conversations.conversation import Conversation, Message
+from paceline_gateway.templates.chat_template import WRITTEN, ChatTemplates
 from paceline_local.screen import progress
 
 if TYPE_CHECKING:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 from paceline.channel import is_loopback
 from paceline.errors import DrainingError, OverloadedError, UnauthenticatedError
 from paceline_contract.shares import FairShares
-from paceline_gateway.browsers import refuse_other_pages
 from paceline_gateway.errors import no_key, of_paceline, too_much
-from paceline_gateway.request_body import BodyRules
+from paceline_gateway.http.browsers import refuse_other_pages
+from paceline_gateway.http.request_body import BodyRules
 from paceline_serving import lanes
 from paceline_serving.keys import HEADER, Keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from paceline_gateway.connection import Connection
-    from paceline_gateway.orchestrators import Orchestrators
+    from paceline_gateway.fleet.orchestrators import Orchestrators
+    from paceline_gateway.http.connection import Connection
     from paceline_gateway.settings import GatewaySettings
     from paceline_serving.admission import Admission
 

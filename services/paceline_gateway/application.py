@@ -12,34 +12,34 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 from paceline_gateway.access import Access
-from paceline_gateway.completions import chat, complete
-from paceline_gateway.cors import allow_origins
+from paceline_gateway.anthropic.errors import PATH as MESSAGES
+from paceline_gateway.anthropic.errors import MessagesError, speak_anthropics
+from paceline_gateway.anthropic.messages import answer_messages, count_tokens
 from paceline_gateway.dialects.answering import Dialects
 from paceline_gateway.endpoint import Endpoint
 from paceline_gateway.errors import RequestError
-from paceline_gateway.generations import Generations
-from paceline_gateway.live_stream import describe, watch
-from paceline_gateway.message_errors import PATH as MESSAGES
-from paceline_gateway.message_errors import MessagesError, speak_anthropics
-from paceline_gateway.messages import answer_messages, count_tokens
-from paceline_gateway.models import describe_model, list_models
-from paceline_gateway.responses import respond, speak_responses
-from paceline_gateway.sampling_defaults import SamplingDefaults
-from paceline_gateway.static_page import page_routes
-from paceline_gateway.tokenizing import detokenize, tokenize, version
-from paceline_gateway.turns import Turns
+from paceline_gateway.generating.generations import Generations
+from paceline_gateway.generating.sampling_defaults import SamplingDefaults
+from paceline_gateway.generating.turns import Turns
+from paceline_gateway.http.cors import allow_origins
+from paceline_gateway.openai.completions import chat, complete
+from paceline_gateway.openai.models import describe_model, list_models
+from paceline_gateway.openai.responses import respond, speak_responses
+from paceline_gateway.openai.tokenizing import detokenize, tokenize, version
+from paceline_gateway.page.live_stream import describe, watch
+from paceline_gateway.page.static_page import page_routes
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import Receive, Scope, Send
 
-    from paceline_gateway.chat_template import ChatTemplates
     from paceline_gateway.endpoint import Handler
+    from paceline_gateway.fleet.orchestrators import Orchestrators
     from paceline_gateway.metrics import GatewayMetrics
-    from paceline_gateway.orchestrators import Orchestrators
     from paceline_gateway.readiness import Readiness
     from paceline_gateway.settings import GatewaySettings
+    from paceline_gateway.templates.chat_template import ChatTemplates
     from paceline_serving import tracing
     from paceline_serving.admission import Admission
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline.errors import ClientCancelledError, PacelineError, PermissionDeniedError
 from paceline.panics import taking_panics
-from paceline_gateway.connection import Connection
+from paceline_gateway.bodies.json_body import check_shape
 from paceline_gateway.errors import RequestError, of_paceline
-from paceline_gateway.json_body import check_shape
+from paceline_gateway.http.connection import Connection
+from paceline_gateway.http.request_body import SMALL_BYTES, check_kind
 from paceline_gateway.metrics import LEFT
-from paceline_gateway.request_body import SMALL_BYTES, check_kind
 from paceline_serving import tracing
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from paceline_gateway.access import Access
+    from paceline_gateway.fleet.orchestrators import Orchestrators
+    from paceline_gateway.http.request_body import BodyRules
     from paceline_gateway.metrics import GatewayMetrics
-    from paceline_gateway.orchestrators import Orchestrators
-    from paceline_gateway.request_body import BodyRules
 
 Handler: TypeAlias = "Callable[[Connection, bytes], Awaitable[None]]"
 """Answers a request: its connection and its body."""

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, cast
 import uvicorn
 
 from paceline_gateway.application import application
-from paceline_gateway.certificate import server_context
-from paceline_gateway.chat_template import ChatTemplates, look_at_template
-from paceline_gateway.http_connection import HttpConnection
+from paceline_gateway.fleet.orchestrators import Orchestrators
+from paceline_gateway.http.certificate import server_context
+from paceline_gateway.http.strict_connection import HttpConnection
 from paceline_gateway.metrics import GatewayMetrics
-from paceline_gateway.orchestrators import Orchestrators
 from paceline_gateway.readiness import Readiness
+from paceline_gateway.templates.chat_template import ChatTemplates, look_at_template
 from paceline_serving import telemetry, tracing
 from paceline_serving.admission import Admission
 from paceline_serving.keys import follow_key

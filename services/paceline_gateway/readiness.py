@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline_gateway.orchestrators import Orchestrators
+    from paceline_gateway.fleet.orchestrators import Orchestrators
 
 
 class Readiness:

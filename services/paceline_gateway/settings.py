@@ -10,11 +10,11 @@ from pydantic import Field, model_validator
 from paceline.channel import is_loopback
 from paceline.credentials import Tls
 from paceline_contract.limits import DEFAULT_MESSAGE_BYTES, MOST_MESSAGE_BYTES
-from paceline_gateway.cors import check_origins
 from paceline_gateway.dialects.names import (  # noqa: TC001 - as above
     ReasoningParser,
     ToolParser,
 )
+from paceline_gateway.http.cors import check_origins
 from paceline_serving.security import refuse_plaintext
 from paceline_serving.server_settings import RunSettings
 from paceline_serving.settings import Settings, StringList, TcpAddress

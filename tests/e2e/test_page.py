@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from paceline import errors
-from paceline_gateway import live_stream
+from paceline_gateway.page import live_stream
 from support.browser import BROWSER, browsing
 from support.fake_orchestrator import FakeOrchestrator, Leg
 from support.gateway import TEMPLATE, gateway_over

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline_gateway.schemas import ChatBody
+from paceline_gateway.bodies.completion_schemas import ChatBody
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline_gateway.conversation import Conversation
+    from paceline_gateway.conversations.conversation import Conversation
 
 
 def conversation_of(messages: Sequence[Mapping[str, Any]], **more: Any) -> Conversation:

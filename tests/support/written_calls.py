@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from paceline_gateway.dialects.family import Hole, Maybe, Shape, Tags
+from paceline_gateway.dialects.family import TEXT_MARK, Hole, Maybe, Shape, Tags
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,11 +41,24 @@ def _arguments(form: Shape | Tags, arguments: dict[str, Any]) -> str:
         return json.dumps(arguments)
     if form is Shape.PYTHON:
         return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+    if form is Shape.BARE:
+        return ",".join(f"{key}:{_bare(value)}" for key, value in arguments.items())
     assert isinstance(form, Tags)
     return "".join(
         f"{form.key_open}{key}{form.key_close}{_value(form, value)}{form.value_close}"
         for key, value in arguments.items()
     )
+
+
+def _bare(value: Any) -> str:
+    match value:
+        case str():
+            return f"{TEXT_MARK}{value}{TEXT_MARK}"
+        case dict():
+            return "{" + ",".join(f"{key}:{_bare(it)}" for key, it in value.items()) + "}"
+        case list():
+            return "[" + ",".join(map(_bare, value)) + "]"
+    return json.dumps(value)
 
 
 def _value(form: Tags, value: Any) -> str:

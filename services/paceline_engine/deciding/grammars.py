@@ -8,6 +8,7 @@ it refuses would spoil it for good.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from functools import partial
@@ -22,6 +23,7 @@ from paceline.errors import InvalidFieldError
 from paceline_contract.limits import MOST_GRAMMAR_BYTES
 from paceline_engine.deciding.gbnf import is_gbnf, lark_of
 from paceline_engine.deciding.json_schemas import sound_schema
+from paceline_engine.deciding.lark_terms import check_terms
 from paceline_engine.terms.calls import GrammarKind
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ _MOST_ITEMS_A_STEP, _MOST_FUEL_A_STEP = 10_000, 50_000
 # which takes 75 ms for 64 KiB of it.
 _LONGEST_FORCED_RUN = 4096
 _MOST_REASON_CHARACTERS = 300
+# As in <[5]> and <[^0,7-9]>.
+_TOKEN_IDS, _ID = re.compile(r"<\[([^\]\n]*)\]>"), re.compile(r"[0-9]{1,9}")
 # One blank after a colon and a comma: without a bound a greedy model can fill its answer with them.
 _JSON_SPACES = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
@@ -106,7 +110,10 @@ class GrammarCompiler:
                 if (kept := self._kept.get(grammar)) is not None:
                     self._kept.move_to_end(grammar)
                     return GrammarPath(
-                        kept.deep_copy(), self._tokenizer, vocabulary_size=self._vocabulary_size
+                        kept.deep_copy(),
+                        self._tokenizer,
+                        vocabulary_size=self._vocabulary_size,
+                        looks_ahead_in_copies=_names_ordinary_tokens(grammar, self._tokenizer),
                     )
 
 
@@ -152,12 +159,23 @@ class GrammarPath:
         matcher: A matcher that has no token yet.
         tokenizer: The tokenizer, as the library has it.
         vocabulary_size: V, the tokens that can be chosen.
+        looks_ahead_in_copies: Whether to ask a copy what may follow. Where the only token that may
+            follow is an ordinary one that the grammar names by its id, the library cannot go back
+            rightly after it was asked.
 
     Attributes:
         failure: Why it cannot follow the present tokens, if it cannot: they are too complex for it.
     """
 
-    def __init__(self, matcher: Any, tokenizer: Any, *, vocabulary_size: int) -> None:
+    def __init__(
+        self,
+        matcher: Any,
+        tokenizer: Any,
+        *,
+        vocabulary_size: int,
+        looks_ahead_in_copies: bool = False,
+    ) -> None:
+        self._looks_ahead_in_copies = looks_ahead_in_copies
         self._unused = matcher
         self._tokenizer = tokenizer
         self._matcher = matcher.deep_copy()
@@ -188,7 +206,7 @@ class GrammarPath:
         """Take further tokens, up to the first that the grammar refuses."""
         count = self._matcher.try_consume_tokens(list(tokens))
         if self._matcher.is_error():
-            self._begin_anew()
+            self._begin_anew(self._matcher.get_error())
         else:
             self._taken.extend(tokens[:count])
 
@@ -202,17 +220,18 @@ class GrammarPath:
         """
         if self.failure:
             return None
-        mask = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            self._begin_anew()
+        ahead = self._ahead()
+        mask = ahead.compute_bitmask()
+        if ahead.is_error():
+            self._begin_anew(ahead.get_error())
             return None
         bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
         allowed: np.ndarray = bits[: self._vocabulary_size].astype(bool)
         if np.count_nonzero(allowed) == 1 and not self.is_complete:
-            if reason := _long_run(self._matcher):
+            if reason := _long_run(ahead):
                 self.failure, self._failed_at = reason, len(self._taken)
                 return None
-            return self._spelled(allowed)
+            return self._spelled(allowed, ahead)
         return allowed
 
     def forced(self, most: int) -> list[int]:
@@ -223,34 +242,47 @@ class GrammarPath:
         """
         if self.is_complete:
             return []
-        found = self._matcher.compute_ff_tokens()[:most]
+        ahead = self._ahead()
+        found = ahead.compute_ff_tokens()[:most]
         # Where a special token stands for a text, the rest is spelled otherwise: see `_spelled`.
-        count = self._matcher.validate_tokens(found) if found else 0
-        if self._matcher.is_error():
-            self._begin_anew()
+        count = ahead.validate_tokens(found) if found else 0
+        if ahead.is_error():
+            self._begin_anew(ahead.get_error())
             return []
         return list(found[:count])
 
-    def _spelled(self, allowed: np.ndarray) -> np.ndarray:
+    def _spelled(self, allowed: np.ndarray, ahead: Any) -> np.ndarray:
         """Replace an only token that stands for a text, and that the matcher would refuse.
 
         Where one text alone may follow, the library names the token that its tokenizer makes of it.
         If the text is that of a special token, such as `</s>` in a schema's value, this is the
         special token, which is not the text. Then the text's first ordinary token may follow.
         """
-        if self._matcher.validate_tokens([int(np.argmax(allowed))]):
+        if ahead.validate_tokens([int(np.argmax(allowed))]):
             return allowed
-        text = self._matcher.compute_ff_bytes().decode("utf-8", "ignore")
+        text = ahead.compute_ff_bytes().decode("utf-8", "ignore")
         ordinary = self._tokenizer.greedy_tokenize(text)
         spelled = np.zeros_like(allowed)
         spelled[ordinary[:1]] = True
         return spelled
 
-    def _begin_anew(self) -> None:
+    def _ahead(self) -> Any:
+        """Return what can be asked what may follow."""
+        return self._matcher.deep_copy() if self._looks_ahead_in_copies else self._matcher
+
+    def _begin_anew(self, error: str) -> None:
         """Replace a matcher that has failed: it would never do anything else again."""
-        self.failure, self._failed_at = _short(self._matcher.get_error()), len(self._taken)
+        self.failure, self._failed_at = _short(error), len(self._taken)
         self._matcher = self._unused.deep_copy()
         self._matcher.try_consume_tokens(self._taken)
+
+
+def _names_ordinary_tokens(grammar: Grammar, tokenizer: Any) -> bool:
+    """Whether a grammar of Lark names tokens by their ids that are no special ones."""
+    if grammar.kind is not GrammarKind.LARK:
+        return False
+    named = {each for found in _TOKEN_IDS.findall(grammar.text) for each in _ID.findall(found)}
+    return not all(tokenizer.is_special_token(int(each)) for each in named)
 
 
 def _source(grammar: Grammar) -> str:
@@ -268,6 +300,7 @@ def _source(grammar: Grammar) -> str:
             lark = grammar.text
             if is_gbnf(lark):
                 lark = lark_of(lark, field=f"{FIELD}.lark")
+            check_terms(lark, field=f"{FIELD}.lark")
             source = llguidance.LLMatcher.grammar_from_lark(lark)
         case GrammarKind.CHOICES:
             source = llguidance.grammar_from("choice", grammar.text)
@@ -278,12 +311,25 @@ def _check(matcher: Any) -> None:
     """Refuse a grammar that is none, or that allows no first token."""
     if not matcher.is_error():
         first = matcher.deep_copy()
-        first.compute_bitmask()  # here, because the first mask of a grammar takes longest
+        mask = first.compute_bitmask()  # here, because the first mask of a grammar takes longest
+        if not first.is_error() and not _goes_back(matcher.deep_copy(), mask):
+            reason = "has a rule with max_tokens or stop, which drafts cannot follow"
+            raise InvalidFieldError.of(FIELD, reason)
         matcher = first
     if matcher.is_error():
         raise InvalidFieldError.of(FIELD, _short(matcher.get_error()))
     if reason := _long_run(matcher):
         raise InvalidFieldError.of(FIELD, reason)
+
+
+def _goes_back(matcher: Any, mask: bytes) -> bool:
+    """Whether a matcher that has no token yet can take one and give it back, as drafts need it."""
+    bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
+    count = matcher.try_consume_tokens([int(np.argmax(bits))])
+    if count == 0 or matcher.is_error():
+        return True  # too complex at its first token already, which ends the answer there
+    matcher.rollback(count)
+    return not matcher.is_error()
 
 
 def _long_run(matcher: Any) -> str:

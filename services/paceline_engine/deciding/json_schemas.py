@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.errors import InvalidFieldError
 from paceline_contract.limits import MOST_GRAMMAR_DEPTH
@@ -13,8 +13,12 @@ from paceline_contract.limits import MOST_GRAMMAR_DEPTH
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+_T = TypeVar("_T", dict[str, Any], list[Any])
 _LEAST_STEP = 1e-9
 _MOST_REMAINDERS = 10_000  # 4 MB; with 1,000,003 compiling takes 7 s and 290 MB
+# What has to match several patterns at once takes long to compile: 15 take minutes, 10 take 0.1 s.
+_MOST_MERGED_PATTERNS = 10
+_MOST_NAME_PATTERNS = 128  # each is compared with all: 0.2 s; with 320, 5 s
 _DATA = {"const", "enum", "default", "examples"}  # keywords whose values are no schemas
 _OPPOSITES = {
     "exclusiveMinimum": ("maximum", "exclusiveMaximum"),
@@ -41,8 +45,9 @@ def sound_schema(text: str, *, field: str) -> str:
         raise InvalidFieldError.of(field, "is not an object")
     if _depth(schema) > MOST_GRAMMAR_DEPTH:
         raise InvalidFieldError.of(field, f"is nested deeper than {MOST_GRAMMAR_DEPTH}")
-    parts = [*_schemas(schema)]
+    parts = [*parts_of(schema)]
     _check_divisors(parts, field=field)
+    check_patterns(parts, field=field)
     is_changed = False
     for name, others in _OPPOSITES.items():
         values = [part.get(other) for part in parts for other in others]
@@ -73,6 +78,29 @@ def _check_divisors(parts: Sequence[dict[str, Any]], *, field: str) -> None:
             raise InvalidFieldError.of(field, reason)
 
 
+def check_patterns(parts: Sequence[dict[str, Any]], *, field: str) -> None:
+    """Refuse a schema with many patterns that one text may have to match.
+
+    Raises:
+        InvalidFieldError: It has them.
+    """
+    names = sum(len(_of(part, "patternProperties", dict)) for part in parts)
+    if names > _MOST_NAME_PATTERNS:
+        raise InvalidFieldError.of(field, f"has more than {_MOST_NAME_PATTERNS} patterns of names")
+    patterns = sum("pattern" in part for part in parts)
+    merged = sum(
+        len(_of(part, "allOf", list)) + ("$ref" in part and len(part) > 1) for part in parts
+    )
+    if patterns > _MOST_MERGED_PATTERNS and merged > _MOST_MERGED_PATTERNS:
+        reason = f"has more than {_MOST_MERGED_PATTERNS} patterns and as many schemas that are"
+        raise InvalidFieldError.of(field, f"{reason} merged, by allOf or beside $ref")
+
+
+def _of(part: dict[str, Any], name: str, kind: type[_T]) -> _T:
+    value = part.get(name)
+    return value if isinstance(value, kind) else kind()
+
+
 def _without_2_and_5(value: Fraction) -> int:
     number = value.numerator or 1
     for factor in (2, 5):
@@ -81,16 +109,16 @@ def _without_2_and_5(value: Fraction) -> int:
     return number
 
 
-def _schemas(schema: object) -> Iterator[dict[str, Any]]:
+def parts_of(schema: object) -> Iterator[dict[str, Any]]:
     """Yield each object of a schema that is no data; its depth is checked."""
     if isinstance(schema, list):
         for each in schema:
-            yield from _schemas(each)
+            yield from parts_of(each)
     elif isinstance(schema, dict):
         yield schema
         for name, each in schema.items():
             if name not in _DATA:
-                yield from _schemas(each)
+                yield from parts_of(each)
 
 
 def _is_split(value: float) -> bool:

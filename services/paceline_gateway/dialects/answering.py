@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from paceline_gateway.answer_parts import PlainReader
+from paceline_gateway.conversations.answer_parts import PlainReader
 from paceline_gateway.dialects import harmony
 from paceline_gateway.dialects.call_parser import CallParser
 from paceline_gateway.dialects.family import FAMILIES, find_family
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from paceline import ChatTemplate, Grammar, PromptPart
-    from paceline_gateway.answer_parts import AnswerReader
-    from paceline_gateway.conversation import Conversation
+    from paceline_gateway.conversations.answer_parts import AnswerReader
+    from paceline_gateway.conversations.conversation import Conversation
     from paceline_gateway.dialects.family import Family
     from paceline_gateway.dialects.names import ReasoningParser as ReasoningName
     from paceline_gateway.dialects.names import ToolParser as ToolName
@@ -89,11 +89,13 @@ class Plan:
         reason: The parameter from which the gateway made the grammar; None: the grammar is the
             request's own.
         new_reader: Makes what reads one choice.
+        limits_thought: Whether the grammar has the limit of reasoning in it.
     """
 
     grammar: Grammar | None
     reason: str | None
     new_reader: Callable[[], AnswerReader]
+    limits_thought: bool
 
 
 def find_dialect(
@@ -117,11 +119,12 @@ def find_dialect(
     special = frozenset(template.special_tokens)
     texts = harmony.MARKS if is_harmony else () if family is None else tuple(family.texts())
     of_calls = {it for it in special if any(it in text for text in texts)}
-    searched = set(of_calls)
+    of_reasoning: set[str] = set()
     if reasoning is not None:
-        searched |= {reasoning.open, reasoning.close}
-    unknown = {it for it in special - ids.keys() if it in searched}
-    if reasoning is not None and unknown & {reasoning.open, reasoning.close}:
+        of_reasoning = {it for it in special if it in reasoning.open or it in reasoning.close}
+    searched = of_calls | of_reasoning
+    unknown = searched - ids.keys()
+    if reasoning is not None and unknown & of_reasoning:
         reasoning = None  # an older server does not tell ids: the marks cannot be seen
     is_known = not unknown & of_calls
     return Dialect(
@@ -206,13 +209,57 @@ def plan_answer(
     if dialect.reasoning is not None:
         stage = stage_after(_end_of(prompt), dialect.reasoning)
     is_of_tools = reads_calls and (wanted is None or conversation.tool_choice.mode == "required")
-    grammar = _grammar(conversation, dialect, wanted=wanted, stage=stage)
+    most_thought = _most_thought(conversation, dialect, wanted)
+    grammar = _grammar(conversation, dialect, wanted=wanted, stage=stage, most_thought=most_thought)
+    is_free = grammar is not None and wanted is None and not _demands(conversation)
 
     def new_reader() -> AnswerReader:
         return _reader(conversation, dialect, stage)
 
-    reason = "tools" if is_of_tools else "response_format"
-    return Plan(grammar, None if grammar is wanted else reason, new_reader)
+    reason = "thinking_token_budget" if is_free else "tools" if is_of_tools else "response_format"
+    return Plan(
+        grammar,
+        None if grammar is wanted else reason,
+        new_reader,
+        limits_thought=most_thought is not None and grammar is not wanted,
+    )
+
+
+def _most_thought(
+    conversation: Conversation, dialect: Dialect, wanted: Grammar | None
+) -> int | None:
+    """Return how many tokens of reasoning a grammar has to allow at most; None: any number.
+
+    Raises:
+        RequestError: The limit has to hold, and no grammar can see where the reasoning ends.
+    """
+    most = conversation.most_thought
+    marks = [harmony.END] if dialect.is_harmony else []
+    if dialect.reasoning is not None:
+        marks = [dialect.reasoning.open, dialect.reasoning.close]
+    if most is None or not marks:
+        return None
+    is_free = wanted is None and not _demands(conversation)
+    if all(it in dialect.tokens.ids for it in marks) and not (is_free and dialect.is_harmony):
+        return most
+    if not conversation.limits_free_thought:
+        return None
+    words = "whose reasoning may begin again" if dialect.is_harmony else "whose marks are no tokens"
+    raise RequestError(
+        f"thinking_token_budget: is not supported for this model, {words}",
+        param="thinking_token_budget",
+        code="unsupported_parameter",
+    )
+
+
+def _demands(conversation: Conversation) -> bool:
+    """Whether tools alone constrain an answer."""
+    choice = conversation.tool_choice
+    return bool(conversation.callable_tools) and (
+        choice.mode == "required"
+        or choice.names is not None
+        or any(it.strict for it in conversation.callable_tools)
+    )
 
 
 def _check_continued(conversation: Conversation, dialect: Dialect, wanted: Grammar | None) -> None:
@@ -281,16 +328,23 @@ def _reader(conversation: Conversation, dialect: Dialect, stage: Stage) -> Answe
     marks = dialect.marks
     if calls is None and dialect.reasoning is not None:  # what marks calls is not looked for
         own = (dialect.reasoning.open, dialect.reasoning.close)
-        marks = {each: text for each, text in marks.items() if text in own}
+        marks = {id_: text for id_, text in marks.items() if any(text in it for it in own)}
     parser = PartsParser(reasoning, calls)
     return DialectReader(parser, marks=marks, counts_reasoning=reasoning is not None)
 
 
 def _grammar(
-    conversation: Conversation, dialect: Dialect, *, wanted: Grammar | None, stage: Stage
+    conversation: Conversation,
+    dialect: Dialect,
+    *,
+    wanted: Grammar | None,
+    stage: Stage,
+    most_thought: int | None,
 ) -> Grammar | None:
     for follows_schemas in (True, False):
-        grammar = AnswerGrammar(dialect.tokens, follows_schemas=follows_schemas)
+        grammar = AnswerGrammar(
+            dialect.tokens, follows_schemas=follows_schemas, most_thought=most_thought
+        )
         try:
             return _written(grammar, conversation, dialect, wanted=wanted, stage=stage)
         except TooLargeError:
@@ -320,6 +374,10 @@ def _written(
             start = grammar.after_reasoning(start, dialect.reasoning, stage)
         return grammar.written(start)
     if rule is None:
+        is_limited = wanted is None and conversation.limits_free_thought
+        if grammar.limits_thought and is_limited and dialect.reasoning is not None:
+            anything = grammar.anything_after(dialect.reasoning)
+            return grammar.written(grammar.after_reasoning(anything, dialect.reasoning, stage))
         return wanted
     if dialect.is_harmony:
         return grammar.written(grammar.harmony_answer(rule))
@@ -334,9 +392,7 @@ def _calls_or(
     """Write the rule of an answer whose calls have to be right; None if none have to be."""
     tools, choice = conversation.callable_tools, conversation.tool_choice
     is_needed = choice.mode == "required"
-    if not tools or not (
-        is_needed or rule or choice.names is not None or any(it.strict for it in tools)
-    ):
+    if not tools or not (rule or _demands(conversation)):
         return None
     several = conversation.parallel_tool_calls
     if dialect.is_harmony:

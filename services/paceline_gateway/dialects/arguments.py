@@ -12,7 +12,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paceline_gateway.dialects.family import Shape, Tags
+from paceline_gateway.dialects.family import TEXT_MARK, Shape, Tags
 from paceline_gateway.dialects.literals import (
     JsonScanner,
     Outcome,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _SCALAR = re.compile(r"[^\s,{}\[\]<]*")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _KEYWORD = re.compile(r"\s*([^\W\d]\w*)\s*=\s*(.*)", re.DOTALL)
+_BARE_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]+)(?=\s*:)")
 _MOST_KEY = 256
 
 
@@ -53,6 +54,8 @@ def reader_of(arguments: Shape | Tags, schema: Mapping[str, Any]) -> ArgumentsRe
     """
     if isinstance(arguments, Tags):
         return _TaggedArguments(arguments, schema)
+    if arguments is Shape.BARE:
+        return _BareArguments()
     return _PythonArguments() if arguments is Shape.PYTHON else _JsonArguments()
 
 
@@ -268,6 +271,65 @@ class _PythonArguments:
     def _written(self, argument: str) -> str:
         found = _KEYWORD.fullmatch(argument)
         return self._writer.pair(found[1], _as_json(found[2].strip())) if found else ""
+
+
+class _BareArguments:
+    """Pairs of bare keys and values, whose texts stand between marks."""
+
+    def __init__(self) -> None:
+        self._writer = _PairWriter()
+        self._scanned = 0  # letters of the open pair
+        self._depth, self._is_in_text = 0, False
+
+    def read(self, text: str) -> tuple[str, int, bool]:
+        written, at, index = "", 0, self._scanned
+        end = len(text) - begun_length(text, TEXT_MARK)
+        while index < end:
+            if text.startswith(TEXT_MARK, index):
+                self._is_in_text = not self._is_in_text
+                index += len(TEXT_MARK)
+                continue
+            if self._ends(text[index]):
+                written += self._written(text[at:index])
+                if text[index] == "}":
+                    return written + self._writer.end(), index, True
+                at = index + 1
+            index += 1
+        self._scanned = index - at
+        return written, at, False
+
+    def cut(self, text: str) -> str:
+        """Leave out a pair that is not whole: what it would be is not known."""
+        del text
+        return ""
+
+    def _ends(self, letter: str) -> bool:
+        """Take the next letter; tell whether it is behind a pair."""
+        if self._is_in_text:
+            return False
+        if self._depth == 0 and letter in ",}":
+            return True
+        self._depth += (letter in "{[") - (letter in "}]")
+        return False
+
+    def _written(self, pair: str) -> str:
+        try:
+            found = json.loads(_bare_as_json(f"{{{pair}}}"))
+        except (ValueError, RecursionError):
+            key, colon, value = pair.partition(":")
+            found = {key.strip(): value.strip().replace(TEXT_MARK, "")} if colon else {}
+        return "".join(
+            self._writer.pair(key, json.dumps(value, ensure_ascii=False))
+            for key, value in found.items()
+        )
+
+
+def _bare_as_json(written: str) -> str:
+    """Write what has bare keys and marked texts as JSON."""
+    pieces = written.split(TEXT_MARK)
+    pieces[1::2] = (json.dumps(it, ensure_ascii=False) for it in pieces[1::2])
+    pieces[::2] = (_BARE_KEY.sub(r'\1"\2"', it) for it in pieces[::2])
+    return "".join(pieces)
 
 
 def _as_json(literal: str) -> str:

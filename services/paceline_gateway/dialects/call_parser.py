@@ -23,7 +23,7 @@ import json
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from paceline_gateway.answer_parts import ArgumentsDelta, ContentDelta, ToolCallBegin
+from paceline_gateway.conversations.answer_parts import ArgumentsDelta, ContentDelta, ToolCallBegin
 from paceline_gateway.dialects.arguments import reader_of
 from paceline_gateway.dialects.family import Hole, Maybe, Shape, Tags
 from paceline_gateway.dialects.literals import (
@@ -39,8 +39,8 @@ from paceline_gateway.dialects.literals import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from paceline_gateway.answer_parts import AnswerPart
-    from paceline_gateway.conversation import Tool
+    from paceline_gateway.conversations.answer_parts import AnswerPart
+    from paceline_gateway.conversations.conversation import Tool
     from paceline_gateway.dialects.arguments import ArgumentsReader
     from paceline_gateway.dialects.family import Family, Piece
 

@@ -63,6 +63,11 @@ class Shape(Enum):
 
     JSON = auto()
     PYTHON = auto()
+    BARE = auto()
+    """As in JSON, but keys are bare, and texts stand between two of `TEXT_MARK`, as they are."""
+
+
+TEXT_MARK = '<|"|>'
 
 
 def _new_id(_index: int, _name: str) -> str:
@@ -128,6 +133,8 @@ class Family:
             tags = self.arguments
             yield from (tags.key_open, tags.key_close, tags.value_open, tags.value_close)
             yield tags.json_open
+        elif self.arguments is Shape.BARE:
+            yield TEXT_MARK
 
 
 def _deepseek(words: str) -> str:
@@ -153,6 +160,12 @@ FAMILIES = (
         end=("<|tool_calls_section_end|>",),
         is_numbered=True,
         new_id=_numbered_id,
+    ),
+    Family(
+        name="gemma4",
+        signs=("<|tool_call>", "<tool_call|>"),
+        call=("<|tool_call>", "call:", NAME, "{", ARGUMENTS, "}", "<tool_call|>"),
+        arguments=Shape.BARE,
     ),
     Family(
         name="deepseek_v3",

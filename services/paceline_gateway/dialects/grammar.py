@@ -17,19 +17,20 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from paceline import Grammar
 from paceline_contract.limits import MOST_GRAMMAR_BYTES
 from paceline_gateway.dialects import harmony
 from paceline_gateway.dialects.enforceable import enforceable
-from paceline_gateway.dialects.family import Hole, Maybe, Shape, Tags
+from paceline_gateway.dialects.family import TEXT_MARK, Hole, Maybe, Shape, Tags
 from paceline_gateway.dialects.reasoning import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from paceline_gateway.conversation import Tool
+    from paceline_gateway.conversations.conversation import Tool
     from paceline_gateway.dialects.family import Family, Piece
     from paceline_gateway.dialects.reasoning import Reasoning
 
@@ -49,7 +50,9 @@ _ABOUT_OTHERS = frozenset(
         "unevaluatedProperties",
     }
 )
+_BARE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _ANY_TEXT = "/(?s:.*)/"
+_MOST_THOUGHT = 1_000_000  # longer than every context
 
 
 class TooLargeError(Exception):
@@ -81,6 +84,15 @@ class Tokens:
         }
         return cls(marked)
 
+    @property
+    def ranges(self) -> str:
+        """Their ids in llguidance's form: 3-5,9."""
+        written: list[str] = []
+        for _, run in groupby(enumerate(sorted(self.ids.values())), lambda it: it[1] - it[0]):
+            ids = [each for _, each in run]
+            written.append(f"{ids[0]}-{ids[-1]}" if len(ids) > 1 else f"{ids[0]}")
+        return ",".join(written)
+
     def literal(self, text: str) -> str:
         """Write a text: tokens in it as tokens."""
         names = [it for it in self.ids if it in text]
@@ -100,12 +112,22 @@ class AnswerGrammar:
     Args:
         tokens: The model's tokens.
         follows_schemas: Whether schemas of tools count that are not strict.
+        most_thought: Most tokens of reasoning before its end mark; None: any number. The mark has
+            to be a token.
     """
 
-    def __init__(self, tokens: Tokens, *, follows_schemas: bool = True) -> None:
+    def __init__(
+        self, tokens: Tokens, *, follows_schemas: bool = True, most_thought: int | None = None
+    ) -> None:
         self._tokens = tokens
         self._follows_schemas = follows_schemas
+        self._most_thought = most_thought
         self._rules: list[str] = []
+
+    @property
+    def limits_thought(self) -> bool:
+        """Whether reasoning may only have so many tokens."""
+        return self._most_thought is not None
 
     def written(self, start: str) -> Grammar:
         """Return the grammar that begins with a rule.
@@ -122,11 +144,15 @@ class AnswerGrammar:
         """Allow the reasoning before a rule, as the prompt's end demands."""
         if reasoning is None or stage is Stage.ANSWER:
             return start
-        self._rules.append(f"thought: {self._up_to(reasoning.close, 'THOUGHT')} SPACE")
+        self._rules.append(f"thought: {self._thought(reasoning.close)} SPACE")
         self._rules.append(r"SPACE: /\s{0,4}/")
         if stage is Stage.REASONING:
             return f"thought ({start})"
         return f"(SPACE {self._tokens.literal(reasoning.open)} thought)? ({start})"
+
+    def anything_after(self, reasoning: Reasoning) -> str:
+        """Write any tokens after a model's reasoning, which does not begin again."""
+        return f"<[^{self._tokens.ids[reasoning.open]}]>*"
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """Write a rule for a JSON value."""
@@ -221,7 +247,7 @@ class AnswerGrammar:
     def _harmony_thought(self) -> str:
         literal = self._tokens.literal
         begin = literal(f"{harmony.CHANNEL}analysis{harmony.MESSAGE}")
-        end = self._up_to("<|end|>", "THOUGHT")
+        end = self._thought(harmony.END)
         again = literal(f"{harmony.START}assistant")
         self._rules.append(f"thought: {begin} {end} {again}")
         return "thought?"
@@ -242,10 +268,10 @@ class AnswerGrammar:
     def _arguments(self, family: Family, tool: Tool) -> str:
         if isinstance(family.arguments, Tags):
             return self._tagged(family.arguments, tool)
-        if family.arguments is Shape.PYTHON:
+        if family.arguments is not Shape.JSON:
             if tool.strict:
                 raise UnenforceableError
-            return self._python(tool)
+            return self._python(tool) if family.arguments is Shape.PYTHON else self._bare(tool)
         return self.json(self._schema(tool))
 
     def _tagged(self, tags: Tags, tool: Tool) -> str:
@@ -290,6 +316,25 @@ class AnswerGrammar:
         keys = " | ".join(json.dumps(f"{it}=") for it in names)
         return f'(({keys}) literal (", " ({keys}) literal)*)?'
 
+    def _bare(self, tool: Tool) -> str:
+        """Write pairs of bare keys and values, whose texts stand between marks."""
+        if not any(it.startswith("value:") for it in self._rules):
+            self._rules += [
+                'value: text | NUMBER | "true" | "false" | "null" | list | dict',
+                f"text: {self._tokens.literal(TEXT_MARK)} {self._up_to(TEXT_MARK, 'QUOTED')}",
+                'list: "[" (value ("," value)*)? "]"',
+                'dict: "{" (KEY ":" value ("," KEY ":" value)*)? "}"',
+                r"KEY: /[A-Za-z_][A-Za-z0-9_\-]*/",
+                r"NUMBER: /-?[0-9]+(\.[0-9]+)?/",
+            ]
+        properties = (tool.parameters or {}).get("properties")
+        known = properties if isinstance(properties, dict) else {}
+        names = [it for it in known if _BARE_NAME.fullmatch(it)]
+        if not names:
+            return '""'
+        keys = " | ".join(json.dumps(f"{it}:") for it in names)
+        return f'(({keys}) value ("," ({keys}) value)*)?'
+
     def _schema(self, tool: Tool) -> Mapping[str, Any]:
         """Return the schema that arguments have to follow."""
         wanted = tool.parameters
@@ -311,6 +356,14 @@ class AnswerGrammar:
             return self._tokens.literal(str(piece))
         literal = self._tokens.literal(piece.text)
         return literal if piece.is_usual else f"({literal})?"
+
+    def _thought(self, mark: str) -> str:
+        """Write what a model thinks up to a mark, and the mark."""
+        if self._most_thought is None:
+            return self._up_to(mark, "THOUGHT")
+        most = min(self._most_thought, _MOST_THOUGHT)
+        ordinary = f"<[^{self._tokens.ranges}]>{{0,{most}}} " if most else ""
+        return ordinary + self._tokens.literal(mark)
 
     def _up_to(self, mark: str, name: str) -> str:
         """Write any text up to a mark, and the mark."""

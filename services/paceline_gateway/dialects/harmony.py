@@ -16,7 +16,7 @@ import re
 import secrets
 from typing import TYPE_CHECKING
 
-from paceline_gateway.answer_parts import (
+from paceline_gateway.conversations.answer_parts import (
     ArgumentsDelta,
     ContentDelta,
     ReasoningDelta,
@@ -28,12 +28,13 @@ from paceline_gateway.dialects.reasoning import Stage
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_gateway.answer_parts import AnswerPart
+    from paceline_gateway.conversations.answer_parts import AnswerPart
 
 NAME = "gpt_oss"
 SIGNS = ("<|channel|>", "<|message|>")
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
-ENDS = ("<|end|>", "<|call|>", "<|return|>", START, CHANNEL)
+END = "<|end|>"
+ENDS = (END, "<|call|>", "<|return|>", START, CHANNEL)
 MARKS = frozenset({*ENDS, MESSAGE, CONSTRAIN})
 
 _RECIPIENT = re.compile(r"to=(\S+?)(?=[\s<]|$)")

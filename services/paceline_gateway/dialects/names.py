@@ -10,6 +10,7 @@ ToolParser: TypeAlias = Literal[
     "deepseek_v3",
     "deepseek_v31",
     "deepseek_v32",
+    "gemma4",
     "glm45",
     "gpt_oss",
     "hermes",
@@ -20,4 +21,6 @@ ToolParser: TypeAlias = Literal[
     "pythonic",
     "qwen3_coder",
 ]
-ReasoningParser: TypeAlias = Literal["auto", "none", "gpt_oss", "mistral", "seed", "think"]
+ReasoningParser: TypeAlias = Literal[
+    "auto", "none", "gemma4", "gpt_oss", "mistral", "seed", "think"
+]

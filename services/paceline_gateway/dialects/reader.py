@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from paceline_gateway.answer_parts import ContentDelta, ReasoningDelta
+from paceline_gateway.conversations.answer_parts import ContentDelta, ReasoningDelta
 from paceline_gateway.dialects.reasoning import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from paceline import Chunk
-    from paceline_gateway.answer_parts import AnswerPart
+    from paceline_gateway.conversations.answer_parts import AnswerPart
     from paceline_gateway.dialects.call_parser import CallParser
     from paceline_gateway.dialects.reasoning import ReasoningParser
 

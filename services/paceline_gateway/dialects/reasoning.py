@@ -18,7 +18,7 @@ class Reasoning:
 
     Attributes:
         name: The name in settings.
-        open: The mark before it.
+        open: The mark before it; it may consist of a token and a text.
         close: The mark behind it.
     """
 
@@ -31,6 +31,7 @@ REASONINGS = (
     Reasoning("think", "<think>", "</think>"),
     Reasoning("mistral", "[THINK]", "[/THINK]"),
     Reasoning("seed", "<seed:think>", "</seed:think>"),
+    Reasoning("gemma4", "<|channel>thought", "<channel|>"),
 )
 """The families, each known by the second mark in its template."""
 

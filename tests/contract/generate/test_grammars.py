@@ -88,6 +88,22 @@ async def test_every_strategy_says_the_same_and_it_follows_the_grammar(tiny_pair
         await system.settled()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_reasoning_has_as_many_tokens_as_it_may_with_every_strategy(tiny_pair, temperature):
+    mark, most = 1, 21  # a token that this model hardly ever chooses by itself
+    grammar = Grammar(lark=f'start: <[^0,{mark}]>{{0,{most}}} <[{mark}]> ("yes" | "no")')
+    async with system_of_pair(tiny_pair) as system:
+        answers = {}
+        for way, options in WAYS.items():
+            done = await system.client.generate(
+                PROMPT, max_tokens=60, temperature=temperature, seed=3, grammar=grammar, **options
+            ).collect()
+            assert done.token_ids.index(mark) == most, way
+            assert done.text.endswith(("yes", "no"))
+            answers[way] = tuple(done.token_ids)
+        assert len({*answers.values()}) == 1, answers
+
+
 async def test_drafts_follow_the_grammar_too(tiny_pair):
     """A drafter that did not know it would be right at no place of such a text."""
     async with system_of_pair(tiny_pair) as system:

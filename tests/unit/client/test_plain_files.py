@@ -13,7 +13,7 @@ from paceline import Tls
 from paceline.credentials import Credentials
 from paceline.errors import InvalidFieldError
 from paceline.plain_files import UnusableFileError, read_plain_file
-from paceline_gateway.certificate import server_context
+from paceline_gateway.http.certificate import server_context
 from paceline_serving.security import TlsFiles, server_credentials
 
 

@@ -49,6 +49,8 @@ GRAMMARS = {
     "regex": Grammar(GrammarKind.REGEX, r"[a-c]{2,4}(x|yz)*"),
     "lark": Grammar(GrammarKind.LARK, 'start: "draft" | "target" start'),
     "choices": Grammar(GrammarKind.CHOICES, '["import draft", "import target"]'),
+    # As a gateway limits reasoning: so many tokens of any kind, and then the mark.
+    "so many tokens": Grammar(GrammarKind.LARK, 'start: <[^0-1]>{0,5} <[1]> "ab"'),
 }
 
 
@@ -91,7 +93,7 @@ def test_what_may_follow_depends_on_the_tokens_alone(name):
         if chance.random() < 0.3 or found == {END}:
             tokens = tokens[: chance.randrange(len(tokens) + 1)]
             path.cut(len(tokens))
-        path.add([chance.choice(sorted({*range(1, SIZE)} - found))])
+        path.add([chance.choice(sorted({*range(1, SIZE)} - found) or [END])])
         path.cut(len(tokens))
         follows = sorted(allowed(path) - {END})
         if follows:
@@ -107,6 +109,7 @@ def test_a_complete_text_ends_and_does_not_end_before(name):
         "regex": "abxyz",
         "lark": "targettargetdraft",
         "choices": "import target",
+        "so many tokens": "wxyz!ab",
     }
     path = COMPILER.path(GRAMMARS[name])
     for character in texts[name]:
@@ -166,6 +169,48 @@ def test_a_text_that_is_complete_ends_also_below_min_tokens():
         (Grammar(GrammarKind.REGEX, "(?=a)b"), "look-around"),
         (Grammar(GrammarKind.LARK, 'start: "a" ('), "Expected token"),
         (Grammar(GrammarKind.LARK, "nothing"), "Expected"),
+        (
+            Grammar(GrammarKind.LARK, "start: %json " + '{"items":' * 6000 + "{}" + "}" * 6000),
+            "nested too deep",
+        ),
+        (
+            schema({"allOf": [{"pattern": f".*[a-z]{{{it}}}.*"} for it in range(40)]}),
+            "more than 10 patterns",
+        ),
+        (
+            schema(
+                {
+                    "$defs": {
+                        f"a{it}": {"$ref": f"#/$defs/a{it + 1}", "pattern": f".*[a-z]{{{it}}}.*"}
+                        for it in range(40)
+                    }
+                    | {"a40": {"type": "string"}},
+                    "$ref": "#/$defs/a0",
+                }
+            ),
+            "more than 10 patterns",
+        ),
+        (
+            schema({"patternProperties": {f"^a{it}.*b{it}$": {} for it in range(400)}}),
+            "more than 128 patterns of names",
+        ),
+        (
+            Grammar(
+                GrammarKind.LARK,
+                "start: T\nT: " + " & ".join(f"/.*[a-z]{{{it}}}.*/" for it in range(30)),
+            ),
+            "more than 12 `&`",
+        ),
+        (
+            Grammar(
+                GrammarKind.LARK,
+                "start: %json "
+                + json.dumps({"allOf": [{"pattern": f".*[a-z]{{{it}}}.*"} for it in range(40)]}),
+            ),
+            "more than 10 patterns",
+        ),
+        (Grammar(GrammarKind.LARK, 'start: "a" b\nb[max_tokens=3]: /b*/'), "drafts cannot follow"),
+        (Grammar(GrammarKind.LARK, 'start: "a" b\nb[stop="c"]: /b*/'), "drafts cannot follow"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused_with_the_reason(grammar, reason):
@@ -176,6 +221,13 @@ def test_what_cannot_be_enforced_is_refused_with_the_reason(grammar, reason):
     assert reason in violation.description
     assert len(violation.description) <= 400
     assert COMPILER.path(GRAMMARS["choices"]).length == 0, "others go on"
+
+
+def test_many_patterns_and_ampersands_are_no_fault_where_no_text_has_to_match_them_all():
+    each = {f"p{it}": {"type": "string", "pattern": f"^a{it}"} for it in range(40)}
+    COMPILER.compile(schema({"properties": each, "allOf": [{"type": "object"}]}))
+    written = " | ".join('"a && b"' for _ in range(40))
+    COMPILER.compile(Grammar(GrammarKind.LARK, f"start: {written} | /&+/"))
 
 
 def test_a_grammar_is_compiled_once_and_the_oldest_is_forgotten():

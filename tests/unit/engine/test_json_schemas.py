@@ -106,3 +106,12 @@ def test_divisors_that_take_a_large_automaton_are_refused(schema):
         path_of(schema)
     for usual in (7, 60, 3600, 100_000, 0.01, 0.25):
         assert allows({"type": "number", "multipleOf": usual}, "0")
+
+
+def test_a_schema_that_says_so_in_the_librarys_words_is_enforced_without_what_cannot_be():
+    unique = {"type": "array", "items": {"type": "null"}, "uniqueItems": True}
+    with pytest.raises(InvalidFieldError, match="uniqueItems"):
+        allows(unique, "[null]")
+    lenient = {**unique, "x-guidance": {"lenient": True}}
+    assert allows(lenient, "[null, null]")
+    assert not allows(lenient, "[1]")

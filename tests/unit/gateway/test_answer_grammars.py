@@ -12,8 +12,8 @@ from paceline import ChatTemplate, Grammar
 from paceline_engine.deciding.grammars import GrammarCompiler
 from paceline_engine.terms.calls import Grammar as EngineGrammar
 from paceline_engine.terms.calls import GrammarKind
-from paceline_gateway.answer_parts import Answer
-from paceline_gateway.conversation import Conversation, Message, Tool, ToolChoice
+from paceline_gateway.conversations.answer_parts import Answer
+from paceline_gateway.conversations.conversation import Conversation, Message, Tool, ToolChoice
 from paceline_gateway.dialects import harmony
 from paceline_gateway.dialects.answering import find_dialect, plan_answer
 from paceline_gateway.dialects.enforceable import enforceable
@@ -109,7 +109,10 @@ class Model:
 
 
 KINDS = ("special", "added", "text")
-STRICT_ONES = [it.name for it in FAMILIES if it.name != "pythonic"]
+LOOSE = {"gemma4", "pythonic"}
+"""The families whose values have no schema."""
+
+STRICT_ONES = [it.name for it in FAMILIES if it.name not in LOOSE]
 
 
 def answer_of(plan, text):
@@ -134,7 +137,7 @@ def test_a_demanded_call_is_one_that_the_parser_reads(name, kind):
     for call in answer.tool_calls:
         assert call.name in {"weather", "now"}
         found = json.loads(call.arguments)
-        if name != "pythonic":
+        if name not in LOOSE:
             assert found.keys() <= {"city", "n"}
             assert found.get("n", 0) in range(10)
             assert found["city"] in {"Bo", "K\u00f6 a"}
@@ -199,6 +202,69 @@ def test_reasoning_may_be_before_what_is_demanded(kind):
     assert not model.takes(closed, f"<think></think>{one}")
 
 
+@pytest.mark.parametrize("kind", ["special", "added"])
+@pytest.mark.parametrize("is_free", [False, True])
+def test_reasoning_ends_after_so_many_tokens(kind, is_free):
+    model = Model("hermes", kind, thinks=True)
+    answer = "Hi <tool_call>" if is_free else written_calls(model.family, GOOD)
+    tools = {"mode": "auto"} if is_free else {}
+    for most in (0, 1, 7):
+        plan = model.plan(WEATHER, most_thought=most, **tools)
+        assert plan.limits_thought
+        thought = "\n" * most  # one token each
+        assert model.takes(plan, f"<think>{thought}</think>\n\n{answer}")
+        assert not model.takes(plan, f"<think>{thought}\n</think>\n\n{answer}")
+        assert model.takes(plan, answer), "it need not think"
+        assert not model.takes(plan, f"{answer}<think>{thought}\n</think>"), "nor begin again"
+        opened = model.plan(WEATHER, most_thought=most, prompt="<think>\n", **tools)
+        assert model.takes(opened, f"{thought}</think>{answer}")
+        assert not model.takes(opened, f"{thought}\n</think>{answer}")
+        path = model.path(opened)
+        path.add(model.tokenizer.encode("\n" * (most + 3)).ids)
+        assert path.length == most
+        assert path.allowed().nonzero()[0].tolist() == [model.added["</think>"]]
+
+
+def test_reasoning_that_is_over_does_not_begin_again_where_it_is_limited():
+    model = Model("hermes", thinks=True)
+    plan = model.plan(mode="none", most_thought=3, prompt="<think>\n\n</think>\n\n")
+    assert model.takes(plan, "Hi")
+    assert not model.takes(plan, "<think>Hi</think>")
+
+
+def test_a_limit_of_reasoning_stands_before_a_format():
+    model = Model("hermes", thinks=True)
+    wanted = Grammar(json_schema=SCHEMA)
+    for soft in (True, False):
+        plan = model.plan(mode="none", wanted=wanted, most_thought=2, limits_free_thought=not soft)
+        assert (plan.limits_thought, plan.reason) == (True, "response_format")
+        assert model.takes(plan, '<think>\n\n</think>{"city": "Bo"}')
+        assert not model.takes(plan, '<think>\n\n\n</think>{"city": "Bo"}')
+
+
+def test_gpt_oss_thinks_so_many_tokens_before_what_is_demanded():
+    model = Model("gpt_oss")
+    plan = model.plan(WEATHER, most_thought=2)
+    begin, end = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Bo"}'
+    assert plan.limits_thought
+    assert model.takes(plan, f"{begin}\n\n{end}{call}")
+    assert not model.takes(plan, f"{begin}\n\n\n{end}{call}")
+
+
+def test_a_limit_of_reasoning_that_cannot_hold_is_refused_or_left_out():
+    text = Model("hermes", "text", thinks=True)
+    for model in (text, Model("gpt_oss")):
+        with pytest.raises(RequestError) as refused:
+            model.plan(mode="none", most_thought=2)
+        assert refused.value.body["error"]["param"] == "thinking_token_budget"
+    for model in (text, Model("gpt_oss"), Model("hermes", thinks=True)):
+        soft = model.plan(mode="none", most_thought=2, limits_free_thought=False)
+        assert (soft.grammar, soft.limits_thought) == (None, False)
+    never = Model("hermes").plan(mode="none", most_thought=2)
+    assert (never.grammar, never.limits_thought) == (None, False)
+
+
 @pytest.mark.parametrize(
     ("wanted", "good"),
     [
@@ -255,9 +321,10 @@ def test_gpt_oss_thinks_and_then_calls_or_answers():
     assert not model.takes(formatted, f"{think}{final}hello")
 
 
-def test_a_strict_tool_whose_form_has_no_grammar_of_values_is_refused():
+@pytest.mark.parametrize("name", sorted(LOOSE))
+def test_a_strict_tool_whose_form_has_no_grammar_of_values_is_refused(name):
     with pytest.raises(RequestError) as refused:
-        Model("pythonic").plan(STRICT)
+        Model(name).plan(STRICT)
     error = refused.value.body["error"]
     assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from paceline_gateway.browsers import refuse_other_pages
 from paceline_gateway.errors import RequestError
+from paceline_gateway.http.browsers import refuse_other_pages
 from support.gateway import gateway_over
 from support.keys import SECRET, entry
 

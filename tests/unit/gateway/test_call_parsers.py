@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_gateway.answer_parts import Answer, ArgumentsDelta, ToolCallBegin
-from paceline_gateway.conversation import Tool
+from paceline_gateway.conversations.answer_parts import Answer, ArgumentsDelta, ToolCallBegin
+from paceline_gateway.conversations.conversation import Tool
 from paceline_gateway.dialects.call_parser import CallParser
 from paceline_gateway.dialects.family import FAMILIES, Shape, Tags
 from paceline_gateway.dialects.harmony import ENDS, MARKS, MESSAGE, HarmonyParser
@@ -300,3 +300,16 @@ def test_the_records_of_families_are_whole():
         assert len(text) == 9
         assert set(text) <= set(string.ascii_letters + string.digits)
     assert set(ENDS) <= MARKS
+
+
+def test_gemmas_values_are_read_by_their_marks():
+    mark = '<|"|>'
+    text = (
+        f"I look.<|tool_call>call:weather{{city:{mark}a}},b: [{mark},n:2,ok:true,"
+        f"x:{{a:[1,{mark}q:r{mark}],{mark}b c{mark}:null}},y:hm}}<tool_call|>"
+    )
+    found = {"city": "a},b: [", "n": 2, "ok": True, "x": {"a": [1, "q:r"], "b c": None}, "y": "hm"}
+    for pieces in ([text], [*text]):
+        reasoning, content, ((name, arguments),) = read(parser_of(BY_NAME["gemma4"]), *pieces)
+        assert (reasoning, content, name) == ("", "I look.", "weather")
+        assert json.loads(arguments) == found

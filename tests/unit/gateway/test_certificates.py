@@ -12,8 +12,8 @@ import pytest
 from paceline import Client, Tls
 from paceline.connection import AsyncConnection
 from paceline.errors import ConnectionLostError
-from paceline_gateway import health_watch
-from paceline_gateway.orchestrators import Orchestrators
+from paceline_gateway.fleet import health_watch
+from paceline_gateway.fleet.orchestrators import Orchestrators
 from paceline_gateway.settings import GatewaySettings
 from support.certificates import CLIENT, Certificates
 from support.fake_orchestrator import FakeOrchestrator, serving

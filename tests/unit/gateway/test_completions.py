@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_gateway.rendering import details
+from paceline_gateway.generating.told_choices import details
 from support.fake_orchestrator import PROMPT_LENGTH, SEED, FakeOrchestrator
 from support.gateway import TEMPLATE, gateway_over
 
@@ -120,7 +120,7 @@ async def test_a_model_without_a_template_refuses_chat_and_completes_text():
 
 
 async def test_a_template_that_changes_is_used_from_then_on(monkeypatch):
-    monkeypatch.setattr("paceline_gateway.orchestrators._FRESH_SECONDS", 0.0)
+    monkeypatch.setattr("paceline_gateway.fleet.orchestrators._FRESH_SECONDS", 0.0)
     async with gateway_over() as gateway:
         await gateway.post("/v1/chat/completions", messages=HELLO)
         gateway.fakes[0].chat_template = type(TEMPLATE)(

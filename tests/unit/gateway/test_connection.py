@@ -9,9 +9,9 @@ import math
 import pytest
 
 from paceline.errors import ClientCancelledError
-from paceline_gateway.connection import Connection
 from paceline_gateway.errors import RequestError
-from paceline_gateway.request_body import BodyRules
+from paceline_gateway.http.connection import Connection
+from paceline_gateway.http.request_body import BodyRules
 
 
 def connection(*, receive=None, send=None, stall_seconds=5.0, has_cut=None):

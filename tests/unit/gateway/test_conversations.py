@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from paceline_gateway.conversation import Message, Tool, ToolCall, ToolChoice
-from paceline_gateway.conversation_schemas import MOST_TOOLS
+from paceline_gateway.bodies.completion_schemas import ChatBody
+from paceline_gateway.bodies.conversation_schemas import MOST_TOOLS
+from paceline_gateway.bodies.json_body import parse
+from paceline_gateway.conversations.conversation import Message, Tool, ToolCall, ToolChoice
 from paceline_gateway.errors import RequestError
-from paceline_gateway.json_body import parse
-from paceline_gateway.schemas import ChatBody
 
 USER = {"role": "user", "content": "hi"}
 

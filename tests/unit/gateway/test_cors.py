@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline_gateway.cors import check_origins
+from paceline_gateway.http.cors import check_origins
 from support.gateway import gateway_over
 from support.keys import SECRET, entry
 

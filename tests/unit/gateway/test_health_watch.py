@@ -11,8 +11,8 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from paceline.errors import ConnectionLostError, UnauthenticatedError
-from paceline_gateway import health_watch
-from paceline_gateway.health_watch import Watch
+from paceline_gateway.fleet import health_watch
+from paceline_gateway.fleet.health_watch import Watch
 from support.waiting import until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline_gateway.bodies.json_body import MOST_NAMES, check_shape
 from paceline_gateway.errors import RequestError
-from paceline_gateway.json_body import MOST_NAMES, check_shape
 from support.gateway import gateway_over
 
 KIND = {"content-type": "application/json"}

@@ -43,7 +43,7 @@ def one_a_minute(path):
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
     """Who is refused asks again at once."""
-    monkeypatch.setattr("paceline_gateway.health_watch._KNOCK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("paceline_gateway.fleet.health_watch._KNOCK_AGAIN_SECONDS", 0.01)
 
 
 async def test_only_who_has_a_key_may_call(path, caplog):

@@ -10,8 +10,8 @@ import re
 import pytest
 
 from paceline import Chunk, TokenLogprob, TokenOrigin
-from paceline_gateway.connection import Connection
-from paceline_gateway.rendering import ChatForm, CompletionForm
+from paceline_gateway.http.connection import Connection
+from paceline_gateway.openai.rendering import ChatForm, CompletionForm
 from support.fake_orchestrator import FakeOrchestrator, Leg
 from support.gateway import TEMPLATE, gateway_over
 

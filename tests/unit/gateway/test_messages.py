@@ -8,9 +8,9 @@ import json
 import pytest
 
 from paceline import errors
-from paceline_gateway.connection import IGNORED_HEADER
-from paceline_gateway.json_body import parse
-from paceline_gateway.message_schemas import MessagesBody
+from paceline_gateway.bodies.json_body import parse
+from paceline_gateway.bodies.message_schemas import MessagesBody
+from paceline_gateway.http.connection import IGNORED_HEADER
 from support.fake_orchestrator import PROMPT_LENGTH, FakeOrchestrator, Leg
 from support.gateway import TEMPLATE, gateway_over
 from support.keys import SECRET, entry
@@ -202,8 +202,23 @@ async def test_sampling_thinking_and_a_format_reach_the_servers():
     assert "Be brief." in request.text
     assert request.text.endswith("<think>")
     assert request.max_tokens == 100
-    assert answer.headers[IGNORED_HEADER] == "anything, thinking.budget_tokens"
+    assert "{0,1024}" in sampling.grammar.lark
+    assert answer.headers[IGNORED_HEADER] == "anything"
     assert answer.headers["request-id"] == answer.headers["x-request-id"]
+
+
+async def test_a_budget_of_thinking_is_named_where_nothing_constrains_the_answer():
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    async with gateway_over(model(HELLO)) as gateway:
+        answer = await gateway.post("/v1/messages", **ASKED, thinking=thinking)
+        counted = await gateway.post(
+            "/v1/messages/count_tokens",
+            **{it: value for it, value in ASKED.items() if it != "max_tokens"},
+            thinking=thinking,
+        )
+        assert not gateway.requests[0].sampling.HasField("grammar")
+    for each in (answer, counted):
+        assert "thinking.budget_tokens" in each.headers[IGNORED_HEADER].split(", ")
 
 
 async def test_what_makes_no_difference_with_this_model_is_named():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline_gateway.request_head import HeadError, check_head, path_of
+from paceline_gateway.http.request_head import HeadError, check_head, path_of
 from support.gateway import gateway_over
 
 POST = "POST /v1/models HTTP/1.1\r\nHost: localhost\r\n"

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from paceline import errors
-from paceline_gateway.connection import IGNORED_HEADER
+from paceline_gateway.http.connection import IGNORED_HEADER
 from support.fake_orchestrator import PROMPT_LENGTH, FakeOrchestrator, Leg
 from support.gateway import TEMPLATE, gateway_over
 from support.spoken import CALL, HELLO, THOUGHT, model

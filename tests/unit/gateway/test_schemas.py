@@ -15,16 +15,16 @@ from paceline.errors import InvalidFieldError, UnsupportedError
 from paceline.request import build_request
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_contract.shares import FairShares
-from paceline_gateway.errors import RequestError, of_paceline
-from paceline_gateway.json_body import parse
-from paceline_gateway.message_schemas import MessagesBody
-from paceline_gateway.response_schemas import ResponseBody
-from paceline_gateway.schemas import (
+from paceline_gateway.bodies.completion_schemas import (
     ChatBody,
     CompletionBody,
     Extension,
     LiveBody,
 )
+from paceline_gateway.bodies.json_body import parse
+from paceline_gateway.bodies.message_schemas import MessagesBody
+from paceline_gateway.bodies.response_schemas import ResponseBody
+from paceline_gateway.errors import RequestError, of_paceline
 from support.gateway import gateway_over
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from paceline.errors import ConnectionLostError
-from paceline_gateway.shared_answer import SharedAnswer
+from paceline_gateway.fleet.shared_answer import SharedAnswer
 
 
 class Asked:

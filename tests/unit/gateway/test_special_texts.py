@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from paceline import ChatTemplate, PromptPart
-from paceline_gateway.chat_template import ChatTemplates
-from paceline_gateway.special_texts import SpecialTexts
+from paceline_gateway.templates.chat_template import ChatTemplates
+from paceline_gateway.templates.special_texts import SpecialTexts
 from support.conversations import conversation_of
 from support.fake_orchestrator import FakeOrchestrator
 from support.gateway import TEMPLATE, gateway_over

@@ -8,10 +8,10 @@ import pytest
 
 from paceline import Grammar
 from paceline.errors import InvalidFieldError
+from paceline_gateway.bodies.completion_schemas import ChatBody, CompletionBody
+from paceline_gateway.bodies.json_body import parse
+from paceline_gateway.bodies.response_schemas import ResponseBody
 from paceline_gateway.errors import RequestError, of_paceline
-from paceline_gateway.json_body import parse
-from paceline_gateway.response_schemas import ResponseBody
-from paceline_gateway.schemas import ChatBody, CompletionBody
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "m", "prompt": "p"}

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from paceline import ChatTemplate
-from paceline_gateway.chat_template import ChatTemplates
 from paceline_gateway.errors import RequestError
+from paceline_gateway.templates.chat_template import ChatTemplates
 from support.conversations import conversation_of
 from support.library_templates import NAMED_TOKENS, by_the_library
 

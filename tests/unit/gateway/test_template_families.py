@@ -11,9 +11,9 @@ import pytest
 from jinja2 import TemplateError
 
 from paceline import ChatTemplate
-from paceline_gateway.chat_template import ChatTemplates
 from paceline_gateway.errors import RequestError
-from paceline_gateway.template_processes import TemplateProcesses
+from paceline_gateway.templates.chat_template import ChatTemplates
+from paceline_gateway.templates.processes import TemplateProcesses
 from support.conversations import conversation_of
 from support.library_templates import NAMED_TOKENS, by_the_library
 

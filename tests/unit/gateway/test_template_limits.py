@@ -7,7 +7,7 @@ import asyncio
 import psutil
 import pytest
 
-from paceline_gateway import template_processes
+from paceline_gateway.templates import processes
 from support.fake_orchestrator import FakeOrchestrator
 from support.gateway import TEMPLATE, gateway_over
 from support.waiting import until
@@ -30,7 +30,7 @@ def renderers():
     found = []
     for child in psutil.Process().children():
         is_zombie = child.status() == psutil.STATUS_ZOMBIE
-        if is_zombie or "paceline_gateway.template_worker" in child.cmdline():
+        if is_zombie or "paceline_gateway.templates.worker" in child.cmdline():
             found.append(child)
     return found
 
@@ -71,7 +71,7 @@ async def test_a_template_that_takes_too_much_is_named_with_the_limit(source, li
 
 
 async def test_others_are_served_while_a_template_runs_without_end(monkeypatch):
-    monkeypatch.setattr(template_processes, "_PROCESSES", 2)
+    monkeypatch.setattr(processes, "_PROCESSES", 2)
     async with gateway_over(model_with(ENDLESS)) as gateway:
         endless = asyncio.create_task(chat(gateway, "loop"))
         await until(lambda: gateway.process.requests.present_count, what="it runs")
@@ -83,7 +83,7 @@ async def test_others_are_served_while_a_template_runs_without_end(monkeypatch):
 
 
 async def test_a_gateway_ends_while_templates_run_without_end_and_leaves_no_process(monkeypatch):
-    monkeypatch.setattr(template_processes, "_PROCESSES", 2)
+    monkeypatch.setattr(processes, "_PROCESSES", 2)
     async with gateway_over(model_with(ENDLESS)) as gateway:
         loops = [asyncio.create_task(chat(gateway, "loop")) for _ in range(4)]
         await until(lambda: gateway.process.requests.present_count == 4, what="they run")
@@ -104,7 +104,7 @@ async def test_a_process_that_dies_is_replaced():
 
 
 async def test_where_no_process_can_be_had_conversations_are_refused_and_texts_go_on(monkeypatch):
-    monkeypatch.setattr(template_processes.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(processes.sys, "executable", "/nowhere/python")
     async with gateway_over() as gateway:
         response = await chat(gateway)
         assert response.status_code == 503
@@ -113,7 +113,7 @@ async def test_where_no_process_can_be_had_conversations_are_refused_and_texts_g
 
 
 async def test_one_that_cannot_start_is_said_to_end_at_its_start(monkeypatch):
-    monkeypatch.setattr(template_processes.sys, "executable", "/bin/false")
+    monkeypatch.setattr(processes.sys, "executable", "/bin/false")
     async with gateway_over() as gateway:
         response = await chat(gateway)
     assert response.status_code == 503

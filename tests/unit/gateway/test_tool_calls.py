@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import InvalidFieldError
-from paceline_gateway.connection import IGNORED_HEADER
+from paceline_gateway.http.connection import IGNORED_HEADER
 from support.fake_orchestrator import FakeOrchestrator, Leg
 from support.gateway import TEMPLATE, gateway_over
 from support.spoken import CALL, HELLO, THOUGHT, model, template_of
@@ -274,6 +274,39 @@ async def test_settings_choose_how_calls_and_reasoning_are_read():
         (choice,) = (await ask(gateway))["choices"]
     assert choice["message"]["content"] == "<think>a</think>b"
     assert "reasoning" not in choice["message"]
+
+
+async def test_a_budget_of_reasoning_is_in_the_grammar_also_where_nothing_else_is():
+    async with gateway_over(model(HELLO, HELLO, HELLO, HELLO)) as gateway:
+        for more in ({}, {"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "required"}):
+            answer = await gateway.post(
+                "/v1/chat/completions", messages=USER, thinking_token_budget=77, **more
+            )
+            assert answer.status_code == 200, answer.text
+            assert IGNORED_HEADER not in answer.headers
+        response = await gateway.post("/v1/responses", input="hi", thinking_token_budget=77)
+        assert IGNORED_HEADER not in response.headers
+        assert ["{0,77}" in it.sampling.grammar.lark for it in gateway.requests] == [True] * 4
+
+
+async def test_a_budget_of_reasoning_is_named_for_a_model_that_does_not_mark_it():
+    fake = FakeOrchestrator(chat_template=TEMPLATE)
+    for path, said in (("chat/completions", {"messages": USER}), ("responses", {"input": "hi"})):
+        async with gateway_over(fake) as gateway:
+            answer = await gateway.post(f"/v1/{path}", thinking_token_budget=77, **said)
+            assert answer.headers[IGNORED_HEADER] == "thinking_token_budget"
+            assert not gateway.requests[-1].sampling.HasField("grammar")
+            wrong = await gateway.post(f"/v1/{path}", thinking_token_budget=-1, **said)
+            assert wrong.status_code == 400
+            assert "thinking_token_budget" in wrong.text
+
+
+async def test_a_budget_that_servers_cannot_enforce_is_refused_by_its_name():
+    error = InvalidFieldError.of("sampling.grammar", "no")
+    fake = FakeOrchestrator(script=[Leg(error=error, refuses=True)], chat_template=template_of())
+    async with gateway_over(fake) as gateway:
+        told = await refusal_of(gateway, thinking_token_budget=77)
+    assert told["param"] == "thinking_token_budget"
 
 
 async def test_names_that_the_template_does_not_know_are_named_or_refused():

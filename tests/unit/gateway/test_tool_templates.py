@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from paceline import ChatTemplate, PromptPart
-from paceline_gateway.chat_template import ChatTemplates
 from paceline_gateway.dialects.answering import find_dialect
 from paceline_gateway.errors import RequestError
+from paceline_gateway.templates.chat_template import ChatTemplates
 from support.conversations import conversation_of
 from support.library_templates import NAMED_TOKENS, by_the_library
 
@@ -49,6 +49,7 @@ FORMS = {
     "gpt_oss": (True, False),
     "mistral_list": (True, False),
     "pythonic": (True, False),
+    "gemma4": (True, False),
 }
 
 
@@ -109,7 +110,13 @@ def test_the_dialect_follows_from_the_template(path):
     dialect = find_dialect(template)
     unknown = {"parts", "without_tools", "deepseek_text"}
     assert dialect.calls_name == ("none" if path.stem in unknown else path.stem)
-    thinks = {"hermes": "think", "glm45": "think", "deepseek_text": "think", "gpt_oss": "gpt_oss"}
+    thinks = {
+        "hermes": "think",
+        "glm45": "think",
+        "deepseek_text": "think",
+        "gpt_oss": "gpt_oss",
+        "gemma4": "gemma4",
+    }
     assert dialect.thought_name == thinks.get(path.stem, "none")
     chosen = find_dialect(template, tool_parser="pythonic", reasoning_parser="mistral")
     assert (chosen.calls_name, chosen.thought_name) == ("pythonic", "mistral")
@@ -188,3 +195,14 @@ async def test_special_tokens_in_tools_calls_and_results_stay_text():
         1,
     )
     assert text.count(forged) == 7
+
+
+def test_marks_within_the_marks_of_reasoning_are_looked_for_by_their_ids():
+    special = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>', "<turn|>")
+    template = replace(
+        template_of("gemma4", special), added_token_ids={it: at for at, it in enumerate(special)}
+    )
+    dialect = find_dialect(template)
+    assert {*dialect.marks.values()} == {*special} - {"<turn|>"}
+    older = find_dialect(replace(template, added_token_ids={}))
+    assert (older.calls_name, older.thought_name) == ("none", "none")

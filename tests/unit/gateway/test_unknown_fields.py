@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from paceline_gateway.connection import IGNORED_HEADER
+from paceline_gateway.bodies.completion_schemas import ChatBody, CompletionBody, LiveBody
+from paceline_gateway.bodies.json_body import MOST_FAULTS, parse
+from paceline_gateway.bodies.message_schemas import MessagesBody
+from paceline_gateway.bodies.response_schemas import ResponseBody
+from paceline_gateway.bodies.text_changing import TEXT_CHANGING
 from paceline_gateway.errors import RequestError
-from paceline_gateway.json_body import MOST_FAULTS, parse
-from paceline_gateway.message_schemas import MessagesBody
-from paceline_gateway.response_schemas import ResponseBody
-from paceline_gateway.schemas import ChatBody, CompletionBody, LiveBody
-from paceline_gateway.text_changing import TEXT_CHANGING
+from paceline_gateway.http.connection import IGNORED_HEADER
 from support.gateway import gateway_over
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -1,0 +1,1 @@
+"""Anthropic's routes, and its form of errors."""

@@ -1,0 +1,1 @@
+"""Bodies of requests: their JSON, and the schemas of every interface."""

@@ -1,0 +1,513 @@
+"""The schemas of requests' bodies: an unsupported parameter is refused by name.
+
+A parameter that would change the answer and is not supported may be there with the value that
+changes nothing. What only serves the caller's books (user, metadata) is ignored.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, cast
+
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from paceline import (
+    DrafterKind,
+    FillIn,
+    GenerateOptions,
+    Grammar,
+    Strategy,
+    VerificationRule,
+)
+from paceline_contract.limits import (
+    MOST_BRANCHES,
+    MOST_LOOKAHEAD,
+    MOST_PENALTY,
+    MOST_TARGETS,
+    MOST_TOP_LOGPROBS,
+    MOST_WIDTH,
+    REPETITION_PENALTIES,
+)
+from paceline_gateway.bodies.conversation_schemas import (
+    ChatMessage,
+    Choice,
+    TemplateOptions,
+    Tools,
+    can_go_on,
+    check_choice,
+    with_effort,
+)
+from paceline_gateway.bodies.fields import Fields
+from paceline_gateway.bodies.parameter_types import (
+    MOST_UINT32,
+    Biases,
+    Content,
+    FalseOnly,
+    NoList,
+    NoText,
+    Prediction,
+    Prompt,
+    Prompts,
+    ResponseFormat,
+    Stops,
+    StructuredOutputs,
+    one_of,
+    only,
+)
+from paceline_gateway.conversations.conversation import Conversation, Message, Role, ToolChoice
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_STRATEGIES = tuple(it.value for it in Strategy if it is not Strategy.UNKNOWN)
+_DRAFTERS = tuple(it.value for it in DrafterKind if it is not DrafterKind.UNKNOWN)
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_RULES = tuple(it.value for it in VerificationRule if it is not VerificationRule.UNKNOWN)
+
+
+class Extension(Fields):
+    """Paceline's own parameters: the decoding, and limits that OpenAI does not have."""
+
+    strategy: Annotated[str, one_of(*_STRATEGIES)] = "auto"
+    lookahead: Annotated[int, Field(ge=1, le=MOST_LOOKAHEAD)] | None = None
+    targets: Annotated[int, Field(ge=1, le=MOST_TARGETS)] | None = None
+    drafter: Annotated[str, one_of(*_DRAFTERS)] | None = None
+    width: Annotated[int, Field(ge=1, le=MOST_WIDTH)] | None = None
+    branches: Annotated[int, Field(ge=0, le=MOST_BRANCHES)] | None = None
+    rule: Annotated[str, one_of(*_RULES)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=MOST_UINT32)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    ignore_eos: bool = False
+
+
+class CompletionExtension(Extension):
+    """The same for a prompt that the caller wrote."""
+
+    parse_special_tokens: bool | None = None
+
+
+class AnyRequest(Fields):
+    """The parameters of all kinds of request."""
+
+    model: str
+    stream: bool = False
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-1, lt=1 << 53)  # elsewhere -1 is none
+    paceline: Extension | None = None
+    # Ignored: the caller's own books.
+    user: object = None
+    metadata: object = None
+    safety_identifier: object = None
+    prompt_cache_key: object = None
+    # Allowed with the value that changes nothing.
+    service_tier: Annotated[object, only("auto", "default")] = None
+    store: FalseOnly = None
+
+    def options(self) -> GenerateOptions:
+        """Return the options for the client library, without the prompt's own."""
+        options: GenerateOptions = {}
+        if self.temperature is not None:
+            options["temperature"] = self.temperature
+        if self.top_p is not None:
+            options["top_p"] = self.top_p
+        if self.seed is not None and self.seed >= 0:
+            options["seed"] = self.seed
+        if self.paceline is not None:
+            options.update(cast("GenerateOptions", self.paceline.model_dump(exclude_none=True)))
+        return options
+
+
+class StreamOptions(Fields):
+    """The options of a stream."""
+
+    include_usage: bool = False
+    include_obfuscation: FalseOnly = None
+
+
+class Body(AnyRequest):
+    """The common parameters of completions and chat."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
+    n: int = Field(1, ge=1, le=128)
+    stop: Stops = Field(default_factory=list)
+    frequency_penalty: float = Field(0.0, ge=-MOST_PENALTY, le=MOST_PENALTY)
+    presence_penalty: float = Field(0.0, ge=-MOST_PENALTY, le=MOST_PENALTY)
+    logit_bias: Biases = Field(default_factory=dict)
+    # Not OpenAI's, but usual.
+    min_p: float | None = Field(None, ge=0, le=1)
+    min_tokens: int | None = Field(None, ge=0, le=MOST_UINT32)
+    repetition_penalty: float | None = Field(
+        None, ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1]
+    )
+    structured_outputs: StructuredOutputs | None = None
+    top_k: int | None = Field(None, ge=-1, le=MOST_UINT32)
+    # vLLM's, of tokens.
+    prompt_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    prediction: Prediction = ""
+
+    @field_validator("stream_options")
+    @classmethod
+    def _is_of_a_stream(
+        cls, value: StreamOptions | None, info: ValidationInfo
+    ) -> StreamOptions | None:
+        if value is not None and value.include_usage and not info.data.get("stream"):
+            raise PydanticCustomError("choice", "needs `stream: true`")
+        return value
+
+    @field_validator("prompt_logprobs")
+    @classmethod
+    def _is_told_whole(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and info.data.get("stream"):
+            raise PydanticCustomError("choice", "is not told in a stream")
+        return value
+
+    @property
+    def default_max_tokens(self) -> int | None:
+        """The default of `max_tokens`; None: the orchestrator's default."""
+        return None
+
+    @property
+    def echoes(self) -> bool:
+        """Whether each answer begins with its prompt."""
+        return False
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """How many likeliest tokens are told at each position of an echo; None: nothing is told."""
+        return None
+
+    def written_prompt(self, index: int) -> str | None:  # noqa: ARG002 - of other bodies
+        """Return a prompt that was given as text; None: it was not."""
+        return None
+
+    def _token_options(self, *, logprobs: bool) -> GenerateOptions:
+        """Return the options about single tokens."""
+        options: GenerateOptions = {}
+        if self.prompt_logprobs is not None:
+            options["prompt_logprobs"] = self.prompt_logprobs
+        are_named = logprobs or self.prompt_logprobs is not None
+        if are_named and not self.return_tokens_as_token_ids:
+            options["include_token_bytes"] = True
+        if self.return_token_ids:
+            options["include_prompt"] = True
+        return options
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer has to follow, if anything."""
+        return self.structured_outputs
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream's last chunk has the numbers of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def given_names(self) -> Mapping[str, str]:
+        """The names that this request has for parameters, by those that errors have otherwise."""
+        return {} if self.structured_outputs is None else {"response_format": "structured_outputs"}
+
+    def options(self) -> GenerateOptions:
+        """Return the options for the client library."""
+        options = super().options()
+        options["stop"] = self.stop
+        options["frequency_penalty"] = self.frequency_penalty
+        options["presence_penalty"] = self.presence_penalty
+        options["logit_bias"] = self.logit_bias
+        if self.prediction:
+            options["predicted_text"] = self.prediction
+        if self.min_tokens is not None:
+            options["min_tokens"] = self.min_tokens
+        if self.grammar is not None:
+            options["grammar"] = self.grammar
+        if self.repetition_penalty is not None:
+            options["repetition_penalty"] = self.repetition_penalty
+        # Paceline's own names for these come first.
+        if self.min_p is not None:
+            options.setdefault("min_p", self.min_p)
+        if self.top_k is not None:
+            options.setdefault("top_k", max(0, self.top_k))  # elsewhere -1 keeps all
+        return options
+
+
+class CompletionBody(Body):
+    """POST /v1/completions."""
+
+    prompt: Prompts
+    paceline: CompletionExtension | None = None
+    logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    best_of: int | None = None
+    max_tokens: int | None = Field(None, ge=0, le=MOST_UINT32)
+    suffix: str = ""
+    echo: bool = False
+
+    @field_validator("best_of")
+    @classmethod
+    def _chooses_nothing(cls, value: int | None, info: ValidationInfo) -> int | None:
+        count = info.data.get("n", value)  # best_of equal to n selects nothing
+        if value not in {None, 1, count}:
+            raise PydanticCustomError("unsupported", "is not supported; the accepted value is n")
+        return value
+
+    @property
+    def default_max_tokens(self) -> int:
+        """OpenAI's default."""
+        return 16
+
+    @field_validator("suffix")
+    @classmethod
+    def _follows_text(cls, value: str, info: ValidationInfo) -> str:
+        prompts = info.data.get("prompt", [])
+        if value and not all(isinstance(it, str) for it in prompts):
+            raise PydanticCustomError("choice", "needs a prompt that is text")
+        return value
+
+    @field_validator("echo")
+    @classmethod
+    def _is_possible(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("suffix"):
+            raise PydanticCustomError("choice", "needs a prompt without `suffix`")
+        return value
+
+    @property
+    def echoes(self) -> bool:
+        """Whether each answer begins with its prompt."""
+        return self.echo
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """How many likeliest tokens are told at each position of an echo; None: nothing is told."""
+        return self.logprobs
+
+    def written_prompt(self, index: int) -> str | None:
+        """Return a prompt that was given as text; None: it was not."""
+        prompt = self.prompt[index]
+        return prompt if isinstance(prompt, str) else None
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The prompts, or the gap between the prompt and the suffix."""
+        return [
+            FillIn(it, self.suffix) if self.suffix and isinstance(it, str) else it
+            for it in self.prompt
+        ]
+
+    def options(self) -> GenerateOptions:
+        """Return the options for the client library."""
+        options = super().options()
+        if self.max_tokens is not None:
+            options["max_tokens"] = self.max_tokens
+        options["logprobs"] = self.logprobs is not None
+        options["top_logprobs"] = self.logprobs or 0
+        options.update(self._token_options(logprobs=self.logprobs is not None))
+        if self.echo and (self.logprobs is not None or self.max_tokens == 0):
+            options["prompt_logprobs"] = max(self.prompt_logprobs or 0, self.logprobs or 0)
+        if self.echo and any(isinstance(it, list) for it in self.prompt):
+            options["include_prompt"] = options["include_token_bytes"] = True
+        # The author of a whole prompt writes its special tokens, too. Around a gap the tokenizer
+        # adds its own, and the texts are a file's.
+        options.setdefault("parse_special_tokens", not self.suffix)
+        return options
+
+
+class TextMessage(Fields):
+    """A message of a conversation: a text, or the texts of parts."""
+
+    role: Annotated[str, one_of("system", "developer", "user", "assistant")]
+    content: Content
+    name: object = None  # a participant's name, for templates that use it
+    # Fields of answers, which return in the history of a conversation.
+    annotations: NoList = None
+    reasoning_content: NoText = None
+    refusal: NoText = None
+    tool_calls: NoList = None
+
+    @property
+    def message(self) -> Message:
+        """The message."""
+        return Message(
+            role=cast("Role", self.role),
+            content=self.content,
+            name=self.name if isinstance(self.name, str) else "",
+        )
+
+
+class _Ending(Fields):
+    """How a conversation's prompt ends: where an answer begins, or within one."""
+
+    messages: list[ChatMessage]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = Field(None, validate_default=True)
+
+    @field_validator("continue_final_message")
+    @classmethod
+    def _is_possible(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+        messages = info.data.get("messages", [])
+        if any(it.is_begun for it in messages[:-1]):
+            raise PydanticCustomError("choice", "is possible for the last message alone")
+        if not value and not (messages and messages[-1].is_begun):
+            return value
+        if info.data.get("add_generation_prompt"):
+            raise PydanticCustomError("choice", "needs `add_generation_prompt: false`")
+        if not messages or not can_go_on(messages[-1].message):
+            raise PydanticCustomError("choice", "needs a last message of the assistant, with text")
+        return True
+
+    @property
+    def continues_last(self) -> bool:
+        """Whether the answer goes on with the last message."""
+        return self.continue_final_message is True
+
+    @property
+    def opens_answer(self) -> bool:
+        """Whether the prompt has the beginning of the next answer."""
+        return self.add_generation_prompt is not False
+
+
+class ChatBody(_Ending, Body):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    functions: NoList = None
+    response_format: ResponseFormat = None
+    tools: Tools = Field(default_factory=list)
+    tool_choice: Choice = ToolChoice()
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
+    reasoning_effort: Annotated[str, one_of(*EFFORTS)] | None = None
+    thinking_token_budget: int | None = Field(None, ge=0, le=MOST_UINT32)  # vLLM's
+    modalities: Annotated[object, only(["text"])] = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _is_beside_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and not info.data.get("logprobs"):
+            raise PydanticCustomError("choice", "needs `logprobs: true`")
+        return value
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _is_among_the_tools(cls, value: ToolChoice, info: ValidationInfo) -> ToolChoice:
+        if "tools" not in info.data:  # they have a fault of their own
+            return value
+        return check_choice(value, (it.tool.name for it in info.data["tools"]))
+
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation."""
+        return Conversation(
+            messages=tuple(it.message for it in self.messages),
+            tools=tuple(it.tool for it in self.tools),
+            tool_choice=self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            template_options=with_effort(self.chat_template_kwargs, self.reasoning_effort),
+            continues_last=self.continues_last,
+            opens_answer=self.opens_answer,
+            most_thought=self.thinking_token_budget,
+        )
+
+    @property
+    def given_names(self) -> Mapping[str, str]:
+        """The names of this request; of two lengths the newer one counts, and of two formats."""
+        names = {} if self.response_format is not None else dict(super().given_names)
+        return names | (
+            {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+        )
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer has to follow, if anything."""
+        return self.response_format or self.structured_outputs
+
+    def options(self) -> GenerateOptions:
+        """Return the options for the client library."""
+        options = super().options()
+        options["logprobs"] = self.logprobs
+        options["top_logprobs"] = self.top_logprobs or 0
+        options.update(self._token_options(logprobs=self.logprobs))
+        most = self.max_completion_tokens or self.max_tokens
+        if most is not None:
+            options["max_tokens"] = most
+        return options
+
+
+class LiveBody(AnyRequest):
+    """POST /paceline/generate: one text or conversation, as a stream with its timeline's events."""
+
+    prompt: str | None = None
+    messages: list[TextMessage] = Field(default_factory=list, validate_default=True)
+    max_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
+    stream: Annotated[bool, only(True)] = True
+
+    @field_validator("messages")
+    @classmethod
+    def _are_there_without_a_prompt(
+        cls, value: list[TextMessage], info: ValidationInfo
+    ) -> list[TextMessage]:
+        if bool(value) == (info.data.get("prompt") is not None):
+            raise PydanticCustomError("choice", "needed without `prompt`, and only without it")
+        return value
+
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation, where there is no prompt."""
+        return Conversation(messages=tuple(it.message for it in self.messages))
+
+    def options(self) -> GenerateOptions:
+        """Return the options for the client library."""
+        options = super().options()
+        options["stream_timeline"] = True
+        if self.max_tokens is not None:
+            options["max_tokens"] = self.max_tokens
+        return options
+
+
+class _TokenizedText(Fields):
+    """A text whose tokens are asked for, and the model."""
+
+    model: str | None = None
+    prompt: str | None = None
+
+
+class TokenizeBody(_Ending, _TokenizedText):
+    """POST /tokenize: a text or a conversation, in vLLM's form."""
+
+    messages: list[ChatMessage] = Field(default_factory=list, validate_default=True)
+    tools: Tools = Field(default_factory=list)
+    chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+
+    @field_validator("messages")
+    @classmethod
+    def _are_there_without_a_prompt(
+        cls, value: list[ChatMessage], info: ValidationInfo
+    ) -> list[ChatMessage]:
+        if bool(value) == (info.data.get("prompt") is not None):
+            raise PydanticCustomError("choice", "needed without `prompt`, and only without it")
+        return value
+
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation, where there is no prompt."""
+        return Conversation(
+            messages=tuple(it.message for it in self.messages),
+            tools=tuple(it.tool for it in self.tools),
+            template_options=self.chat_template_kwargs,
+            continues_last=self.continues_last,
+            opens_answer=self.opens_answer,
+        )
+
+
+class DetokenizeBody(Fields):
+    """POST /detokenize, in vLLM's form."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0, le=MOST_UINT32)]]

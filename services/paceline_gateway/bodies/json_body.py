@@ -1,0 +1,188 @@
+"""Reads a body's JSON: counts its values, then parses it by its schema.
+
+A parser makes an object of each value: 14 MB of empty lists become 700 MB, and block the event
+loop for seconds, in which no generation continues. A useful large body has one long text, or its
+token ids. So values and names are counted first, part by part, and other requests run between two
+parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import json
+import re
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+
+from paceline_gateway.bodies.text_changing import TEXT_CHANGING
+from paceline_gateway.errors import RequestError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+MOST_NAMES = 65_536
+"""Most names of fields in one body: a conversation of 20,000 messages has 40,000."""
+
+MOST_FAULTS = 8192
+"""Most wrong and unknown fields of which each is looked at: some microseconds for each."""
+
+_STEPS_A_TURN = 4096
+_FIRST_ITEMS = 64
+# The rest of a string with its end. The pattern never backtracks.
+_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+
+_UNKNOWN_KIND = "unknown_kind"
+_UNSUPPORTED = frozenset({"unsupported", "extra_forbidden", _UNKNOWN_KIND})
+_BodyT = TypeVar("_BodyT", bound=BaseModel)
+
+
+async def check_shape(content: bytes, *, most_values: int) -> None:
+    """Check that a text has no more values and names than a request can have.
+
+    A text that is not JSON passes: the parser reports it.
+
+    Cost: some microseconds for each string in it.
+
+    Raises:
+        RequestError: The text has more.
+    """
+    values = names = start = strings = 0
+    while start < len(content):
+        quote = content.find(b'"', start)
+        end = len(content) if quote < 0 else quote
+        values += sum(content.count(mark, start, end) for mark in (b",", b"[", b"{"))
+        names += content.count(b":", start, end)
+        _check(values + strings, most_values, what="values")
+        _check(names, MOST_NAMES, what="names")
+        string = _STRING.match(content, end + 1)
+        if string is None:
+            return
+        start = string.end()
+        strings += 1
+        if not strings % _STEPS_A_TURN:
+            await asyncio.sleep(0)
+
+
+def _check(count: int, most: int, *, what: str) -> None:
+    if count > most:
+        raise RequestError(
+            f"the body has more than {most} {what}, the most that is taken here",
+            status=413,
+            code="too_large",
+        )
+
+
+def parse(body_class: type[_BodyT], content: bytes, *, ignored: list[str] | None = None) -> _BodyT:
+    """Read a body.
+
+    Args:
+        ignored: Takes the places of unknown fields, which are left out, and of what is left out of
+            lenient schemas; None: they are refused.
+
+    Raises:
+        RequestError: The body is not JSON; a parameter is wrong, unknown or not supported; or
+            more than `MOST_FAULTS` are.
+    """
+    content = content.removeprefix(codecs.BOM_UTF8)
+    try:
+        value = from_json(content, allow_inf_nan=False)
+        # Of two values of one name this parser takes the last, others the first.
+        json.loads(content, object_pairs_hook=_without_repeats)
+    except ValueError as error:
+        raise RequestError(f"the body is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise RequestError("the body must be a JSON object")
+    left_out: list[str] = []  # of schemas
+    while True:
+        left_out.clear()
+        try:
+            body = body_class.model_validate(value, context=left_out)
+            break
+        except ValidationError as error:
+            if error.error_count() > MOST_FAULTS:
+                raise _too_many_faults(body_class, value) from None
+            problems = error.errors(include_url=False, include_context=False)
+        unknown = [problem["loc"] for problem in problems if _may_be_left_out(problem)]
+        if ignored is None or not unknown:
+            raise _refusal(problems[0])
+        for location in reversed(unknown):  # later ones first: the others keep their numbers
+            _leave_out(value, location)
+        ignored += [_path(location) for location in unknown]
+    if left_out and ignored is None:
+        raise RequestError(
+            f"{left_out[0]}: cannot be enforced"[:1000],
+            param=left_out[0][:200],
+            code="unsupported_parameter",
+        )
+    if ignored is not None:
+        ignored += left_out
+    return body
+
+
+def _refusal(problem: ErrorDetails) -> RequestError:
+    param = _path(problem["loc"])
+    return RequestError(
+        f"{param}: {_reason(problem['type'], problem['msg'])}"[:1000],
+        param=param[:200],
+        code="unsupported_parameter" if problem["type"] in _UNSUPPORTED else None,
+    )
+
+
+def _too_many_faults(body_class: type[BaseModel], value: dict[str, Any]) -> RequestError:
+    """Name a fault among the first items of lists, or say that there are too many."""
+    first = {it: v[:_FIRST_ITEMS] if isinstance(v, list) else v for it, v in value.items()}
+    try:
+        body_class.model_validate(first)
+    except ValidationError as error:
+        if error.error_count() <= MOST_FAULTS:
+            for problem in error.errors(include_url=False, include_context=False):
+                # A fault of a whole list may be one only of its first items.
+                if len(problem["loc"]) > 1 and not _may_be_left_out(problem):
+                    return _refusal(problem)
+    return RequestError(f"the body has more than {MOST_FAULTS} wrong and unknown fields")
+
+
+def _may_be_left_out(problem: ErrorDetails) -> bool:
+    """Whether a fault is an unknown field without which the answer is the same, or a tool.
+
+    A tool of an unknown kind is one that the model does not have, and need not.
+    """
+    if problem["type"] == _UNKNOWN_KIND:
+        return True
+    return problem["type"] == "extra_forbidden" and problem["loc"][-1] not in TEXT_CHANGING
+
+
+def _leave_out(value: Any, location: tuple[int | str, ...]) -> None:
+    *parents, name = location
+    for part in parents:
+        value = value[part]
+    del value[name]
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> None:
+    """Refuse two values of one name.
+
+    Raises:
+        RequestError: There are two values.
+    """
+    names = set()
+    for name, _ in pairs:
+        if name in names:
+            raise RequestError(f"{name[:200]}: is given twice", param=name[:200])
+        names.add(name)
+
+
+def _reason(kind: str, message: str) -> str:
+    reasons = {"missing": "is needed", "extra_forbidden": "is not supported"}
+    return reasons.get(kind, message)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """Write a value's place as OpenAI does: messages[0].content."""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text

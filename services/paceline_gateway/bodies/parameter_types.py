@@ -1,0 +1,238 @@
+"""The types of requests' parameters, with their error messages."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any, TypeAlias, TypeGuard
+
+from pydantic import AfterValidator, PlainValidator, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+from paceline import FillIn, Grammar, PromptPart
+from paceline_contract.limits import MOST_BIAS, MOST_BIASED_TOKENS
+from paceline_gateway.bodies.lenient_schemas import lenient
+
+MOST_UINT32 = (1 << 32) - 1
+"""The range of a number on the wire."""
+
+ANY_OBJECT = Grammar(json_schema={"type": "object"})
+
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
+
+Prompt: TypeAlias = str | list[int] | list[PromptPart] | FillIn
+
+
+def only(*allowed: object) -> PlainValidator:
+    """Accept the values that change nothing; refuse others as not supported."""
+
+    def check(value: object) -> object:
+        if not any(type(value) is type(each) and value == each for each in allowed):
+            raise _unsupported(", ".join(map(json.dumps, allowed)))
+        return value
+
+    return PlainValidator(check)
+
+
+def one_of(*words: str) -> AfterValidator:
+    """Accept one of some words."""
+
+    def check(value: str) -> str:
+        if value not in words:
+            raise PydanticCustomError(
+                "choice", "must be one of {words}", {"words": ", ".join(words)}
+            )
+        return value
+
+    return AfterValidator(check)
+
+
+def _unsupported(words: str) -> PydanticCustomError:
+    return PydanticCustomError(
+        "unsupported", "is not supported; the accepted value is {words}", {"words": words}
+    )
+
+
+def _prompts(value: object) -> list[str | list[int]]:
+    """Turn OpenAI's four forms of a prompt into a list of prompts."""
+    if _is_prompt(value):
+        return [value]
+    if isinstance(value, list) and value and all(map(_is_prompt, value)):
+        return value
+    raise PydanticCustomError(
+        "prompt", "must be text, a list of texts, a list of token ids, or a list of such lists"
+    )
+
+
+def _is_prompt(value: object) -> TypeGuard[str | list[int]]:
+    if isinstance(value, list):
+        return bool(value) and all(type(it) is int and 0 <= it <= MOST_UINT32 for it in value)
+    return isinstance(value, str)
+
+
+def _stop(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and all(isinstance(it, str) for it in value):
+        return value
+    raise PydanticCustomError("stop", "must be text or a list of texts")
+
+
+def _biases(value: object) -> dict[int, float]:
+    """Turn OpenAI's biases, whose token ids are texts, into numbers."""
+    problem = PydanticCustomError(
+        "biases",
+        "must be an object of at most {most} token ids, each with a number in [-{limit}, {limit}]",
+        {"most": MOST_BIASED_TOKENS, "limit": f"{MOST_BIAS:g}"},
+    )
+    if not isinstance(value, dict) or len(value) > MOST_BIASED_TOKENS:
+        raise problem
+    for token, bias in value.items():
+        is_number = type(bias) in {int, float} and -MOST_BIAS <= bias <= MOST_BIAS
+        if not (_TOKEN_ID.fullmatch(token) and int(token) <= MOST_UINT32 and is_number):
+            raise problem
+    return {int(token): float(bias) for token, bias in value.items()}
+
+
+def schema_grammar(
+    schema: dict[str, Any] | str, place: str, left_out: list[str] | None, *, wanted: object
+) -> Grammar:
+    """Make a grammar of a JSON schema; where it is to be lenient, without what cannot be enforced.
+
+    Args:
+        place: The place of the schema in the body.
+        left_out: Takes the places of what is left out.
+        wanted: What the request says as `lenient`.
+    """
+    if not isinstance(wanted, bool):
+        raise PydanticCustomError("format", "must have true or false as lenient")
+    if not wanted:
+        return Grammar(json_schema=schema)
+    try:
+        whole = json.loads(schema) if isinstance(schema, str) else schema
+    except (ValueError, RecursionError):
+        return Grammar(json_schema=schema)  # servers tell what is wrong
+    kept, places = lenient(whole)
+    if left_out is not None:
+        left_out += [f"{place}{it}" for it in places]
+    return Grammar(json_schema=kept)
+
+
+def _response_format(
+    value: object, info: ValidationInfo, *, name: str = "response_format"
+) -> Grammar | None:
+    """Turn OpenAI's form of an answer's format into a grammar; None: plain text."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or kind not in ("text", "json_object", "json_schema"):
+        raise PydanticCustomError(
+            "format", "must be an object with the type text, json_object or json_schema"
+        )
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return ANY_OBJECT
+    # Chat has the schema one level deeper than responses.
+    about = value.get("json_schema", value)
+    schema = about.get("schema") if isinstance(about, dict) else None
+    if not isinstance(schema, dict):
+        raise PydanticCustomError("format", "must have a schema, which is an object")
+    place = f"{name}.json_schema.schema" if "json_schema" in value else f"{name}.schema"
+    return schema_grammar(schema, place, info.context, wanted=about.get("lenient", False))
+
+
+def _text_format(value: object, info: ValidationInfo) -> Grammar | None:
+    """Turn the text options of responses into a grammar."""
+    if not isinstance(value, dict) or value.keys() - {"format", "verbosity"}:
+        raise PydanticCustomError("format", "must be an object with a format")
+    if value.get("format") is None:
+        return None
+    return _response_format(value["format"], info, name="text.format")
+
+
+def _structured_outputs(value: object, info: ValidationInfo) -> Grammar:
+    """Turn vLLM's structured outputs into a grammar."""
+    problem = PydanticCustomError(
+        "format",
+        "must be an object with one of json (a schema), json_object (true), regex (text),"
+        " grammar (Lark or GBNF, as text) and choice (a list of texts); json may have lenient"
+        " beside it",
+    )
+    if not isinstance(value, dict):
+        raise problem
+    named = {name: it for name, it in value.items() if name != "lenient" or "json" not in value}
+    if len(named) != 1:
+        raise problem
+    ((name, given),) = named.items()
+    match name, given:
+        case "json", dict() | str():
+            return schema_grammar(
+                given, "structured_outputs.json", info.context, wanted=value.get("lenient", False)
+            )
+        case "json_object", True:
+            return ANY_OBJECT
+        case "regex", str():
+            return Grammar(regex=given)
+        case "grammar", str():
+            return Grammar(lark=given)
+        case "choice", [str(), *_] if all(isinstance(it, str) for it in given):
+            return Grammar(choices=given)
+    raise problem
+
+
+def _content(value: object) -> str | tuple[str, ...]:
+    """Return a message's text, or the texts of its parts; parts of other kinds are refused."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise PydanticCustomError("content", "must be text or a list of parts")
+    texts = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "input_text", "output_text") or not isinstance(
+            part.get("text"), str
+        ):
+            raise PydanticCustomError("content", "has a part that is not text")
+        texts.append(part["text"])
+    return tuple(texts)
+
+
+def _prediction(value: object) -> str:
+    """Return the text of a predicted output."""
+    problem = PydanticCustomError(
+        "prediction", "must be an object with the type content, and a content of text or text parts"
+    )
+    if not isinstance(value, dict) or value.keys() != {"type", "content"}:
+        raise problem
+    if value["type"] != "content":
+        raise problem
+    content = value["content"]
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise problem
+    texts = []
+    for part in content:
+        if not isinstance(part, dict) or part.keys() != {"type", "text"}:
+            raise problem
+        if part["type"] != "text" or not isinstance(part["text"], str):
+            raise problem
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+Prediction: TypeAlias = Annotated[str, PlainValidator(_prediction)]
+Prompts: TypeAlias = Annotated[list[str | list[int]], PlainValidator(_prompts)]
+Stops: TypeAlias = Annotated[list[str], PlainValidator(_stop)]
+Content: TypeAlias = Annotated[str | tuple[str, ...], PlainValidator(_content)]
+
+AnyBoolean: TypeAlias = Annotated[object, only(True, False)]
+FalseOnly: TypeAlias = Annotated[object, only(False)]
+NoList: TypeAlias = Annotated[object, only([])]
+NoObject: TypeAlias = Annotated[object, only({})]
+NoText: TypeAlias = Annotated[object, only("")]
+NoToolChoice: TypeAlias = Annotated[object, only("none", "auto")]
+ResponseFormat: TypeAlias = Annotated[Grammar | None, PlainValidator(_response_format)]
+TextFormat: TypeAlias = Annotated[Grammar | None, PlainValidator(_text_format)]
+StructuredOutputs: TypeAlias = Annotated[Grammar, PlainValidator(_structured_outputs)]
+
+Biases: TypeAlias = Annotated[dict[int, float], PlainValidator(_biases)]

@@ -1,0 +1,1 @@
+"""Conversations and answers, whichever interface they come by."""

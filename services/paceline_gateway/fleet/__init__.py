@@ -1,0 +1,1 @@
+"""The orchestrators that a gateway has, and whether they serve."""

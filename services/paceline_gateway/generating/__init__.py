@@ -1,0 +1,1 @@
+"""Generations: how tokens are chosen, what is made of a turn, and what is told of it."""

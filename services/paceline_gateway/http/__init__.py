@@ -1,0 +1,1 @@
+"""HTTP itself: connections, heads, bodies as bytes, TLS, and what browsers may do."""

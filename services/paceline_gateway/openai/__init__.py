@@ -1,0 +1,1 @@
+"""OpenAI's routes, with what other servers added to them."""

@@ -1,0 +1,70 @@
+"""/tokenize and /detokenize, in vLLM's form, and /version."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline_gateway.bodies.completion_schemas import DetokenizeBody, TokenizeBody
+from paceline_gateway.bodies.json_body import parse
+from paceline_gateway.generating.told_tokens import name_of
+from paceline_gateway.templates.chat_template import WRITTEN, write_prompt
+
+if TYPE_CHECKING:
+    from paceline.prompts import Prompt
+    from paceline_gateway.fleet.orchestrators import Orchestrators
+    from paceline_gateway.http.connection import Connection
+    from paceline_gateway.templates.chat_template import ChatTemplates
+
+_SECONDS = 30.0
+
+
+async def tokenize(
+    connection: Connection,
+    content: bytes,
+    *,
+    orchestrators: Orchestrators,
+    templates: ChatTemplates,
+) -> None:
+    """Send the tokens of a text, or of a conversation as the model's template writes it."""
+    body = parse(TokenizeBody, content, ignored=connection.ignored)
+    if body.model is not None:
+        await orchestrators.check_model(body.model)
+    written: dict[str, Any] = {"add_special_tokens": True, "parse_special_tokens": True}
+    text: Prompt
+    if body.prompt is None:
+        text = await write_prompt(
+            body.conversation, orchestrators=orchestrators, templates=templates
+        )
+        written |= WRITTEN
+    else:
+        text = body.prompt
+    if body.add_special_tokens is not None:
+        written["add_special_tokens"] = body.add_special_tokens
+    found = await orchestrators.client.tokenize(
+        text, include_token_bytes=body.return_token_strs, timeout=_SECONDS, **written
+    )
+    names = list(map(name_of, found.token_ids, found.token_bytes))
+    await connection.answer(
+        {
+            "count": len(found.token_ids),
+            "max_model_len": (await orchestrators.info()).context_length,
+            "tokens": list(found.token_ids),
+            "token_strs": names if body.return_token_strs else None,
+        }
+    )
+
+
+async def detokenize(
+    connection: Connection, content: bytes, *, orchestrators: Orchestrators
+) -> None:
+    """Send the text of tokens."""
+    body = parse(DetokenizeBody, content, ignored=connection.ignored)
+    if body.model is not None:
+        await orchestrators.check_model(body.model)
+    text = await orchestrators.client.detokenize(body.tokens, timeout=_SECONDS)
+    await connection.answer({"prompt": text})
+
+
+async def version(connection: Connection, _content: bytes, *, orchestrators: Orchestrators) -> None:
+    """Send Paceline's version, as an orchestrator says it."""
+    await connection.answer({"version": (await orchestrators.info()).version})

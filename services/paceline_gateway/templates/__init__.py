@@ -1,0 +1,1 @@
+"""Chat templates: a conversation becomes a prompt by the model's own template."""
