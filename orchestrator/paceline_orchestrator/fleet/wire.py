@@ -89,6 +89,7 @@ class ModelFacts:
         scores_prompts: Whether it has log probabilities of tokens that are given.
         sampling_defaults: What the model's files say of sampling, by the names of the proto.
         grammar_engine: What enforces grammars there, with its version; empty: nothing does.
+        cancels_forwards: Whether every withdrawn forward stops before its end.
     """
 
     model_name: str
@@ -119,6 +120,7 @@ class ModelFacts:
     scores_prompts: bool = False
     sampling_defaults: tuple[tuple[str, float], ...] = ()
     grammar_engine: str = ""
+    cancels_forwards: bool = True
 
     @property
     def identity(self) -> tuple[str, str, int, frozenset[int], bool]:
@@ -271,6 +273,7 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
             (field.name, value) for field, value in info.sampling_defaults.ListFields()
         ),
         grammar_engine=info.grammar_engine,
+        cancels_forwards=info.cancels_between_layers,
     )
 
 
