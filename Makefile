@@ -109,7 +109,7 @@ $(VLLM)/.installed: pyproject.toml clients/python/pyproject.toml constraints-vll
 	fi
 	@echo $(VLLM_PACKAGE) > $@
 
-test-vllm: install-vllm ## the ring of tests with vLLM itself (two minutes)
+test-vllm: install-vllm ## the ring of tests with vLLM itself (three minutes)
 	$(VLLM)/bin/python -m pytest -n 0 tests/on_vllm $(PYTEST_ARGS)
 
 test-full: install ## the full form of the proofs (about three hours)

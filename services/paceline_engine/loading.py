@@ -68,6 +68,11 @@ def load_backend(settings: LoadOptions) -> Backend:
         raise ModelLoadError(f"backend {settings.backend!r} is none of {', '.join(BACKENDS)}")
     if settings.speak is None:
         return load(settings)
+    if settings.backend != "transformers":
+        # Others compute no rows of scores, which is what a step asks for, again and again.
+        raise ModelLoadError(
+            f"--speak: the {settings.backend} backend cannot speak: it has no rows"
+        )
     from paceline_engine.model_files.target_tokens import find_target_tokens
     from paceline_engine.speaking.speaking_backend import speak
 

@@ -16,6 +16,7 @@ from paceline.v1 import (
 )
 from paceline_model_server.large_requests import check_large_request
 from paceline_model_server.loading import new_host
+from paceline_model_server.node_part import compute_part
 from paceline_model_server.records import CallRecorder, HostCollector
 from paceline_model_server.servicers import ModelServicer, SessionServicer
 from paceline_model_server.settings import ModelServerSettings
@@ -177,8 +178,13 @@ class ModelApplication:
 
 
 def serve(role: ModelRole, arguments: Sequence[str], *, program: str) -> int:
-    """Parse settings, serve until a signal, and return the exit code."""
+    """Parse settings, serve until a signal, and return the exit code.
+
+    A node that helps another one with its model computes its part instead.
+    """
     settings = parse(ModelServerSettings, arguments, program=program)
+    if settings.is_node_part:
+        return compute_part(settings)
     sys.setswitchinterval(_SWITCH_SECONDS)
     registry = telemetry.new_registry()
 

@@ -9,7 +9,9 @@ from pydantic import Field, model_validator
 from paceline.channel import is_loopback
 from paceline_contract.limits import MOST_MODEL_NAME_CHARACTERS
 from paceline_engine.deciding.cascade import MAX_GRAM, MatrixError, parse_matrix
+from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.validation import MOST_TREE_TOKENS
+from paceline_engine.vllm_backend.options import node_rank, parse_options
 from paceline_serving.server_settings import ServerSettings
 from paceline_serving.settings import OneOrMore, RateList, Settings, StringList
 
@@ -253,7 +255,16 @@ class ModelServerSettings(
             )
         if self.engine_option and self.backend != "vllm":
             raise ValueError("--engine-option needs --backend vllm")
+        try:
+            node_rank(parse_options(self.engine_option))
+        except ModelLoadError as error:
+            raise ValueError(str(error)) from None
         return self
+
+    @property
+    def is_node_part(self) -> bool:
+        """Whether another node serves the model, and this one has a part of it."""
+        return node_rank(parse_options(self.engine_option)) > 0
 
     @model_validator(mode="after")
     def _has_a_model_for_its_lora_adapters(self) -> Self:

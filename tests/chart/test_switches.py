@@ -31,6 +31,7 @@ NEVER_CHANGES = {
     "HorizontalPodAutoscaler": [],
     "Ingress": [],
     "Job": ["spec.selector", "spec.template", "spec.completionMode", "spec.completions"],
+    "LeaderWorkerSet": ["spec.leaderWorkerTemplate.size"],
     "NetworkPolicy": [],
     "PersistentVolumeClaim": ["spec"],
     "PodDisruptionBudget": [],

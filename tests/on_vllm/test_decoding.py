@@ -64,6 +64,12 @@ def run_all(backend, items) -> list[list]:
     return [found[id(each)] for each in items]
 
 
+def decider_config(size):
+    """Return so much of vLLM's configuration as the logits processor reads."""
+    told = {"vocabulary_size": size, "fingerprint": "a"}
+    return SimpleNamespace(additional_config={"paceline": told})
+
+
 def decoded(outcomes) -> list[int]:
     return [it.judgement.next_token for it in outcomes if it.judgement is not None]
 
@@ -125,13 +131,13 @@ def test_a_row_is_decided_with_the_noise_of_the_contract(backend):
         (int(it["seed"]), int(it["position"])) for it in json.loads(vectors.read_text())["vectors"]
     }
     size = 2048
-    config = SimpleNamespace(additional_config={"paceline": {"vocabulary_size": size}})
+    config = decider_config(size)
     for seed, position in sorted(cases):
         if position > 1 << 16:  # a position is as many tokens
             continue
         decider = RowDecider(config, torch.device("cpu"), False)
         spec = SessionSpec(1, SamplingParameters(1.0), seed=seed)
-        params = SimpleNamespace(extra_args=row_task(spec))
+        params = SimpleNamespace(extra_args=row_task(spec, fingerprint="a"))
         prompt = [0] * min(position, 1)
         added = [(1, params, prompt, [0] * (position - len(prompt)))]
         decider.update_state(SimpleNamespace(removed=[], added=added, moved=[]))
@@ -150,14 +156,19 @@ def test_the_decider_follows_rows_that_vllm_moves():
 
     from paceline_engine.vllm_backend.row_decider import RowDecider
 
-    config = SimpleNamespace(additional_config={"paceline": {"vocabulary_size": 50}})
+    config = decider_config(50)
     decider = RowDecider(config, torch.device("cpu"), False)
     specs = [SessionSpec(1, SamplingParameters(1.0), seed=n) for n in range(4)]
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(1))
 
     def tell(*, removed=(), added=(), moved=()):
         new = [
-            (row, SimpleNamespace(extra_args=row_task(specs[n])), [1] * (n + 1), [])
+            (
+                row,
+                SimpleNamespace(extra_args=row_task(specs[n], fingerprint="a")),
+                [1] * (n + 1),
+                [],
+            )
             for row, n in added
         ]
         decider.update_state(SimpleNamespace(removed=removed, added=new, moved=moved))
@@ -175,6 +186,16 @@ def test_the_decider_follows_rows_that_vllm_moves():
     assert decider.apply(logits.clone()).argmax(-1).tolist() == chosen_by([0, 1, 2, 3])
     tell(removed=[1], moved=[(3, 1, Move.UNIDIRECTIONAL), (0, 2, Move.SWAP)])
     assert decider.apply(logits[:3].clone()).argmax(-1).tolist() == chosen_by([2, 3, 0])
+
+
+def test_a_decider_ends_its_process_where_the_serving_node_has_another_model():
+    """Else the text would be of neither model, and nobody would know."""
+    from paceline_engine.vllm_backend.row_decider import RowDecider
+
+    decider = RowDecider(decider_config(50), torch.device("cpu"), False)
+    params = SimpleNamespace(extra_args=row_task(SessionSpec(1), fingerprint="b"))
+    with pytest.raises(SystemExit):
+        decider.update_state(SimpleNamespace(removed=[], added=[(0, params, [1], [])], moved=[]))
 
 
 def test_given_tokens_are_scored_as_by_our_own_engine(backend, tokenizer):

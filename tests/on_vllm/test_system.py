@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from paceline import Strategy
 from support.cells import SAMPLINGS, TOKENS, Cell, EqualityProof, Outcome
 from support.equality import compare
 from support.oracle import Oracle
+from support.ports import free_address
 from support.processes import ServerProcess
 from support.system import System, bundled_model
 
@@ -94,10 +96,15 @@ def test_a_vllm_server_keeps_the_contract_of_model_servers(system):
     assert int(passed[1]) > 30
 
 
-def test_a_model_that_is_divided_over_processes_is_decided_by_the_same_rule(tmp_path):
-    """Rows are then decided in other processes, from which nothing but tokens comes back."""
+@pytest.fixture(scope="module")
+def divisible(tmp_path_factory):
+    """A small model with two heads, which two processes can have a part of."""
+    return made_model(tmp_path_factory.mktemp("divisible"), seed=0)
+
+
+def made_model(directory, *, seed):
     for file in MODEL.glob("*.json"):
-        shutil.copy(file, tmp_path)
+        shutil.copy(file, directory)
     config = LlamaConfig(
         vocab_size=2048,
         hidden_size=128,
@@ -110,15 +117,62 @@ def test_a_model_that_is_divided_over_processes_is_decided_by_the_same_rule(tmp_
         bos_token_id=0,
         eos_token_id=0,
     )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
-    oracle = Oracle(tmp_path)
-    target = vllm_server("target", tmp_path, more=("tensor_parallel_size=2",))
+    torch.manual_seed(seed)
+    LlamaForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+def check_texts(target, directory):
+    """Compare a target's texts, greedy and sampled, with those of plain decoding."""
+    oracle = Oracle(directory)
     with System(drafters=[], targets=[target]).running() as system:
-        tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
         proof = EqualityProof(system, oracle, tokenizer)
         for sampling, told in SAMPLINGS.items():
             prompt = "def add(a, b):\n"
             expected = [*oracle.decode(proof.ids(prompt), told, TOKENS)]
             actual = proof.plain(prompt, sampling)
             compare(oracle, proof.ids(prompt), told, expected=expected, actual=actual)
+
+
+def test_a_model_that_is_divided_over_processes_is_decided_by_the_same_rule(divisible):
+    """Rows are then decided in other processes, from which nothing but tokens comes back."""
+    check_texts(vllm_server("target", divisible, more=("tensor_parallel_size=2",)), divisible)
+
+
+@contextmanager
+def ended(server):
+    """End a server whatever happens."""
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def nodes(*directories):
+    """Return the servers of a model over as many nodes; the first one serves."""
+    port = free_address().rpartition(":")[2]
+    count = len(directories)
+    told = (f"nnodes={count}", "master_addr=127.0.0.1", f"master_port={port}")
+    parts = (*told, f"tensor_parallel_size={count}")
+    return [
+        vllm_server("target", each, more=(*parts, f"node_rank={rank}"))
+        for rank, each in enumerate(directories)
+    ]
+
+
+def test_a_model_over_two_nodes_is_decided_by_the_same_rule_and_its_nodes_end_together(divisible):
+    leader, part = nodes(divisible, divisible)
+    with ended(part.start()):
+        check_texts(leader, divisible)
+        assert '"event": "ready"' in part.log
+        assert part.wait(60) == 1
+        assert "the node that serves is gone" in part.log
+
+
+def test_a_node_with_other_weights_computes_no_text(divisible, tmp_path):
+    leader, part = nodes(divisible, made_model(tmp_path, seed=1))
+    with ended(part.start()), ended(leader.start()):
+        assert part.wait(120) == 1
+        assert "they need the same files" in part.log
+        assert leader.wait(60) == 1

@@ -12,7 +12,7 @@ import jsonschema
 from referencing import Registry, Resource
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _SCHEMAS = files("kubernetes_validate") / "kubernetes-json-schema"
 # Of what operators of a cluster install; only what the chart uses, and closed.
@@ -29,7 +29,19 @@ def violations(manifest: Mapping[str, Any], *, kube_version: str) -> list[str]:
         minor = kube_version.rpartition(".")[0]
         name = "-".join(filter(None, (kind, group.partition(".")[0], version)))
         validator = _validator(minor, name)
-    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(manifest)]
+    found = [f"{error.json_path}: {error.message}" for error in validator.iter_errors(manifest)]
+    for template in _pod_templates(manifest):
+        found += violations(template, kube_version=kube_version)
+    return found
+
+
+def _pod_templates(manifest: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield what a custom resource makes pods from, as the objects that API servers know."""
+    if manifest["kind"] == "LeaderWorkerSet":
+        groups = manifest["spec"]["leaderWorkerTemplate"]
+        for name in ("leaderTemplate", "workerTemplate"):
+            head = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": name}}
+            yield {**head, "template": groups[name]}
 
 
 @cache

@@ -106,6 +106,7 @@ class FakeModelServer:
         takes_trees: Whether it judges, or drafts, trees.
         shapes_logits: Whether it says that it knows biases, penalties and min_tokens.
         scores_prompts: Whether it says that it has log probabilities of given tokens.
+        cancels_forwards: Whether it says that withdrawn forwards stop before their end.
         grammar_engine: What it says that it enforces grammars with.
         model_name: The model's.
         fingerprint: The model's.
@@ -154,6 +155,7 @@ class FakeModelServer:
     takes_trees: bool = True
     shapes_logits: bool = False
     scores_prompts: bool = True
+    cancels_forwards: bool = True
     grammar_engine: str = ""
     model_name: str = ""
     fingerprint: str = ""
@@ -246,7 +248,7 @@ class FakeModelServer:
             dtype=self.dtype,
             device="",
             layer_count=0,
-            cancels_between_layers=True,
+            cancels_between_layers=self.cancels_forwards,
             shares_forwards=False,
             takes_trees=self.takes_trees,
             shapes_logits=self.shapes_logits,

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 VALUES_FILES = tuple(sorted((*CHART.glob("examples/*.yaml"), *CHART.glob("ci/*.yaml"))))
+# The controller of LeaderWorkerSets labels pods with their set's name.
+GROUPS_LABEL = "leaderworkerset.sigs.k8s.io/name"
 _Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -39,7 +41,7 @@ def values_of(name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod that the release makes, of a Deployment or by itself.
+    """A pod that the release makes: of a Deployment, of a LeaderWorkerSet, or by itself.
 
     Attributes:
         name: The name of the object that makes it.
@@ -58,6 +60,9 @@ class Pod:
 
     @property
     def role(self) -> str:
+        """Return what it serves as; `part`: it serves nothing, and helps another pod."""
+        if self.labels["app.kubernetes.io/name"] == "paceline-part":
+            return "part"
         return self.labels.get("app.kubernetes.io/component", "test")
 
     @property
@@ -118,6 +123,13 @@ class Release:
             elif each["kind"] == "Deployment":
                 template = each["spec"]["template"]
                 yield Pod(name, template["metadata"], template["spec"])
+            elif each["kind"] == "LeaderWorkerSet":
+                groups = each["spec"]["leaderWorkerTemplate"]
+                for kind, suffix in (("leaderTemplate", ""), ("workerTemplate", "-part")):
+                    template = groups[kind]
+                    labels = {**template["metadata"]["labels"], GROUPS_LABEL: name}
+                    metadata = {**template["metadata"], "labels": labels}
+                    yield Pod(name + suffix, metadata, template["spec"])
 
 
 def install(

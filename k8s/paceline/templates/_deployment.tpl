@@ -37,90 +37,97 @@ spec:
     matchLabels:
       {{- include "paceline.selector" . | nindent 6 }}
   template:
-    metadata:
-      labels:
-        {{- /* Without the chart's version: its upgrade alone restarts no pod. */}}
-        app.kubernetes.io/part-of: paceline
-        {{- include "paceline.selector" . | nindent 8 }}
-        {{- with $config.podLabels }}
+    {{- include "paceline.podTemplate" . | nindent 4 }}
+{{- end }}
+
+{{/* What a Deployment, or a LeaderWorkerSet, makes pods from. */}}
+{{- define "paceline.podTemplate" -}}
+{{- $root := .root -}}
+{{- $config := .config -}}
+metadata:
+  labels:
+    {{- /* Without the chart's version: its upgrade alone restarts no pod. */}}
+    app.kubernetes.io/part-of: paceline
+    {{- include "paceline.selector" . | nindent 4 }}
+    {{- with $config.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  annotations:
+    {{- merge (dict) $config.podAnnotations (dict "kubectl.kubernetes.io/default-container" .role) | toYaml | nindent 4 }}
+spec:
+  serviceAccountName: {{ include "paceline.serviceAccountName" . | quote }}
+  automountServiceAccountToken: {{ .token }}
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ include "paceline.graceSeconds" $config }}
+  securityContext:
+    {{- include "paceline.podSecurityContext" $config.podSecurityContext | nindent 4 }}
+  {{- with include "paceline.scheduling" . | trim }}
+  {{- . | nindent 2 }}
+  {{- end }}
+  {{- with $root.Values.global.imagePullSecrets }}
+  imagePullSecrets:
+    {{- range . }}
+    - name: {{ . | quote }}
+    {{- end }}
+  {{- end }}
+  {{- with concat $config.extraInitContainers (.initContainers | default list) }}
+  initContainers:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  containers:
+    - name: {{ .role }}
+      image: {{ include "paceline.image" (dict "root" $root "image" $config.image) | quote }}
+      imagePullPolicy: {{ $config.image.pullPolicy }}
+      command: [paceline, serve, {{ .role }}]
+      args:
+        {{- toYaml (concat .args (include "paceline.flags" $config.settings | fromYamlArray)) | nindent 8 }}
+      {{- with $config.extraEnv }}
+      env:
         {{- toYaml . | nindent 8 }}
+      {{- end }}
+      ports:
+        {{- range $name, $number := .ports }}
+        - name: {{ $name }}
+          containerPort: {{ $number }}
+          protocol: TCP
         {{- end }}
-      annotations:
-        {{- merge (dict) $config.podAnnotations (dict "kubectl.kubernetes.io/default-container" .role) | toYaml | nindent 8 }}
-    spec:
-      serviceAccountName: {{ include "paceline.serviceAccountName" . | quote }}
-      automountServiceAccountToken: {{ .token }}
-      enableServiceLinks: false
-      terminationGracePeriodSeconds: {{ include "paceline.graceSeconds" $config }}
+      {{- include "paceline.probes" . | nindent 6 }}
+      {{- with int64 $config.preStopSleepSeconds }}
+      lifecycle:
+        preStop:
+          sleep:
+            seconds: {{ . }}
+      {{- end }}
+      resources:
+        {{- include "paceline.resources" . | nindent 8 }}
       securityContext:
-        {{- include "paceline.podSecurityContext" $config.podSecurityContext | nindent 8 }}
-      {{- with include "paceline.scheduling" . | trim }}
-      {{- . | nindent 6 }}
-      {{- end }}
-      {{- with $root.Values.global.imagePullSecrets }}
-      imagePullSecrets:
-        {{- range . }}
-        - name: {{ . | quote }}
-        {{- end }}
-      {{- end }}
-      {{- with concat $config.extraInitContainers (.initContainers | default list) }}
-      initContainers:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
-      containers:
-        - name: {{ .role }}
-          image: {{ include "paceline.image" (dict "root" $root "image" $config.image) | quote }}
-          imagePullPolicy: {{ $config.image.pullPolicy }}
-          command: [paceline, serve, {{ .role }}]
-          args:
-            {{- toYaml (concat .args (include "paceline.flags" $config.settings | fromYamlArray)) | nindent 12 }}
-          {{- with $config.extraEnv }}
-          env:
-            {{- toYaml . | nindent 12 }}
-          {{- end }}
-          ports:
-            {{- range $name, $number := .ports }}
-            - name: {{ $name }}
-              containerPort: {{ $number }}
-              protocol: TCP
-            {{- end }}
-          {{- include "paceline.probes" . | nindent 10 }}
-          {{- with int64 $config.preStopSleepSeconds }}
-          lifecycle:
-            preStop:
-              sleep:
-                seconds: {{ . }}
-          {{- end }}
-          resources:
-            {{- include "paceline.resources" . | nindent 12 }}
-          securityContext:
-            {{- include "paceline.securityContext" $config.containerSecurityContext | nindent 12 }}
-          terminationMessagePolicy: FallbackToLogsOnError
-          volumeMounts:
-            - name: tmp
-              mountPath: /tmp
-            {{- if $root.Values.tls.enabled }}
-            - name: tls
-              mountPath: /tls
-              readOnly: true
-            {{- end }}
-            {{- with concat .mounts $config.extraVolumeMounts }}
-            {{- toYaml . | nindent 12 }}
-            {{- end }}
-        {{- with $config.extraContainers }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-      volumes:
+        {{- include "paceline.securityContext" $config.containerSecurityContext | nindent 8 }}
+      terminationMessagePolicy: FallbackToLogsOnError
+      volumeMounts:
         - name: tmp
-          emptyDir: {{ include "paceline.emptyDir" $config.temporarySizeLimit }}
+          mountPath: /tmp
         {{- if $root.Values.tls.enabled }}
         - name: tls
-          secret:
-            secretName: {{ index $root.Values.tls.secrets .role | quote }}
+          mountPath: /tls
+          readOnly: true
         {{- end }}
-        {{- with concat .volumes $config.extraVolumes }}
+        {{- with concat .mounts $config.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+    {{- with $config.extraContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  volumes:
+    - name: tmp
+      emptyDir: {{ include "paceline.emptyDir" $config.temporarySizeLimit }}
+    {{- if $root.Values.tls.enabled }}
+    - name: tls
+      secret:
+        secretName: {{ index $root.Values.tls.secrets .role | quote }}
+    {{- end }}
+    {{- with concat .volumes $config.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 {{- end }}
 
 {{/* Numbers or percentages. */}}

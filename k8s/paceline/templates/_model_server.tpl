@@ -49,8 +49,17 @@ metrics: 9090
 {{- $flags := include "paceline.serverFlags" (merge (dict "ports" $ports) .) | fromYamlArray -}}
 {{- $flags = append $flags (printf "--model=%s" (include "paceline.modelPath" .)) -}}
 {{- $vllm := eq (toString $pool.settings.backend) "vllm" -}}
-{{- if and $vllm (gt (int64 $pool.gpu.count) 1) (not (include "paceline.divides" $pool.settings.engine_option)) -}}
+{{- $nodes := include "paceline.nodeCount" . | int64 -}}
+{{- $isDivided := and $vllm (gt (mul $nodes (int64 $pool.gpu.count)) 1) -}}
+{{- if and $isDivided (not (include "paceline.divides" $pool.settings.engine_option)) -}}
 {{- $flags = append $flags (printf "--engine-option=tensor_parallel_size=%d" (int64 $pool.gpu.count)) -}}
+{{- if gt $nodes 1 }}{{ $flags = append $flags (printf "--engine-option=pipeline_parallel_size=%d" $nodes) }}{{ end -}}
+{{- end -}}
+{{- if gt $nodes 1 -}}
+{{- /* The controller's variables; Kubernetes puts them in. */}}
+{{- $flags = append $flags (printf "--engine-option=nnodes=%d" $nodes) -}}
+{{- $flags = concat $flags (list "--engine-option=node_rank=$(LWS_WORKER_INDEX)" "--engine-option=master_addr=$(LWS_LEADER_ADDRESS)") -}}
+{{- $_ := set $pool "extraEnv" (prepend $pool.extraEnv (dict "name" "VLLM_HOST_IP" "valueFrom" (dict "fieldRef" (dict "fieldPath" "status.podIP")))) -}}
 {{- end -}}
 {{- if not (or $vllm (hasKey $pool.settings "device")) -}}
 {{- $flags = append $flags (printf "--device=%s" $device) -}}
@@ -65,7 +74,7 @@ metrics: 9090
 {{- /* The processes of a divided model speak to each other in shared memory, of which a pod has 64 MiB. */}}
 {{- $volumes := include "paceline.modelVolumes" $pool.model | fromYamlArray -}}
 {{- $mounts := include "paceline.modelMounts" $pool.model | fromYamlArray -}}
-{{- if and $vllm (gt (int64 $pool.gpu.count) 1) -}}
+{{- if $isDivided -}}
 {{- $volumes = append $volumes (dict "name" "shm" "emptyDir" (dict "medium" "Memory" "sizeLimit" "8Gi")) -}}
 {{- $mounts = append $mounts (dict "name" "shm" "mountPath" "/dev/shm") -}}
 {{- end -}}
@@ -73,7 +82,7 @@ metrics: 9090
 {{- if and (eq .role "target") (eq .pool (include "paceline.scaledPool" .root)) -}}
 {{- $replicas = "" -}}
 {{- end -}}
-{{- include "paceline.deployment" (merge (dict
+{{- include (ternary "paceline.leaderWorkerSet" "paceline.deployment" (gt $nodes 1)) (merge (dict
   "args" $flags
   "ports" $ports
   "replicas" $replicas

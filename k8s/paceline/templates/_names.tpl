@@ -27,7 +27,7 @@ DNS label. What would be longer keeps its beginning and gets a hash, so that two
 
 {{/* What a selector has: it can never change. paceline.selector (dict "root" $ "role" "target" "pool" "default") */}}
 {{- define "paceline.selector" -}}
-app.kubernetes.io/name: paceline
+app.kubernetes.io/name: {{ .app | default "paceline" }}
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 {{- with .role }}
 app.kubernetes.io/component: {{ . }}

@@ -14,7 +14,7 @@ spec:
   unhealthyPodEvictionPolicy: AlwaysAllow
   selector:
     matchLabels:
-      {{- include "paceline.selector" . | nindent 6 }}
+      {{- include "paceline.allPods" . | nindent 6 }}
 {{- end }}
 {{- end }}
 

@@ -91,6 +91,7 @@ class ModelFacts:
         grammar_engine: What enforces grammars there, with its version; empty: nothing does.
         lora_fingerprints: Of the model with each LoRA adapter, by the adapter's name.
         lora: The adapter that it is described with (`with_lora`); empty: none.
+        cancels_forwards: Whether every withdrawn forward stops before its end.
     """
 
     model_name: str
@@ -121,6 +122,7 @@ class ModelFacts:
     scores_prompts: bool = False
     sampling_defaults: tuple[tuple[str, float], ...] = ()
     grammar_engine: str = ""
+    cancels_forwards: bool = True
     lora_fingerprints: tuple[tuple[str, str], ...] = ()
     lora: str = ""
 
@@ -291,6 +293,7 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
         ),
         grammar_engine=info.grammar_engine,
         lora_fingerprints=tuple((it.name, it.fingerprint) for it in info.lora_adapters),
+        cancels_forwards=info.cancels_between_layers,
     )
 
 

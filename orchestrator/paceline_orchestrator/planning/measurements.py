@@ -43,6 +43,9 @@ class Measurements:
         tree_depth: The most tokens of a path of it.
         side_by_side: Targets that have hardware left beside the drafter's and each other's; 0:
             whenever the drafter computes, a target is slower for it.
+        targets_run_on: Whether a target's forward runs to its end after its call was withdrawn, so
+            that the next call waits for that.
+        drafter_runs_on: The same of the drafter.
     """
 
     target_step_ns: int
@@ -63,6 +66,8 @@ class Measurements:
     tree_tokens: int = 0
     tree_depth: int = 0
     side_by_side: int = _NOTHING_SHARED
+    targets_run_on: bool = False
+    drafter_runs_on: bool = False
 
     @property
     def verification_ns(self) -> int:

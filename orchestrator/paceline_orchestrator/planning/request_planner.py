@@ -415,7 +415,14 @@ class RequestPlanner:
             side_by_side=count_side_by_side(
                 [it.hardware for it in targets], drafter=drafter.hardware if drafter else None
             ),
+            targets_run_on=any(_runs_on(it) for it in targets),
+            drafter_runs_on=drafter is not None and _runs_on(drafter),
         )
+
+
+def _runs_on(server: ModelServer) -> bool:
+    """Whether a server has said that a withdrawn forward may run to its end."""
+    return server.facts is not None and not server.facts.cancels_forwards
 
 
 def _may_draft_from_text_alone(wish: Wish, *, has_drafters: bool) -> bool:

@@ -247,12 +247,20 @@ def _target(case: ShapeCase) -> ServerLatency:
     """Return a target's latency; the setting's verification is one of a block of DSI."""
     call = case.setting.call
     step = (VERIFICATION - call) / case.target_prices.of(BLOCK_ROWS)
-    return ServerLatency(step, step, call=call, price=case.target_prices.of)
+    return ServerLatency(
+        step, step, call=call, price=case.target_prices.of, runs_on=case.setting.targets_run_on
+    )
 
 
 def _drafter(case: ShapeCase) -> ServerLatency:
-    step = case.setting.drafter_step
-    return ServerLatency(step, step, call=case.setting.call, price=case.drafter_prices.of)
+    setting, step = case.setting, case.setting.drafter_step
+    return ServerLatency(
+        step,
+        step,
+        call=setting.call,
+        price=case.drafter_prices.of,
+        runs_on=setting.drafter_runs_on,
+    )
 
 
 def _rounded(prices: RowPrices) -> RowPrices:

@@ -54,6 +54,8 @@ class ServerLatency:
         guess: More for a later one beside which a target guesses.
         price: Instead of that, how many times as long as one of one row a later one takes, by its
             rows; None: see `row`.
+        runs_on: Whether a forward that was withdrawn runs to its end, and keeps its server till
+            then. Else it frees its server at once.
     """
 
     first: Time
@@ -62,6 +64,7 @@ class ServerLatency:
     row: Time = 0
     guess: Time = 0
     price: Callable[[int], float] | None = None
+    runs_on: bool = False
 
 
 @dataclass(slots=True)
@@ -103,8 +106,8 @@ def simulate(
     A draft of width 2 or more is answered with its tree, what a forward finds together; a tree is
     judged along its right path, and what follows is guessed if that was asked for. A drafter whose
     forwards take no time, as the text itself, gives a chain at once. Withdrawn work frees its
-    server at once. Of what happens at the same time, drafted tokens come first, then
-    verdicts, each in the order of their start.
+    server at once, unless a server `runs_on`. Of what happens at the same time, drafted tokens come
+    first, then verdicts, each in the order of their start.
 
     Args:
         method: Not yet started, and told of as many servers as there are latencies.
@@ -139,6 +142,7 @@ class _Run:
         }
         self._held: dict[tuple[bool, int], _Held] = {}  # by server, once it is warm
         self._working: dict[tuple[SpanKind, int], _Work] = {}  # by call
+        self._free_at: dict[tuple[bool, int], Time] = {}  # by server that runs on
         self._due: list[tuple[Time, bool, int, _Work]] = []
         self._scheduled_count = 0
         self._now: Time = 0
@@ -201,7 +205,8 @@ class _Run:
         self._schedule(work, delay=self._latencies[kind][server].call)
 
     def _schedule(self, work: _Work, *, delay: Time = 0) -> None:
-        end = self._now + delay + self._forward_time(work)
+        work.begins = max(self._now, self._free_at.get(work.span.machine, self._now))
+        work.ends = end = work.begins + delay + self._forward_time(work)
         self._scheduled_count += 1
         is_target, _ = work.span.machine
         heapq.heappush(self._due, (end, is_target, self._scheduled_count, work))
@@ -232,6 +237,8 @@ class _Run:
         if work is not None:  # else it was just answered
             work.span.withdrawn = True
             work.span.end = self._now
+            if self._latencies[kind][work.span.server].runs_on and work.begins <= self._now:
+                self._free_at[work.span.machine] = work.ends
 
     def _answer(self, work: _Work) -> None:
         work.span.end = self._now
@@ -335,16 +342,18 @@ class _Held:
 class _Work:
     """What occupies a server; for a draft or a decode with the text so far.
 
-    The text of a draft that is a tree stays its prefix.
+    The text of a draft that is a tree stays its prefix. `begins` and `ends` are its forward's.
     """
 
-    __slots__ = ("command", "forward_count", "span", "text", "tree")
+    __slots__ = ("begins", "command", "ends", "forward_count", "span", "text", "tree")
 
     def __init__(self, command: _Start, span: Span) -> None:
         self.command = command
         self.span = span
         self.text = list(command.prefix)
         self.forward_count = 0
+        self.begins: Time = 0
+        self.ends: Time = 0
         self.tree: DraftedTree | None = None
         if isinstance(command, StartDraft) and command.width > 1:
             self.tree = DraftedTree(command.branch_count)

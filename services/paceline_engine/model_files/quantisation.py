@@ -13,7 +13,7 @@ from paceline_engine.model_files.small_files import DECODER_PARTS
 from paceline_engine.terms.backend import ModelLoadError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _FIELDS = ("quantization_config", "compression_config")
 _BITS = frozenset({4, 8})
@@ -47,6 +47,8 @@ class Quantisation:
     Attributes:
         method: Who wrote them: compressed-tensors, gptq, awq, fp8 or fbgemm_fp8.
         bits: Of a number that is packed with others; 8 where none is.
+        group_sizes: How many of an output's numbers may have one scale; 0: all of them. Empty: as
+            the shapes say.
         block: The rows and columns that have one scale, in fp8; None: as the shapes say.
         rounds_rows: Whether the rows of products are rounded to eight bits, too (W8A8).
         zeros_less_one: Whether zero points are stored less one, as GPTQ's first format has them.
@@ -54,6 +56,7 @@ class Quantisation:
 
     method: str
     bits: int = 8
+    group_sizes: frozenset[int] = frozenset()
     block: tuple[int, int] | None = None
     rounds_rows: bool = False
     zeros_less_one: bool = False
@@ -102,7 +105,12 @@ def _quantisation(found: Mapping[str, Any]) -> Quantisation:
             f" {_FROM_ORIGINAL}"
         )
     first_format = found.get("checkpoint_format", "gptq") == "gptq"
-    return Quantisation(method=method, bits=bits, zeros_less_one=method == "gptq" and first_format)
+    return Quantisation(
+        method=method,
+        bits=bits,
+        group_sizes=_group_sizes([found]),
+        zeros_less_one=method == "gptq" and first_format,
+    )
 
 
 def _of_compressed_tensors(found: Mapping[str, Any]) -> Quantisation:
@@ -129,9 +137,17 @@ def _of_compressed_tensors(found: Mapping[str, Any]) -> Quantisation:
     return Quantisation(
         method=_COMPRESSED,
         bits=min(bits, default=8),
+        group_sizes=_group_sizes(weights),
         block=next(iter(blocks)) if len(blocks) == 1 else None,
         rounds_rows=all((each.get("type"), each.get("num_bits")) == ("int", 8) for each in rows),
     )
+
+
+def _group_sizes(found: Sequence[Mapping[str, Any]]) -> frozenset[int]:
+    """Return the sizes of groups that weights may have; -1 and null are a whole output's."""
+    if all("group_size" not in each for each in found):
+        return frozenset()
+    return frozenset(max(0, int(each.get("group_size") or 0)) for each in found)
 
 
 def _block(found: Any) -> tuple[int, int] | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from paceline_engine.terms.model_cache import common_length
@@ -54,7 +53,8 @@ class KeptTexts:
 
     Invariants:
         A kept sequence is only read: any number of sessions can begin with it.
-        If one sequence begins with another one, only the longer is kept.
+        If one sequence begins with another one, only the longer is kept; but both where the longer
+        one's state cannot be cut to the shorter one's.
     """
 
     def __init__(self, *, seconds: float, clock: Callable[[], float]) -> None:
@@ -101,10 +101,13 @@ class KeptTexts:
         if not cache.can_be_copied or cache.is_empty:
             return
         alike = self._alike(token_ids, whose=(owner, share, lora))
-        if any(common == len(token_ids) for _, common in alike):
+        if any(
+            common == len(token_ids) and _covers(text.cache, cache, common)
+            for text, common in alike
+        ):
             return
         for text, common in alike:
-            if common == len(text.token_ids):
+            if common == len(text.token_ids) and _covers(cache, text.cache, common):
                 self._texts.remove(text)
         until = self._clock() + self._seconds
         self._texts.append(
@@ -124,7 +127,9 @@ class KeptTexts:
     def find(
         self, token_ids: array[int], *, owner: str, share: str, lora: str = ""
     ) -> tuple[ModelCache, int]:
-        """Return the sequence with most first tokens in common, and how many they are.
+        """Return the sequence with state for most first tokens, and how many tokens are the same.
+
+        A recurrent state cannot be cut anywhere, so a shorter sequence may have more to give.
 
         Raises:
             LookupError: no sequence has enough tokens in common.
@@ -132,7 +137,11 @@ class KeptTexts:
         alike = self._alike(token_ids, whose=(owner, share, lora))
         if not alike:
             raise LookupError
-        found, length = max(alike, key=itemgetter(1))
+        # A text's last token is always computed again.
+        most = len(token_ids) - 1
+        found, length = max(
+            alike, key=lambda each: (each[0].cache.reachable(min(each[1], most)), each[1])
+        )
         found.until = self._clock() + self._seconds
         self._texts.remove(found)
         self._texts.append(found)
@@ -167,3 +176,8 @@ class KeptTexts:
             sizes[text.share] += text.size
         [(largest, _)] = sizes.most_common(1)
         self._texts.remove(next(text for text in self._texts if text.share == largest))
+
+
+def _covers(longer: ModelCache, shorter: ModelCache, length: int) -> bool:
+    """Whether a sequence that begins with another one has as much state for its tokens."""
+    return longer.reachable(length) >= shorter.reachable(length)

@@ -116,6 +116,11 @@ class SpeakingBackend(ComposedBackend):
         return self._model.cuts_prompts
 
     @property
+    def judges_row_by_row(self) -> bool:
+        """Whether the model does."""
+        return self._model.judges_row_by_row
+
+    @property
     def layers_run(self) -> int:
         """How many layers forwards have gone through so far."""
         return self._model.layers_run

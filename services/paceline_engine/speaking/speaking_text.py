@@ -86,6 +86,18 @@ class SpeakingText(ModelCache):
         """Estimate the rows of the next forward: the target's tokens that are not here yet."""
         return max(1, len(prefix) - self.text.common_length(prefix))
 
+    def reachable(self, length: int) -> int:
+        """Estimate the most tokens, up to so many, to which the model's sequence can be cut.
+
+        A text's tokens in the two vocabularies are taken to lie evenly beside each other. On the
+        event loop, perhaps during the last forward of an ended session: so nothing is encoded.
+        """
+        total, own = len(self.text), self.inner.length
+        length = min(length, total)
+        wanted = own * length // total if total else 0
+        reached = self.inner.reachable(wanted)
+        return length if reached == wanted else length * reached // wanted
+
     def clear(self) -> None:
         """Forget all state, because code stopped at an unknown point."""
         self.rows.forget()

@@ -97,6 +97,21 @@ class Stored:
             numbers = numbers - self._spread(self.zeros)
         return numbers * self._spread(self.scales)
 
+    def check_groups(self, sizes: frozenset[int]) -> None:
+        """Check that there are as many scales as a size of groups makes.
+
+        Raises:
+            ValueError: there are more or fewer: the configuration is of other weights.
+        """
+        inputs, count = self.stored.shape[-1], self.scales.shape[1]
+        counts = {-(-inputs // size) if size else 1 for size in sizes}
+        if counts and self.block is None and count not in counts:
+            told = " or ".join(str(each or -1) for each in sorted(sizes))
+            raise ValueError(
+                f"it has {count} scales for the {inputs} numbers of an output, and config.json says"
+                f" group_size {told}"
+            )
+
     def grid(self) -> Grid | None:
         """Return the grid, if a product can have it: each output has scales of its own."""
         outputs, inputs = self.stored.shape
@@ -262,6 +277,7 @@ def _read(
     if reader is None:
         raise ValueError(f"it has {', '.join(sorted(parts))}, which no layout of {how.method} has")
     stored = reader(parts, how)
+    stored.check_groups(how.group_sizes)
     return [(f"{module}.weight", stored.numbers().to(dtype), stored.grid())]
 
 

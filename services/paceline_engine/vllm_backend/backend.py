@@ -166,7 +166,8 @@ class VllmBackend(Backend):
         text = _text(item)
         text.keep(item.prefix)
         self._texts[text] = work
-        told, requests = row_task(item.spec), work.requests()
+        requests = work.requests()
+        told = row_task(item.spec, fingerprint=self.engine.fingerprint)
         work.open_count = len(requests)
         for place, request in enumerate(requests):
             name = str(next(self._numbers))

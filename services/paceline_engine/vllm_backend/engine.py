@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from paceline_contract.limits import MOST_TOP_LOGPROBS
 from paceline_engine.terms.backend import ModelLoadError
@@ -16,7 +19,7 @@ from paceline_engine.vllm_backend.options import check_known
 from paceline_engine.vllm_backend.row_tasks import FIELD
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from paceline_engine.vllm_backend.requests import Request
@@ -37,58 +40,21 @@ class Engine:
         step_tokens: The most tokens that a step computes.
         context_length: The most tokens of a text; after them one more can be decided.
         layer_count: The model's layers.
+        fingerprint: What all nodes that hold the model have to agree on.
         device: Where it computes, as torch names it.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        dtype: str,
-        threads: int,
-        capture: bool,
-        vocabulary_size: int,
-        options: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, arguments: EngineArgs) -> None:
         """Load a model.
 
         Args:
-            directory: A folder with nothing but checked files.
-            dtype: What to compute in.
-            threads: CPU threads of a forward.
-            capture: Whether to compile the model, and on a GPU to record its forwards.
-            vocabulary_size: The tokens that can be chosen.
-            options: Further fields of vLLM's EngineArgs.
+            arguments: From `engine_arguments`.
 
         Raises:
             ModelLoadError: vLLM cannot serve it so.
         """
-        check_known(options, (each.name for each in dataclasses.fields(EngineArgs)))
-        torch.set_num_threads(threads)
-        own: dict[str, Any] = {
-            "model": str(directory),
-            "dtype": dtype,
-            "enforce_eager": not capture,
-            "skip_tokenizer_init": True,
-            "generation_config": "vllm",
-            "load_format": "safetensors",
-            "seed": 0,
-            "async_scheduling": False,
-            "enable_prefix_caching": True,
-            "logits_processors": [_DECIDER],
-            "logprobs_mode": "raw_logprobs",
-            "max_logprobs": MOST_TOP_LOGPROBS,
-            "additional_config": {FIELD: {"vocabulary_size": vocabulary_size}},
-        }
-        usual: dict[str, Any] = {"disable_log_stats": True}
-        if current_platform.is_cpu():
-            usual["block_size"] = _CPU_BLOCK
-        try:
-            self._engine = LLMEngine.from_engine_args(EngineArgs(**{**usual, **options, **own}))
-        except Exception as error:  # of many kinds: vLLM's, pydantic's, torch's
-            # Pydantic's first line only counts the errors.
-            reason = str(error)[:_MOST_REASON] or type(error).__name__
-            raise ModelLoadError(f"vLLM cannot serve the model: {reason}") from error
+        with _refusals():
+            self._engine = LLMEngine.from_engine_args(arguments)
         config = self._engine.vllm_config
         self.block_size: int = config.cache_config.block_size
         self.cache_tokens: int = (config.cache_config.num_gpu_blocks or 0) * self.block_size
@@ -96,6 +62,7 @@ class Engine:
         # A request always decides one token more than its prompt has.
         self.context_length: int = config.model_config.max_model_len - 1
         self.layer_count: int = config.model_config.get_total_num_hidden_layers()
+        self.fingerprint: str = config.additional_config[FIELD]["fingerprint"]
         self.device = torch.device(config.device_config.device_type)
 
     def add(self, name: str, request: Request, *, salt: str, row_task: Mapping[str, Any]) -> None:
@@ -132,3 +99,92 @@ class Engine:
     def forget_texts(self) -> None:
         """Forget all blocks of ended requests, as if others had needed the room."""
         self._engine.reset_prefix_cache()
+
+
+class NodePart:
+    """What a node has of a model that another node serves: as `vllm serve --headless`."""
+
+    def __init__(self, arguments: EngineArgs) -> None:
+        """Load it, which waits for the node that serves.
+
+        Raises:
+            ModelLoadError: vLLM cannot compute it so.
+        """
+        with _refusals():
+            config = arguments.create_engine_config(headless=True)
+            self._executor = MultiprocExecutor(config, monitor_workers=False)
+            parallel = config.parallel_config
+            # vLLM's processes would wait for ever for a node that is gone.
+            self._leader = socket.create_connection((parallel.master_addr, parallel.master_port))
+            self._leader.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def wait_for_leader(self) -> None:
+        """Wait until the node that serves is gone."""
+        with suppress(OSError):
+            while self._leader.recv(1):
+                pass
+
+    def wait_for_processes(self) -> None:
+        """Wait until one of this node's own processes ends, and end the others."""
+        self._executor.start_worker_monitor(inline=True)
+
+
+def engine_arguments(
+    directory: Path,
+    *,
+    dtype: str,
+    threads: int,
+    capture: bool,
+    vocabulary_size: int,
+    fingerprint: str,
+    options: Mapping[str, Any],
+) -> EngineArgs:
+    """Return what vLLM is told, alike on all nodes that hold one model; set its threads.
+
+    Args:
+        directory: A folder with nothing but checked files.
+        dtype: What to compute in.
+        threads: CPU threads of a forward.
+        capture: Whether to compile the model, and on a GPU to record its forwards.
+        vocabulary_size: The tokens that can be chosen.
+        fingerprint: The model's, which has to be the same on all nodes.
+        options: Further fields of vLLM's EngineArgs.
+
+    Raises:
+        ModelLoadError: vLLM does not know an option, or refuses its value.
+    """
+    check_known(options, (each.name for each in dataclasses.fields(EngineArgs)))
+    torch.set_num_threads(threads)
+    own: dict[str, Any] = {
+        "model": str(directory),
+        "dtype": dtype,
+        "enforce_eager": not capture,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "load_format": "safetensors",
+        "seed": 0,
+        "async_scheduling": False,
+        "enable_prefix_caching": True,
+        "logits_processors": [_DECIDER],
+        "logprobs_mode": "raw_logprobs",
+        "max_logprobs": MOST_TOP_LOGPROBS,
+        "additional_config": {
+            FIELD: {"vocabulary_size": vocabulary_size, "fingerprint": fingerprint}
+        },
+    }
+    usual: dict[str, Any] = {"disable_log_stats": True}
+    if current_platform.is_cpu():
+        usual["block_size"] = _CPU_BLOCK
+    with _refusals():
+        return EngineArgs(**{**usual, **options, **own})
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Tell what vLLM refuses as an error of ours."""
+    try:
+        yield
+    except Exception as error:  # of many kinds: vLLM's, pydantic's, torch's
+        # Pydantic's first line only counts the errors.
+        reason = str(error)[:_MOST_REASON] or type(error).__name__
+        raise ModelLoadError(f"vLLM cannot serve the model: {reason}") from error

@@ -6,20 +6,27 @@ import hashlib
 import json
 import logging
 import os
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from paceline_contract.calls import VerificationRule
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.model_files.report import known_defaults, known_ends, known_fim, report
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import ModelDescription
-from paceline_engine.vllm_backend.options import CHANGE_NUMBERS, parse_options, set_environment
+from paceline_engine.vllm_backend.options import (
+    CHANGE_NUMBERS,
+    node_rank,
+    parse_options,
+    set_environment,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from paceline_engine.model_files.files import ModelFiles
     from paceline_engine.vllm_backend.backend import VllmBackend
+    from paceline_engine.vllm_backend.engine import NodePart
 
 INSTALL = "make install-vllm"
 _log = logging.getLogger(__name__)
@@ -50,37 +57,34 @@ def load_vllm(
         ModelLoadError: vLLM is not installed, or the model cannot be served so.
     """
     parsed = parse_options(options)
+    if node_rank(parsed):
+        raise ModelLoadError("--engine-option node_rank: only the node with node_rank=0 serves")
     set_environment(os.environ, invariant=invariant)
-    try:
+    with _vllm_installed():
         from paceline_engine.torch_backend.device import hardware_of
-        from paceline_engine.torch_backend.model_loading import count_tokens
         from paceline_engine.vllm_backend.backend import VllmBackend
-        from paceline_engine.vllm_backend.engine import Engine
+        from paceline_engine.vllm_backend.engine import Engine, engine_arguments
         from paceline_engine.vllm_backend.invariance import check_invariance
-    except ImportError as error:
-        raise ModelLoadError(
-            f"the vllm backend needs vLLM, in an environment of its own: {INSTALL} ({error})"
-        ) from error
-    files = find_model_files(model, revision=revision)
-    _refuse_others(files)
-    vocabulary_size = min(count_tokens(files), files.vocabulary_size)
+    files, vocabulary_size = _find(model, revision=revision)
+    fingerprint = files.fingerprint(_computed_in(dtype, parsed))
     with files.laid_out() as directory:
         engine = Engine(
-            directory,
-            dtype=dtype,
-            threads=threads,
-            capture=capture,
-            vocabulary_size=vocabulary_size,
-            options=parsed,
+            engine_arguments(
+                directory,
+                dtype=dtype,
+                threads=threads,
+                capture=capture,
+                vocabulary_size=vocabulary_size,
+                fingerprint=fingerprint,
+                options=parsed,
+            )
         )
     end_ids = known_ends(files, vocabulary_size=vocabulary_size)
     report(files, end_ids=end_ids)
-    changes = {key: value for key, value in parsed.items() if key in CHANGE_NUMBERS}
-    computed_in = f"{dtype} {json.dumps(changes, sort_keys=True)}" if changes else dtype
     description = ModelDescription(
         name=files.name,
-        revision=files.revision or files.fingerprint(computed_in)[:16],
-        fingerprint=files.fingerprint(computed_in),
+        revision=files.revision or fingerprint[:16],
+        fingerprint=fingerprint,
         tokenizer_fingerprint=hashlib.sha256(files.tokenizer).hexdigest(),
         vocabulary_size=vocabulary_size,
         eos_token_ids=end_ids,
@@ -106,6 +110,65 @@ def load_vllm(
     if invariant:
         check_invariance(backend)
     return backend
+
+
+def load_part(
+    model: str,
+    *,
+    revision: str | None,
+    dtype: str,
+    threads: int,
+    capture: bool,
+    invariant: bool,
+    options: Sequence[str],
+) -> NodePart:
+    """Load what this node has of a model that another node serves: see `load_vllm`.
+
+    Raises:
+        ModelLoadError: vLLM is not installed, or the model cannot be computed so.
+    """
+    parsed = parse_options(options)
+    set_environment(os.environ, invariant=invariant)
+    with _vllm_installed():
+        from paceline_engine.vllm_backend.engine import NodePart, engine_arguments
+    files, vocabulary_size = _find(model, revision=revision)
+    with files.laid_out() as directory:
+        return NodePart(
+            engine_arguments(
+                directory,
+                dtype=dtype,
+                threads=threads,
+                capture=capture,
+                vocabulary_size=vocabulary_size,
+                fingerprint=files.fingerprint(_computed_in(dtype, parsed)),
+                options=parsed,
+            )
+        )
+
+
+@contextmanager
+def _vllm_installed() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ModelLoadError(
+            f"the vllm backend needs vLLM, in an environment of its own: {INSTALL} ({error})"
+        ) from error
+
+
+def _find(model: str, *, revision: str | None) -> tuple[ModelFiles, int]:
+    """Find a model's files, and how many of its tokens can be chosen."""
+    from paceline_engine.torch_backend.model_loading import count_tokens
+
+    files = find_model_files(model, revision=revision)
+    _refuse_others(files)
+    return files, min(count_tokens(files), files.vocabulary_size)
+
+
+def _computed_in(dtype: str, options: Mapping[str, Any]) -> str:
+    """Say in what numbers a model is computed, for its fingerprint."""
+    changes = {key: value for key, value in options.items() if key in CHANGE_NUMBERS}
+    return f"{dtype} {json.dumps(changes, sort_keys=True)}" if changes else dtype
 
 
 def _refuse_others(files: ModelFiles) -> None:

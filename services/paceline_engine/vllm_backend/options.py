@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from paceline_engine.terms.backend import ModelLoadError, few_names
@@ -53,6 +54,8 @@ _TAKEN: Mapping[str, str] = {
     ),
 }
 
+_PARTS = ("tensor_parallel_size", "pipeline_parallel_size")
+
 CHANGE_NUMBERS = frozenset(
     {"hf_overrides", "kv_cache_dtype", "quantization", "quantization_config", "rope_scaling"}
 )
@@ -83,6 +86,38 @@ def _value(text: str) -> Any:
         value: Any = json.loads(text)
     except ValueError:
         return {"True": True, "False": False}.get(text, text)
+    return value
+
+
+def node_rank(options: Mapping[str, Any]) -> int:
+    """Return which of the nodes that hold one model this one is: 0 serves, the others help it.
+
+    Raises:
+        ModelLoadError: the nodes, or the parts of the model, are not told so that they fit.
+    """
+    nodes, rank = _whole(options, "nnodes", 1), _whole(options, "node_rank", 0)
+    parts = math.prod(_whole(options, name, 1) for name in _PARTS)
+    if rank >= nodes:
+        raise ModelLoadError(
+            f"--engine-option node_rank={rank} is not below nnodes={nodes}: nodes count from 0"
+        )
+    if parts % nodes:
+        raise ModelLoadError(
+            f"--engine-option {' x '.join(_PARTS)} is {parts}, which nnodes={nodes} does not divide"
+        )
+    if nodes > 1 and not options.get("master_addr"):
+        raise ModelLoadError(
+            "--engine-option nnodes needs master_addr: the address of the node with node_rank=0"
+        )
+    return rank
+
+
+def _whole(options: Mapping[str, Any], name: str, default: int) -> int:
+    value = options.get(name, default)
+    if type(value) is not int or value < default:
+        raise ModelLoadError(
+            f"--engine-option {name}={value} is not a whole number of {default} or more"
+        )
     return value
 
 

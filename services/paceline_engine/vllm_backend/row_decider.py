@@ -7,6 +7,7 @@ as the row's largest. Requests are greedy, so vLLM's sampler takes it.
 
 from __future__ import annotations
 
+import logging
 import math
 from array import array
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 from paceline_contract.proposal import NOTHING
 from paceline_engine.deciding.sampling import Draw, choose_each, noise_kernel
 from paceline_engine.deciding.shaping import Shaper
-from paceline_engine.vllm_backend.row_tasks import FIELD, read_row_task
+from paceline_engine.vllm_backend.row_tasks import FIELD, model_of_row_task, read_row_task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline_engine.terms.calls import SessionSpec
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -53,7 +56,9 @@ class RowDecider(LogitsProcessor):  # type: ignore[misc]  # vLLM is not installe
 
     def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
         del is_pin_memory
-        self._vocabulary_size: int = vllm_config.additional_config[FIELD]["vocabulary_size"]
+        told = vllm_config.additional_config[FIELD]
+        self._vocabulary_size: int = told["vocabulary_size"]
+        self._fingerprint: str = told["fingerprint"]
         self._rows: dict[int, _Row] = {}
         noise_kernel(device)  # compiled now, so that no request waits for it
 
@@ -70,6 +75,7 @@ class RowDecider(LogitsProcessor):  # type: ignore[misc]  # vLLM is not installe
         for index, params, prompt, output in batch_update.added:
             self._rows.pop(index, None)
             if (spec := read_row_task(params.extra_args)) is not None:
+                self._check_model(model_of_row_task(params.extra_args))
                 self._rows[index] = _Row(spec, prompt, output, self._new_shaper(spec))
         for source, target, direction in batch_update.moved:
             moved, replaced = self._rows.pop(source, None), self._rows.pop(target, None)
@@ -95,6 +101,20 @@ class RowDecider(LogitsProcessor):  # type: ignore[misc]  # vLLM is not installe
         if sure:
             logits[[*sure], [*sure.values()]] = math.inf
         return logits
+
+    def _check_model(self, fingerprint: str) -> None:
+        """End this process if the node that serves has another model: its texts would be neither's.
+
+        vLLM tells nobody of an error here, and the others would wait for this one.
+        """
+        if fingerprint != self._fingerprint:
+            _log.critical(
+                "this node has the model %s and the one that serves has %s: they need the same"
+                " files, dtype and engine options",
+                self._fingerprint,
+                fingerprint,
+            )
+            raise SystemExit(1)
 
     def _new_shaper(self, spec: SessionSpec) -> Shaper | None:
         if not spec.sampling.shapes:

@@ -18,11 +18,12 @@ FIELD = "paceline"
 """The key of a request's `extra_args`, and of the engine's `additional_config`."""
 
 
-def row_task(spec: SessionSpec) -> dict[str, Any]:
-    """Return a session's rule as a request's `extra_args`."""
+def row_task(spec: SessionSpec, *, fingerprint: str) -> dict[str, Any]:
+    """Return a session's rule as a request's `extra_args`, with the model that it is for."""
     sampling = asdict(replace(spec.sampling, grammar=None))
     return {
         FIELD: {
+            "model": fingerprint,
             "seed": spec.seed,
             "sampling": {**sampling, "logit_bias": [[*pair] for pair in spec.sampling.logit_bias]},
             "prompt_length": spec.prompt_length,
@@ -44,3 +45,9 @@ def read_row_task(extra_args: Mapping[str, Any] | None) -> SessionSpec | None:
         prompt_length=told["prompt_length"],
         end_token_ids=tuple(told["end_token_ids"]),
     )
+
+
+def model_of_row_task(extra_args: Mapping[str, Any]) -> str:
+    """Return the fingerprint of the model that a request is for."""
+    fingerprint: str = extra_args[FIELD]["model"]
+    return fingerprint

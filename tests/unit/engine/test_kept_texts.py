@@ -90,6 +90,17 @@ def kept(clock) -> KeptTexts:
     return KeptTexts(seconds=10, clock=clock)
 
 
+class Stepped(Copied):
+    """A text whose state can be cut to some lengths only, as a recurrent one."""
+
+    def __init__(self, *lengths: int) -> None:
+        super().__init__()
+        self._lengths = lengths
+
+    def reachable(self, length: int) -> int:
+        return max((each for each in self._lengths if each <= length), default=0)
+
+
 def keep(kept, text, *, share="ann", owner="", size=None) -> weakref.ref[ModelCache]:
     cache = Copied()
     size = len(text) if size is None else size
@@ -102,6 +113,27 @@ def found_length(kept, text, *, share="ann", owner="") -> int:
         return kept.find(text, owner=owner, share=share)[1]
     except LookupError:
         return 0
+
+
+def test_a_shorter_text_is_found_before_a_longer_one_whose_state_cannot_be_cut(kept):
+    shorter, longer = tokens(range(60), range(500, 540)), tokens(range(90), range(600, 640))
+    has_state, has_none = Stepped(60), Stepped(len(longer))
+    for cache, text in ((has_state, shorter), (has_none, longer)):
+        kept.keep(cache, text, owner="", share="ann", size=100)
+    assert kept.find(tokens(range(95)), owner="", share="ann") == (has_state, 60)
+
+
+def test_a_text_is_kept_beside_a_longer_one_that_cannot_be_cut_to_it(kept):
+    whole, part = tokens(range(90)), tokens(range(60))
+    of_whole, of_part = Stepped(90), Stepped(60)
+    for order in ((of_whole, of_part), (of_part, of_whole)):
+        for cache in order:
+            text = whole if cache is of_whole else part
+            kept.keep(cache, text, owner="", share="ann", size=100)
+        assert len(kept) == 2
+        assert kept.find(tokens(range(70)), owner="", share="ann") == (of_part, 60)
+        assert kept.find(tokens(range(99)), owner="", share="ann") == (of_whole, 90)
+        kept.shrink(0)
 
 
 def test_the_text_with_most_in_common_is_found(kept):

@@ -20,7 +20,7 @@ from paceline_engine.torch_backend.shared_rows import SharedRows
 from paceline_engine.torch_backend.stored_weights import stored_weights
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_engine.torch_backend.whole_products import replace_products
-from support.quantised_folders import LAYOUTS, write_folder
+from support.quantised_folders import GROUP, LAYOUTS, write_folder
 from support.tiny_models import build_tokenizer
 
 SIZES = {
@@ -208,6 +208,25 @@ def test_what_is_not_read_is_refused_before_the_weights_are(config, reason, tmp_
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelLoadError, match=reason):
         TransformersBackend(str(tmp_path))
+
+
+@pytest.mark.parametrize("layout", ["gptq", "gptq in another order", "awq", "w4a16"])
+def test_groups_of_another_size_than_the_scales_have_are_refused(layout, written):
+    """Such a config.json is of other weights."""
+    folder = written(layout)[0]
+    config = json.loads((folder / "config.json").read_text())
+    told = config["quantization_config"]
+    groups = [it["weights"] for it in told.get("config_groups", {}).values()]
+    for each in groups or [told]:
+        each["group_size"] = GROUP
+    config_file = folder / "config.json"
+    config_file.write_text(json.dumps(config))
+    load(folder)
+    for each in groups or [told]:
+        each["group_size"] = 2 * GROUP
+    config_file.write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=r"scales for the \d+ .* config.json says .*64"):
+        load(folder)
 
 
 def test_what_this_engine_does_not_read_another_can_find(written):

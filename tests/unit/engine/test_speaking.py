@@ -244,6 +244,36 @@ def test_rows_of_several_sequences_are_computed_in_one_forward(speaking):
     assert [*found.values()] == alone
 
 
+@pytest.mark.parametrize("backend", ["simulated", "vllm"])
+def test_a_model_that_computes_no_rows_cannot_speak(speaking, backend):
+    options = LoadOptions(backend=backend, model="m", speak=str(speaking.folder("pieces")))
+    with pytest.raises(ModelLoadError, match=f"the {backend} backend cannot speak"):
+        load_backend(options)
+
+
+def test_what_the_models_state_can_be_cut_to_is_told_in_the_targets_tokens(speaking, monkeypatch):
+    backend = speaking("pieces", "byte level")
+    spec = spec_for(SAMPLINGS[0])
+    text = backend.new_cache(spec)
+    prefix = max(prefixes("pieces"), key=len)
+    draft(backend, spec, prefix, 1, cache=text)
+    length, own = len(prefix), text.inner.length
+    assert text.reachable(length) == length
+    assert text.reachable(length + 50) == len(text.text) >= length
+    for reached in (0, own // 2):
+        monkeypatch.setattr(text.inner, "reachable", lambda _, reached=reached: reached)
+        share = reached / own
+        assert text.reachable(length) == pytest.approx(share * length, abs=2)
+
+
+def test_it_judges_as_its_model_does(speaking, monkeypatch):
+    backend = speaking("pieces", "byte level")
+    assert not backend.judges_row_by_row
+    (model,) = backend.models
+    monkeypatch.setattr(type(model), "judges_row_by_row", True)
+    assert backend.judges_row_by_row
+
+
 def test_what_forwards_cost_can_be_measured(speaking):
     # Blocks of any ids, one after another on one sequence: each is computed in one step.
     for pair in FEW:

@@ -8,6 +8,7 @@ from array import array
 from types import SimpleNamespace
 
 import pytest
+from pydantic import ValidationError
 
 from paceline.errors import InternalError
 from paceline_contract.proposal import Proposal
@@ -16,10 +17,10 @@ from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Decode, Item, Judge
 from paceline_engine.vllm_backend.backend import VllmBackend
-from paceline_engine.vllm_backend.options import parse_options, set_environment
+from paceline_engine.vllm_backend.options import node_rank, parse_options, set_environment
 from paceline_engine.vllm_backend.prefix_text import PrefixText
 from paceline_engine.vllm_backend.requests import GivenTokens, Stream
-from paceline_engine.vllm_backend.row_tasks import read_row_task, row_task
+from paceline_engine.vllm_backend.row_tasks import model_of_row_task, read_row_task, row_task
 from paceline_model_server.settings import ModelServerSettings
 
 NAN = math.nan
@@ -91,6 +92,7 @@ class FakeEngine:
     """Answers each request in the next step, as it is told."""
 
     cache_tokens, block_size, step_tokens = 9999, 16, 512
+    fingerprint = "a"
 
     def __init__(self, answers):
         self.requests, self._answers, self._names = [], answers, []
@@ -141,7 +143,9 @@ def test_a_proposal_after_a_prompt_that_is_not_computed_yet_has_no_scores_of_all
 def test_a_row_task_is_plain_data_that_says_the_whole_rule():
     sampling = SamplingParameters(0.5, top_k=3, logit_bias=((4, -1.5), (9, 2.0)), min_tokens=2)
     spec = SessionSpec(1, sampling, seed=2**53 - 1, prompt_length=7, end_token_ids=(0, 2))
-    assert read_row_task(row_task(spec)) == spec
+    told = row_task(spec, fingerprint="a")
+    assert read_row_task(told) == spec
+    assert model_of_row_task(told) == "a"
     assert read_row_task(None) is None
     assert read_row_task({"another": 1}) is None
 
@@ -172,6 +176,42 @@ def test_engine_options_are_keys_and_values():
 def test_an_engine_option_that_cannot_be_given_is_refused_by_name(option, said):
     with pytest.raises(ModelLoadError, match=said):
         parse_options([option])
+
+
+OVER_TWO = ("nnodes=2", "master_addr=a")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("nnodes=0",), "nnodes=0 is not a whole number of 1 or more"),
+        (("nnodes=two",), "nnodes=two is not"),
+        (("node_rank=-1",), "node_rank=-1 is not a whole number of 0 or more"),
+        (("tensor_parallel_size=2.0",), "tensor_parallel_size=2.0 is not"),
+        (("pipeline-parallel-size=true",), "pipeline_parallel_size=True is not"),
+        (("node_rank=1",), "node_rank=1 is not below nnodes=1"),
+        ((*OVER_TWO, "tensor_parallel_size=4", "node_rank=2"), "not below nnodes=2"),
+        ((*OVER_TWO, "tensor_parallel_size=3"), "is 3, which nnodes=2 does not divide"),
+        (("nnodes=2", "tensor_parallel_size=2"), "needs master_addr"),
+    ],
+)
+def test_nodes_that_do_not_fit_the_parts_of_a_model_are_refused_before_it_is_read(options, said):
+    with pytest.raises(ModelLoadError, match=said):
+        node_rank(parse_options(options))
+    with pytest.raises(ValidationError, match=said):
+        ModelServerSettings(backend="vllm", model="a", engine_option=options)
+
+
+def test_a_node_beyond_the_first_has_a_part_and_serves_nothing():
+    parts = (*OVER_TWO, "tensor_parallel_size=2", "pipeline_parallel_size=3")
+    ranks = [
+        ModelServerSettings(backend="vllm", model="a", engine_option=(*parts, *more)).is_node_part
+        for more in ((), ("node_rank=0",), ("node_rank=1",))
+    ]
+    assert ranks == [False, False, True]
+    options = (*parts, "node_rank=1")
+    with pytest.raises(ModelLoadError, match="only the node with node_rank=0 serves"):
+        load_backend(LoadOptions(backend="vllm", model="a", engine_options=options))
 
 
 def test_without_vllm_the_option_says_what_installs_it():

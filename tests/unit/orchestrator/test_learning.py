@@ -35,6 +35,7 @@ def a_server(step_ms, *, row_ms, self_draft_depth=0):
         with_lora=lambda _: None,
         tree_depth_limit=0,
         fingerprint="d",
+        cancels_forwards=True,
     )
     return SimpleNamespace(
         latency=latency, primary_count=0, session_count=0, hardware=None, facts=facts

@@ -119,6 +119,13 @@ async def test_a_server_in_the_wrong_role_gets_no_work_and_says_why(caplog):
     assert caplog.messages.count("target-0 is not used: it is a drafter, not a target") == 1
 
 
+@pytest.mark.parametrize("cancels", [True, False])
+async def test_whether_withdrawn_forwards_stop_is_asked_of_the_server(cancels):
+    async with a_pool(FakeModelServer("target", cancels_forwards=cancels)) as pool:
+        model = await pool.wait_for_model(LONGEST_WAIT_SECONDS)
+        assert model.cancels_forwards is cancels
+
+
 async def test_the_model_is_still_known_when_its_last_target_has_died():
     target = FakeModelServer("target")
     async with a_pool(target) as pool:

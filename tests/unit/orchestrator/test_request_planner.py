@@ -43,6 +43,7 @@ def a_server(
     tree_tokens=0,
     fingerprint="drafter",
     hardware=None,
+    cancels=True,
 ):
     """A server with so many of our requests, whose queue holds so many calls.
 
@@ -81,6 +82,7 @@ def a_server(
             context_length=4096,
             fingerprint=fingerprint,
             with_lora={"law": SimpleNamespace(fingerprint="drafter with law")}.get,
+            cancels_forwards=cancels,
         ),
     )
 
@@ -108,10 +110,12 @@ class Watched(Planner):
         return super().choose(measurements, wish)
 
 
-def measured(targets, *, prompt_length=5):
+def measured(targets, *, prompt_length=5, drafter=None):
     """What a request's plan is made of."""
     planner = Watched()
-    a_planning(targets, planner=planner).plan(Wish(), MODEL, prompt_length=prompt_length)
+    a_planning(targets, planner=planner, drafter=drafter).plan(
+        Wish(), MODEL, prompt_length=prompt_length
+    )
     return planner.measured
 
 
@@ -163,6 +167,14 @@ def test_a_request_alone_uses_the_targets_it_needs():
     plan = a_plan(a_planning([a_server(30) for _ in range(7)]))
     assert plan.strategy is Strategy.DISTRIBUTED
     assert 1 < plan.target_count <= 7
+
+
+def test_a_plan_knows_which_servers_run_withdrawn_forwards_to_their_end():
+    stops, runs_on = a_server(30), a_server(30, cancels=False)
+    found = measured([stops, runs_on], drafter=a_server(3))
+    assert (found.targets_run_on, found.drafter_runs_on) == (True, False)
+    found = measured([stops, stops], drafter=a_server(3, cancels=False))
+    assert (found.targets_run_on, found.drafter_runs_on) == (False, True)
 
 
 def test_a_request_uses_no_more_targets_than_compute_side_by_side():

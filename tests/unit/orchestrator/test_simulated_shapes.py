@@ -54,6 +54,20 @@ def shape_and_gain(case):
     return shape, times[CHAIN] / (min(trees) if shape == CHAIN else times[shape])
 
 
+def test_dsi_is_worth_less_where_withdrawn_forwards_run_to_their_end():
+    """And SI is not: it withdraws nothing from a target."""
+
+    def time_of(strategy, **changes):
+        option = Option(strategy, lookahead=2, target_count=2, token_ns=1)
+        case = case_of(option, replace(VICUNA, target_count=2, **changes), shapes=(CHAIN,))
+        return simulated_times(case)[CHAIN]
+
+    run_on = {"targets_run_on": True, "drafter_runs_on": True}
+    dsi, si = Strategy.DISTRIBUTED, Strategy.SPECULATIVE
+    assert time_of(dsi, **run_on) > 1.03 * time_of(dsi)
+    assert time_of(si, **run_on) == time_of(si)
+
+
 def test_where_rows_are_free_the_widest_trees_gain_most():
     shape, gain = shape_and_gain(a_case())
     assert shape == Shape(4, 3)
