@@ -69,6 +69,7 @@ async def test_what_a_server_says_of_its_model_is_read_as_it_says_it():
         role=model_service_pb2.MODEL_ROLE_TARGET,
         hardware={"identity": "gpu", "share": 0.5},
         fim_token_ids=[3, 1, 2],
+        lora_adapters=[{"name": "law", "fingerprint": "model with law"}],
     )
 
     async def say():
@@ -91,6 +92,8 @@ async def test_what_a_server_says_of_its_model_is_read_as_it_says_it():
         role=Role.TARGET,
         hardware=Hardware("gpu", 0.5),
         fim_token_ids=(3, 1, 2),
+        cancels_forwards=False,
+        lora_fingerprints=(("law", "model with law"),),
     )
     del info.verification_rules[1:]
     info.ClearField("hardware")

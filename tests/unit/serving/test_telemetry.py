@@ -63,7 +63,8 @@ def test_of_a_group_of_failures_each_is_logged_with_where_it_was(stream, log_for
     assert "KeyError" in written
 
 
-def test_a_json_log_is_one_object_a_line_with_the_call_it_belongs_to(stream):
+# A test that enters a call is async: its context ends with it, and so no later test is in the call.
+async def test_a_json_log_is_one_object_a_line_with_the_call_it_belongs_to(stream):
     telemetry.configure_logging(level="info", log_format="json", stream=stream)
     call = tracing.enter("/service/Method", [("x-request-id", "request-1")])
     logging.getLogger("test").info("done", extra={"rows": 3})
@@ -106,12 +107,12 @@ def test_the_endpoint_serves_metrics_and_pages(host):
     "traceparent",
     ["", "00-" + "0" * 32 + "-00f067aa0ba902b7-01", "ff-x", "00-4bf92f3577b34da6a3ce929d0e0e4736"],
 )
-def test_a_trace_that_is_none_is_begun_anew(traceparent):
+async def test_a_trace_that_is_none_is_begun_anew(traceparent):
     call = tracing.enter("/service/Method", [("traceparent", traceparent)])
     assert len(call.trace_id) == 32
     assert int(call.trace_id, 16)
 
 
 @pytest.mark.parametrize("request_id", ["", "a b", "x" * 65, "\n", "ü"])
-def test_a_request_id_that_is_unsafe_to_log_is_replaced(request_id):
+async def test_a_request_id_that_is_unsafe_to_log_is_replaced(request_id):
     assert tracing.enter("/s/M", [("x-request-id", request_id)]).request_id != request_id
