@@ -24,6 +24,7 @@ from paceline_orchestrator.fleet.familiarity import Familiarity
 from paceline_orchestrator.fleet.fitting import (
     commonest_adapters,
     commonest_model,
+    commonest_with_lora,
     drafter_obstacle,
     fits,
 )
@@ -141,40 +142,38 @@ class ServerPool:
             ModelNotFoundError: No target has this adapter.
         """
         targets = self._in_order[Role.TARGET]
-        model = commonest_model(it for it in targets if it.ready)
+        ready = [it.facts for it in targets if it.ready]
+        model = commonest_model(ready)
         if model is None:
             raise NoTargetError(
                 _why_none_is_ready(targets), retry_after_seconds=shortage.RETRY_SECONDS
             )
-        return self._with_lora(model, lora) if lora else model
+        if not lora:
+            return model
+        found = commonest_with_lora(ready, model, name=lora)
+        if found is not None:
+            return found
+        if any(it.facts and it.facts.with_lora(lora) for it in targets if not it.misfit):
+            raise NoTargetError(
+                f"no target with the LoRA adapter {lora!r} is ready",
+                retry_after_seconds=shortage.RETRY_SECONDS,
+            )
+        raise ModelNotFoundError(f"lora: no target has a LoRA adapter {lora!r}")
 
-    def lora_adapters(self) -> Sequence[ModelFacts]:
-        """Return the model with each of the LoRA adapters that requests can have, by their names.
+    def lora_adapters(self) -> Mapping[str, str]:
+        """Return the model's fingerprint with each of the LoRA adapters that requests can have.
 
         Raises:
             NoTargetError: No target is ready.
         """
-        ready = (it for it in self._in_order[Role.TARGET] if it.ready)
-        found = commonest_adapters(ready, self.model())
-        return [found[name] for name in sorted(found)]
-
-    def _with_lora(self, model: ModelFacts, name: str) -> ModelFacts:
-        targets = self._in_order[Role.TARGET]
-        found = commonest_adapters((it for it in targets if it.ready), model)
-        if name in found:
-            return found[name]
-        if any(it.facts and it.facts.with_lora(name) for it in targets if not it.misfit):
-            raise NoTargetError(
-                f"no target with the LoRA adapter {name!r} is ready",
-                retry_after_seconds=shortage.RETRY_SECONDS,
-            )
-        raise ModelNotFoundError(f"lora: no target has a LoRA adapter {name!r}")
+        ready = [it.facts for it in self._in_order[Role.TARGET] if it.ready]
+        return commonest_adapters(ready, self.model())
 
     def last_model(self) -> ModelFacts | None:
         """Return `model()`, or what the targets that are known were last; None if none has said."""
         with suppress(NoTargetError):
             return self.model()
-        return commonest_model(it for it in self._in_order[Role.TARGET] if not it.misfit)
+        return commonest_model(it.facts for it in self._in_order[Role.TARGET] if not it.misfit)
 
     def targets(self, model: ModelFacts, text: FamiliarText | None = None) -> list[ModelServer]:
         """Return the ready targets with exactly this model, the least loaded first.

@@ -233,8 +233,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             for name, value in model.sampling_defaults:
                 setattr(info.sampling_defaults, name, value)
         with suppress(NoTargetError):
-            for adapter in self._pool.lora_adapters():
-                info.lora_adapters.add(name=adapter.lora, fingerprint=adapter.fingerprint)
+            for name, fingerprint in sorted(self._pool.lora_adapters().items()):
+                info.lora_adapters.add(name=name, fingerprint=fingerprint)
         info.most_request_bytes = self.most_request_bytes
         for server, standing in self._pool.standings().items():
             info.servers.append(server_message(server, standing))

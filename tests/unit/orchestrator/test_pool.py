@@ -13,7 +13,7 @@ import pytest
 from paceline import errors
 from paceline.v1.model_service_pb2 import GetTokenizerResponse, LoraAdapter
 from paceline.v1.model_service_pb2_grpc import ModelServiceStub
-from paceline_contract.calls import CallTiming
+from paceline_contract.calls import CallTiming, VerificationRule
 from paceline_orchestrator.decoding import probe
 from paceline_orchestrator.fleet import pauses
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError, check_model_info
@@ -527,15 +527,34 @@ async def test_a_lora_adapter_is_what_most_targets_have_under_its_name():
     other = FakeModelServer("target", fingerprint="other", lora_fingerprints={"prose": "p"})
     async with a_pool(*fakes, other) as pool:
         await until(pool, lambda: len(target_names(pool)) == 5)
-        assert {it.lora: it.fingerprint for it in pool.lora_adapters()} == {
-            "law": "b",
-            "verse": "v",
-        }
+        assert pool.lora_adapters() == {"law": "b", "verse": "v"}
         law = pool.model(lora="law")
         assert (law.fingerprint, law.lora) == ("b", "law")
         assert {it.name for it in pool.targets(law)} == {"target-1", "target-2"}
         assert [it.name for it in pool.targets(pool.model(lora="verse"))] == ["target-0"]
         assert len(pool.targets(pool.model())) == 4
+
+
+async def test_a_model_with_an_adapter_can_do_what_the_targets_with_the_adapter_can():
+    large = FakeModelServer(
+        "target",
+        context_length=4000,
+        shapes_logits=True,
+        grammar_engine="an engine",
+        rules=tuple(VerificationRule),
+    )
+    small = FakeModelServer(
+        "target", context_length=100, scores_prompts=False, lora_fingerprints={"law": "a"}
+    )
+    async with a_pool(large, small) as pool:
+        await until(pool, lambda: len(target_names(pool)) == 2)
+
+        def abilities(it):
+            does = it.shapes_logits, it.scores_prompts, it.rejection_sampling
+            return it.context_length, *does, bool(it.grammar_engine)
+
+        assert abilities(pool.model()) == (4000, True, True, True, True)
+        assert abilities(pool.model(lora="law")) == (100, False, False, False, False)
 
 
 async def test_an_adapter_that_no_target_has_is_not_found_and_one_that_is_away_is_waited_for():
