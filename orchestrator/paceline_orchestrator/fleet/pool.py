@@ -158,44 +158,48 @@ class ServerPool:
         raise self._why_without(model, lora)
 
     def lora_adapters(self) -> Mapping[str, str]:
-        """Return the model's fingerprint with each of the LoRA adapters that requests can have.
-
-        Raises:
-            NoTargetError: No target is ready.
-        """
+        """Return the model's fingerprint with each LoRA adapter that it has, also if it is away."""
+        model = self.last_model()
+        if model is None:
+            return {}
         ready = [it.facts for it in self._in_order[Role.TARGET] if it.ready]
-        return commonest_adapters(ready, self.model())
+        known = commonest_adapters(self._known_facts, model)
+        return {**known, **commonest_adapters(ready, model)}
 
     def last_model(self) -> ModelFacts | None:
         """Return `model()`, or what the targets that are known were last; None if none has said."""
         with suppress(NoTargetError):
             return self.model()
-        return commonest_model(it.facts for it in self._in_order[Role.TARGET] if not it.misfit)
+        return commonest_model(it.facts for it in self._listed)
 
     def _why_without(self, model: ModelFacts, lora: str) -> PacelineError:
         """Say why no target is ready with a LoRA adapter of a model: for now, or for good."""
-        listed = [it for it in self._in_order[Role.TARGET] if not it.misfit]
-        said = [*(it.facts for it in listed), *self._gone_lately]
-        if lora in commonest_adapters(said, model):
+        if lora in commonest_adapters(self._known_facts, model):
             return _no_target(f"no target with the LoRA adapter {lora!r} is ready")
-        silent = [it.name for it in listed if it.facts is None]
+        silent = [it.name for it in self._listed if it.facts is None]
         if silent:
             return _no_target(
                 f"no target that is ready has a LoRA adapter {lora!r}, and {silent[0]} has not said"
                 " yet what it has"
             )
         words = f"lora: no target has a LoRA adapter {lora!r}"
-        for it in listed:
+        for it in self._listed:
             if it.facts and it.facts.with_lora(lora):
                 words += f" of {model.model_name!r}; {it.name} has one of {it.facts.model_name!r}"
                 break
         return ModelNotFoundError(words)
 
     @property
-    def _gone_lately(self) -> list[ModelFacts]:
-        """What targets had that discovery has dropped a short while ago."""
+    def _listed(self) -> list[ModelServer]:
+        """The targets, without those that have said that they are something else."""
+        return [it for it in self._in_order[Role.TARGET] if not it.misfit]
+
+    @property
+    def _known_facts(self) -> list[ModelFacts | None]:
+        """What these targets have, and those that discovery has dropped a short while ago."""
         since = time.monotonic() - shortage.ADAPTER_SECONDS
-        return [facts for gone_at, facts in self._gone if gone_at > since]
+        gone = (facts for gone_at, facts in self._gone if gone_at > since)
+        return [*(it.facts for it in self._listed), *gone]
 
     def targets(self, model: ModelFacts, text: FamiliarText | None = None) -> list[ModelServer]:
         """Return the ready targets with exactly this model, the least loaded first.

@@ -575,6 +575,18 @@ async def test_an_adapter_that_no_target_has_is_not_found_and_one_that_is_away_i
         assert (await waiting).fingerprint == "a"
 
 
+async def test_adapters_are_listed_while_their_targets_pause_and_the_ready_ones_count_first():
+    fakes = [FakeModelServer("target", lora_fingerprints={"law": it}) for it in ("a", "a", "b")]
+    async with a_pool(*fakes) as pool:
+        await until(pool, lambda: len(target_names(pool)) == 3)
+        assert pool.lora_adapters() == {"law": "a"}
+        for server in pool.servers[:2]:
+            server.pause_status = "INTERNAL"
+        assert pool.lora_adapters() == {"law": "b"} == {"law": pool.model(lora="law").fingerprint}
+        pool.servers[2].pause_status = "INTERNAL"
+        assert pool.lora_adapters() == {"law": "a"}
+
+
 async def test_an_adapter_may_be_at_a_target_that_has_not_said_yet_what_it_has():
     able = FakeModelServer("target", lora_fingerprints={"law": "a"}, is_loading=True)
     async with a_pool(able, FakeModelServer("target")) as pool:
@@ -604,6 +616,7 @@ async def test_an_adapter_is_away_while_its_pod_is_replaced_and_unknown_after_a_
         await until(pool, lambda: [it.name for it in pool.servers] == ["b"])
         with pytest.raises(errors.NoTargetError, match="no target with the LoRA adapter 'law'"):
             pool.model(lora="law")
+        assert pool.lora_adapters() == {"law": "a"}
         with pytest.raises(errors.ModelNotFoundError):
             pool.model(lora="x")
         waiting = asyncio.create_task(pool.wait_for_model(LONGEST_WAIT_SECONDS, lora="law"))
@@ -613,6 +626,7 @@ async def test_an_adapter_is_away_while_its_pod_is_replaced_and_unknown_after_a_
         await discovery.sets.put(frozenset(others))
         await until(pool, lambda: [it.name for it in pool.servers] == ["b"])
         monkeypatch.setattr(shortage, "ADAPTER_SECONDS", 0.0)
+        assert not pool.lora_adapters()
         with pytest.raises(errors.ModelNotFoundError):
             pool.model(lora="law")
 
