@@ -92,7 +92,7 @@ def commonest_with_lora(
 
 
 def could_replace(
-    target: ModelServer, server: ModelServer, *, limit_length: int, fingerprint: str = ""
+    target: ModelServer, server: ModelServer, *, limit_length: int, model: ModelFacts | None = None
 ) -> bool:
     """Whether a target could do the work of a server; a drafter's can be done without.
 
@@ -100,17 +100,14 @@ def could_replace(
         target: The target.
         server: The server.
         limit_length: The most tokens that the text may have, prompt included.
-        fingerprint: Of the model that the work is for, which may be one with a LoRA adapter; empty:
-            the server's.
+        model: What the work is for, which may be a model with a LoRA adapter; None: the server's.
     """
     if target.facts is None or server.facts is None:
         return False
     if server.role is Role.DRAFTER:
         return drafter_obstacle(server.facts, target.facts) is None
     has_room = limit_length <= target.facts.context_length
-    if fingerprint and not target.facts.computes(fingerprint):
-        return False
-    return has_room and fits(target.facts, server.facts)
+    return has_room and fits(target.facts, model or server.facts)
 
 
 def target_obstacle(target: ModelFacts, model: ModelFacts) -> Standing | None:
