@@ -71,6 +71,7 @@ class AssignedServers:
         self._candidates = Candidates(
             pool, model, rule=rule, self_drafting=self_drafting, text=text, suits=suits
         )
+        self._model = model
         self._make_spec = make_spec
         self._opener = opener
         self._deadline = deadline
@@ -290,6 +291,7 @@ class AssignedServers:
             opener=self._opener,
             deadline=self._deadline,
             note_repair=self._note_fallback,
+            model=self._model,
             tolerance=self._candidates.tolerance,
         )
         slots.opening[index] = session

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from paceline_contract.calls import PrefixCall
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.silence import Waiting
+    from paceline_orchestrator.fleet.wire import ModelFacts
 
 # A hung server is found out after this. Less takes a machine whose cores are all busy for one: with
 # 0.25 s, four model processes on two busy cores were late now and then.
@@ -66,7 +67,7 @@ class Patience:
     Args:
         server: Who answers.
         limit_length: The most tokens that the session may hold.
-        fingerprint: Of the model that the session is of.
+        model: The target model that the session works for; None: the server's.
         tolerance: How many times as long as others it may have a call in sight.
     """
 
@@ -75,12 +76,12 @@ class Patience:
         server: ModelServer,
         *,
         limit_length: int = 0,
-        fingerprint: str = "",
+        model: ModelFacts | None = None,
         tolerance: float = 1.0,
     ) -> None:
         self._server = server
         self._limit_length = limit_length
-        self._fingerprint = fingerprint
+        self._model = model
         self._tolerance = tolerance
         self._newest = 0  # the sequence of the newest call
         self._waiting: Waiting | None = None  # for the answer to the newest call
@@ -98,7 +99,7 @@ class Patience:
                 row_count,
                 call.base_length + row_count,
                 limit_length=self._limit_length,
-                fingerprint=self._fingerprint,
+                model=self._model,
             ),
             tolerance=self._tolerance,
         )

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.decoding.exchange import Decoded, Drafted, Judged, SessionSpec
     from paceline_orchestrator.decoding.session_opener import Opening, SessionOpener
     from paceline_orchestrator.fleet.server import ModelServer
+    from paceline_orchestrator.fleet.wire import ModelFacts
 
 _CALL_SLACK_SECONDS = 1.0
 # A server that loses a session so often, without a right answer between, is at fault: each time the
@@ -67,6 +68,7 @@ class RemoteSession:
         spec: What it is for.
         opener: Opens and closes it.
         note_repair: Told of each repair: a lost session, or a prefix sent again.
+        model: The target model that it works for, which others may have; None: the server's.
         tolerance: How many times as long as others its server may have a call in sight.
     """
 
@@ -78,6 +80,7 @@ class RemoteSession:
         opener: SessionOpener,
         deadline: Deadline,
         note_repair: Callable[[Fallback], None],
+        model: ModelFacts | None = None,
         tolerance: float = 1.0,
     ) -> None:
         self.server = server
@@ -90,7 +93,7 @@ class RemoteSession:
         self._patience = Patience(
             server,
             limit_length=self.limit_length,
-            fingerprint=spec.fingerprint,
+            model=model,
             tolerance=tolerance,
         )
         self._held = HeldTokens()

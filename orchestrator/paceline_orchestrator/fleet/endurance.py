@@ -46,7 +46,7 @@ def endured_seconds(
         for it in targets
         if it is not server
         and it.ready
-        and could_replace(it, server, limit_length=work.limit_length, fingerprint=work.fingerprint)
+        and could_replace(it, server, limit_length=work.limit_length, model=work.model)
     )
     prompt = (it for it in others if it.silence.longest_wait_seconds < waited * _PROMPT_SHARE)
     return min(map(seconds, prompt), default=math.inf)

@@ -14,7 +14,7 @@ from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.words import Standing, Word
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
@@ -23,7 +23,7 @@ _DIGITS = 12  # of a fingerprint, for people
 _NAME_CHARACTERS = 64
 
 
-def commonest_model(servers: Iterable[ModelServer]) -> ModelFacts | None:
+def commonest_model(said: Iterable[ModelFacts | None]) -> ModelFacts | None:
     """Return the model that most of the servers have; None where none has said what it has.
 
     A lone server must not speak for the others. Of equally many those count that compute the same
@@ -31,8 +31,11 @@ def commonest_model(servers: Iterable[ModelServer]) -> ModelFacts | None:
     of them: a target with less is used for what it has room for. It knows REJECTION, shapes
     logits, and scores prompts, where one of them does: the others are passed over. Its grammars are
     enforced by what most of them have for that.
+
+    Args:
+        said: What each server said of its model; None: nothing yet.
     """
-    known = [it.facts for it in servers if it.facts]
+    known = [it for it in said if it]
     counts = Counter(it.identity for it in known)
 
     def rank(facts: ModelFacts) -> tuple[int, bool, int]:
@@ -67,27 +70,29 @@ def fits(target: ModelFacts, model: ModelFacts) -> bool:
     return own is not None and own.identity == model.identity
 
 
-def commonest_adapters(
-    servers: Iterable[ModelServer], model: ModelFacts
-) -> Mapping[str, ModelFacts]:
-    """Return a model with each LoRA adapter that servers of it have, by the adapter's name.
+def commonest_adapters(said: Iterable[ModelFacts | None], model: ModelFacts) -> Mapping[str, str]:
+    """Return a model's fingerprint with each LoRA adapter that its servers have, by its name.
 
     Of several adapters with one name it is the one that most servers have.
     """
-    counts = Counter(
-        named
-        for it in servers
-        if it.facts and fits(it.facts, model)
-        for named in it.facts.lora_fingerprints
-    )
-    return {
-        name: replace(model, fingerprint=fingerprint, lora=name)
-        for (name, fingerprint), _ in sorted(counts.items(), key=lambda it: (it[1], it[0]))
-    }
+    alike = (it for it in said if it and fits(it, model))
+    counts = Counter(named for it in alike for named in it.lora_fingerprints)
+    return dict(sorted(counts, key=lambda named: (counts[named], named)))
+
+
+def commonest_with_lora(
+    said: Sequence[ModelFacts | None], model: ModelFacts, *, name: str
+) -> ModelFacts | None:
+    """Return a model with the commonest LoRA adapter of a name, as its servers say; None: none."""
+    fingerprint = commonest_adapters(said, model).get(name)
+    if fingerprint is None:
+        return None
+    wanted = replace(model, fingerprint=fingerprint, lora=name)
+    return commonest_model(it.with_lora(name) for it in said if it and fits(it, wanted))
 
 
 def could_replace(
-    target: ModelServer, server: ModelServer, *, limit_length: int, fingerprint: str = ""
+    target: ModelServer, server: ModelServer, *, limit_length: int, model: ModelFacts | None = None
 ) -> bool:
     """Whether a target could do the work of a server; a drafter's can be done without.
 
@@ -95,17 +100,14 @@ def could_replace(
         target: The target.
         server: The server.
         limit_length: The most tokens that the text may have, prompt included.
-        fingerprint: Of the model that the work is for, which may be one with a LoRA adapter; empty:
-            the server's.
+        model: What the work is for, which may be a model with a LoRA adapter; None: the server's.
     """
     if target.facts is None or server.facts is None:
         return False
     if server.role is Role.DRAFTER:
         return drafter_obstacle(server.facts, target.facts) is None
     has_room = limit_length <= target.facts.context_length
-    if fingerprint and not target.facts.computes(fingerprint):
-        return False
-    return has_room and fits(target.facts, server.facts)
+    return has_room and fits(target.facts, model or server.facts)
 
 
 def target_obstacle(target: ModelFacts, model: ModelFacts) -> Standing | None:

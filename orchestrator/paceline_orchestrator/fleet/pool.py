@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from bisect import insort
-from collections import Counter
+from collections import Counter, deque
 from contextlib import suppress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Self, TypeAlias
@@ -24,6 +24,7 @@ from paceline_orchestrator.fleet.familiarity import Familiarity
 from paceline_orchestrator.fleet.fitting import (
     commonest_adapters,
     commonest_model,
+    commonest_with_lora,
     drafter_obstacle,
     fits,
 )
@@ -59,6 +60,7 @@ _NAMED_TARGETS = 3
 # How often a choice of targets is put off by one call that waits. If always, the requests of two
 # orchestrators that met at a target would leave it together, and meet again.
 _PUT_OFF_SHARE = 0.5
+_MOST_GONE = 256
 
 
 class ServerPool:
@@ -96,6 +98,8 @@ class ServerPool:
         self._in_order: dict[Role, list[ModelServer]] = {role: [] for role in Role}
         self._watches: dict[_Key, asyncio.Task[None]] = {}
         self._listeners = Listeners()
+        # Targets with LoRA adapters that were removed: when, and what they were.
+        self._gone: deque[tuple[float, ModelFacts]] = deque(maxlen=_MOST_GONE)
         self._unlisted: set[_Key] = set()  # discovery lost them, their own health says SERVING
         self._tasks = asyncio.TaskGroup()
         self._pauses = Pauses(self._tasks, answers=probe, tell=self._tell)
@@ -137,44 +141,65 @@ class ServerPool:
             lora: The name of the LoRA adapter that it is to have; empty: none.
 
         Raises:
-            NoTargetError: No target is ready, or none with this adapter.
+            NoTargetError: No target is ready, or none with this adapter: one that has it is away,
+                or a target has not said yet what it has.
             ModelNotFoundError: No target has this adapter.
         """
         targets = self._in_order[Role.TARGET]
-        model = commonest_model(it for it in targets if it.ready)
+        ready = [it.facts for it in targets if it.ready]
+        model = commonest_model(ready)
         if model is None:
-            raise NoTargetError(
-                _why_none_is_ready(targets), retry_after_seconds=shortage.RETRY_SECONDS
-            )
-        return self._with_lora(model, lora) if lora else model
+            raise _no_target(_why_none_is_ready(targets))
+        if not lora:
+            return model
+        found = commonest_with_lora(ready, model, name=lora)
+        if found is not None:
+            return found
+        raise self._why_without(model, lora)
 
-    def lora_adapters(self) -> Sequence[ModelFacts]:
-        """Return the model with each of the LoRA adapters that requests can have, by their names.
-
-        Raises:
-            NoTargetError: No target is ready.
-        """
-        ready = (it for it in self._in_order[Role.TARGET] if it.ready)
-        found = commonest_adapters(ready, self.model())
-        return [found[name] for name in sorted(found)]
-
-    def _with_lora(self, model: ModelFacts, name: str) -> ModelFacts:
-        targets = self._in_order[Role.TARGET]
-        found = commonest_adapters((it for it in targets if it.ready), model)
-        if name in found:
-            return found[name]
-        if any(it.facts and it.facts.with_lora(name) for it in targets if not it.misfit):
-            raise NoTargetError(
-                f"no target with the LoRA adapter {name!r} is ready",
-                retry_after_seconds=shortage.RETRY_SECONDS,
-            )
-        raise ModelNotFoundError(f"lora: no target has a LoRA adapter {name!r}")
+    def lora_adapters(self) -> Mapping[str, str]:
+        """Return the model's fingerprint with each LoRA adapter that it has, also if it is away."""
+        model = self.last_model()
+        if model is None:
+            return {}
+        ready = [it.facts for it in self._in_order[Role.TARGET] if it.ready]
+        known = commonest_adapters(self._known_facts, model)
+        return {**known, **commonest_adapters(ready, model)}
 
     def last_model(self) -> ModelFacts | None:
         """Return `model()`, or what the targets that are known were last; None if none has said."""
         with suppress(NoTargetError):
             return self.model()
-        return commonest_model(it for it in self._in_order[Role.TARGET] if not it.misfit)
+        return commonest_model(it.facts for it in self._listed)
+
+    def _why_without(self, model: ModelFacts, lora: str) -> PacelineError:
+        """Say why no target is ready with a LoRA adapter of a model: for now, or for good."""
+        if lora in commonest_adapters(self._known_facts, model):
+            return _no_target(f"no target with the LoRA adapter {lora!r} is ready")
+        silent = [it.name for it in self._listed if it.facts is None]
+        if silent:
+            return _no_target(
+                f"no target that is ready has a LoRA adapter {lora!r}, and {silent[0]} has not said"
+                " yet what it has"
+            )
+        words = f"lora: no target has a LoRA adapter {lora!r}"
+        for it in self._listed:
+            if it.facts and it.facts.with_lora(lora):
+                words += f" of {model.model_name!r}; {it.name} has one of {it.facts.model_name!r}"
+                break
+        return ModelNotFoundError(words)
+
+    @property
+    def _listed(self) -> list[ModelServer]:
+        """The targets, without those that have said that they are something else."""
+        return [it for it in self._in_order[Role.TARGET] if not it.misfit]
+
+    @property
+    def _known_facts(self) -> list[ModelFacts | None]:
+        """What these targets have, and those that discovery has dropped a short while ago."""
+        since = time.monotonic() - shortage.ADAPTER_SECONDS
+        gone = (facts for gone_at, facts in self._gone if gone_at > since)
+        return [*(it.facts for it in self._listed), *gone]
 
     def targets(self, model: ModelFacts, text: FamiliarText | None = None) -> list[ModelServer]:
         """Return the ready targets with exactly this model, the least loaded first.
@@ -326,6 +351,8 @@ class ServerPool:
             self._in_order[server.role].remove(server)
             self._pauses.forget(server)
             server.health_status = REMOVED
+            if server.role is Role.TARGET and server.facts and server.facts.lora_fingerprints:
+                self._gone.append((time.monotonic(), server.facts))
             self._tell(server)
             await server.channel.close(None)
             await asyncio.sleep(0)
@@ -361,6 +388,10 @@ class ServerPool:
                 server.twin = twin
                 changed.append(server)
         return changed
+
+
+def _no_target(message: str) -> NoTargetError:
+    return NoTargetError(message, retry_after_seconds=shortage.RETRY_SECONDS)
 
 
 def _why_none_is_ready(targets: Sequence[ModelServer]) -> str:

@@ -7,5 +7,8 @@ from __future__ import annotations
 
 WAIT_SECONDS = 5.0
 """How long a request does without, before it gives up."""
+ADAPTER_SECONDS = 60.0
+"""For how long a LoRA adapter counts as away, and not as unknown, after discovery has dropped the
+last target with it: a pod that is replaced has another address."""
 RETRY_SECONDS = 1.0
 """When its client may ask again, where no server says so."""

@@ -19,6 +19,8 @@ from paceline.errors import DeadlineError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from paceline_orchestrator.fleet.wire import ModelFacts
+
 
 class SilenceError(DeadlineError):
     """A server did not answer in the time that its answers take, and does not have the call."""
@@ -36,13 +38,13 @@ class Work:
         row_count: Here, where the session may hold most of the text.
         whole_count: Elsewhere, where a session begins.
         limit_length: The most tokens that the text may have, for which another server needs room.
-        fingerprint: Of the model that has to compute it; empty: the server's.
+        model: Which has to compute it, with its LoRA adapter if it has one; None: the server's.
     """
 
     row_count: int = 1
     whole_count: int = 1
     limit_length: int = 0
-    fingerprint: str = ""
+    model: ModelFacts | None = None
 
 
 _ONE_ROW = Work()

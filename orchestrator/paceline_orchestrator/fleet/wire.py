@@ -137,10 +137,6 @@ class ModelFacts:
         fingerprint = dict(self.lora_fingerprints).get(name)
         return None if fingerprint is None else replace(self, fingerprint=fingerprint, lora=name)
 
-    def computes(self, fingerprint: str) -> bool:
-        """Whether it computes the model with this fingerprint, alone or with an adapter."""
-        return fingerprint in {self.fingerprint, *dict(self.lora_fingerprints).values()}
-
     @property
     def identity(self) -> tuple[str, str, int, frozenset[int], bool]:
         """What servers with one model say alike: any difference there is one of tokens.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager, closing, nullcontext, suppress
+from contextlib import asynccontextmanager, closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import (
@@ -232,9 +232,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             info.context_length = model.context_length
             for name, value in model.sampling_defaults:
                 setattr(info.sampling_defaults, name, value)
-        with suppress(NoTargetError):
-            for adapter in self._pool.lora_adapters():
-                info.lora_adapters.add(name=adapter.lora, fingerprint=adapter.fingerprint)
+        for name, fingerprint in sorted(self._pool.lora_adapters().items()):
+            info.lora_adapters.add(name=name, fingerprint=fingerprint)
         info.most_request_bytes = self.most_request_bytes
         for server, standing in self._pool.standings().items():
             info.servers.append(server_message(server, standing))

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 ASSUMED_ACCEPTANCE_RATE = 0.7
 """Of two models that have not worked together yet."""
 
-# Pairs that are remembered, those used last: models come and go with each rollout.
-_MOST_PAIRS = 64
+# Pairs that are remembered, those used last: models come and go with each rollout. With each of its
+# LoRA adapters, which may be 64, a model is a pair of its own.
+_MOST_PAIRS = 256
 
 
 class Pair(NamedTuple):

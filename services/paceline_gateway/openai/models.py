@@ -21,7 +21,7 @@ async def list_models(
 ) -> None:
     """List the model, then its LoRA adapters; their creation time is the gateway's start."""
     info = await orchestrators.info()
-    names = [info.model_name, *sorted(info.lora_adapters)]
+    names = [info.model_name, *sorted(info.lora_adapters.keys() - {info.model_name})]
     described = [_model(info, name, began_at, defaults=defaults) for name in names]
     await connection.answer({"object": "list", "data": described})
 
@@ -44,6 +44,7 @@ def _model(
     info: SystemInfo, name: str, began_at: int, *, defaults: SamplingDefaults
 ) -> dict[str, Any]:
     is_adapter = name != info.model_name
+    fingerprint = info.lora_adapters.get(name, "") if is_adapter else info.model_fingerprint
     return {
         "id": name,
         "object": "model",
@@ -54,7 +55,7 @@ def _model(
         "max_model_len": info.context_length,
         "paceline": {
             "version": info.version,
-            "fingerprint": info.lora_adapters.get(name, info.model_fingerprint),
+            "fingerprint": fingerprint,
             "context_length": info.context_length,
             "vocabulary_size": info.vocabulary_size,
             "sampling_defaults": dict(defaults.of_model(info)),

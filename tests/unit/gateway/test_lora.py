@@ -37,6 +37,18 @@ async def test_models_are_listed_with_their_root_and_each_is_described_by_its_na
         assert (await gateway.http.get("/v1/models/prose")).status_code == 404
 
 
+async def test_an_adapter_that_is_called_as_the_model_is_hides_nothing_and_is_listed_once():
+    """Another target's model can have the name: its server refuses only its own."""
+    orchestrator = FakeOrchestrator(lora_fingerprints={"fake": "model-f", "law": "model-l"})
+    async with gateway_over(orchestrator) as gateway:
+        listed = (await gateway.http.get("/v1/models")).json()["data"]
+        assert [(it["id"], it["parent"]) for it in listed] == [("fake", None), ("law", "fake")]
+        assert (await gateway.http.get("/v1/models/fake")).json() == listed[0]
+        assert listed[0]["paceline"]["fingerprint"] != "model-f"
+        await gateway.post("/v1/completions", model="fake", prompt="x")
+        assert not gateway.requests[-1].lora
+
+
 @pytest.mark.parametrize("path", ASKED)
 async def test_the_model_of_a_request_chooses_its_adapter(path):
     async with gateway_over(an_orchestrator()) as gateway:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.fleet.familiarity import Familiarity
+from support.virtual_servers import VirtualServer
+from support.virtual_system import VirtualDiscovery, virtual_system
+from support.virtual_time import virtually
 
 LONG = tuple(range(1000))
 
@@ -69,3 +73,31 @@ def test_of_many_servers_that_had_a_beginning_the_newest_are_known():
     note(known, LONG[:40], "it-5")
     assert lengths(known, LONG, "it-3", "it-4", "it-5", "it-19") == [0, 32, 32, 32]
     assert len(known) == 1
+
+
+@virtually
+async def test_a_text_is_known_where_it_was_computed_for_its_client_with_its_adapter():
+    loras = {"lora_fingerprints": {"law": "a", "verse": "b"}}
+    first, second = (VirtualServer("target", name=f"target-{it}", **loras) for it in range(2))
+    discovery = VirtualDiscovery(second)
+    async with virtual_system(first, second, discovery=discovery) as system:
+
+        async def asked(lora, **client):
+            """Tell which targets it went to: the first one, unless another knows its text."""
+            before = len(first.calls), len(second.calls)
+            await system.generate(
+                token_ids=pb.TokenIds(ids=[it % 50 for it in range(200)]),
+                lora=lora,
+                strategy=pb.STRATEGY_AUTOREGRESSIVE,
+                **client,
+            )
+            await system.settle()
+            return len(first.calls) > before[0], len(second.calls) > before[1]
+
+        assert await asked("law") == (False, True), "it is the only one"
+        discovery.list(first, second)
+        await system.until(lambda: len(system.pool.targets(system.pool.model())) == 2)
+        assert await asked("verse") == (True, False)
+        assert await asked("law") == (False, True)
+        assert await asked("") == (True, False)
+        assert await asked("law", client="10.0.0.2") == (True, False)

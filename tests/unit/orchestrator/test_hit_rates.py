@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from paceline_contract.limits import MOST_LORA_ADAPTERS
 from paceline_orchestrator.planning.hit_rates import HitRates, LearntRates, Pair
 from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.ranks import MOST_WIDTH
@@ -52,8 +53,15 @@ def test_the_rates_of_pairs_that_are_gone_are_forgotten():
     learnt = LearntRates()
     kept, gone = Pair("target", "kept"), Pair("target", "gone")
     rates = {pair: learnt.of(pair) for pair in (gone, kept)}
-    for number in range(100):
+    for number in range(1000):
         learnt.of(Pair("target", str(number)))
         learnt.of(kept)
     assert learnt.of(kept) is rates[kept]
     assert learnt.of(gone) is not rates[gone]
+
+
+def test_a_model_is_remembered_with_all_the_adapters_that_it_may_have():
+    learnt = LearntRates()
+    pairs = [Pair(f"target with {it}", "drafter") for it in range(1 + MOST_LORA_ADAPTERS)]
+    rates = {pair: learnt.of(pair) for pair in pairs}
+    assert all(learnt.of(pair) is rates[pair] for pair in pairs)

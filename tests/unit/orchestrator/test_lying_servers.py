@@ -434,6 +434,38 @@ async def test_a_target_that_nobody_can_replace_is_waited_for():
         assert not stream.fallbacks
 
 
+@pytest.mark.parametrize(
+    "adapters",
+    [{}, {"law": "0"}, {"verse": "a"}],
+    ids=["none", "another of the name", "its numbers under another name"],
+)
+@virtually
+async def test_a_target_that_nobody_can_replace_for_want_of_its_adapter_is_waited_for(adapters):
+    liar = a_keeper_of_calls("target", lora_fingerprints={"law": "a"})
+    other = VirtualServer("target", name="target-1", lora_fingerprints=adapters)
+    async with virtual_system(liar, other) as system, asyncio.TaskGroup() as tasks:
+        request = tasks.create_task(
+            system.generate(max_tokens=TOKENS, seconds=300, lora="law", **PLAIN)
+        )
+        await asyncio.sleep(100)
+        liar.get_stuck(False)
+        stream = await request
+        assert stream.token_ids == RIGHT
+        assert not stream.fallbacks
+        assert not other.calls
+
+
+@virtually
+async def test_a_target_that_only_says_it_has_the_call_is_left_for_one_with_its_adapter():
+    liar = a_keeper_of_calls("target", lora_fingerprints={"law": "a"})
+    honest = VirtualServer("target", name="target-1", lora_fingerprints={"law": "a"})
+    async with virtual_system(liar, honest) as system:
+        stream = await system.generate(max_tokens=TOKENS, lora="law", **PLAIN)
+        assert stream.token_ids == RIGHT
+        assert stream.fallbacks["deadline"] == 1
+        assert stream.ended - stream.began < ENDURED_SECONDS + 5
+
+
 @virtually
 async def test_busy_targets_are_not_left_for_each_other():
     """Both work on others' prompts for a minute; neither would answer sooner."""

@@ -13,9 +13,9 @@ import pytest
 from paceline import errors
 from paceline.v1.model_service_pb2 import GetTokenizerResponse, LoraAdapter
 from paceline.v1.model_service_pb2_grpc import ModelServiceStub
-from paceline_contract.calls import CallTiming
+from paceline_contract.calls import CallTiming, VerificationRule
 from paceline_orchestrator.decoding import probe
-from paceline_orchestrator.fleet import pauses
+from paceline_orchestrator.fleet import pauses, shortage
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError, check_model_info
 from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.fleet.pool import ServerPool
@@ -534,15 +534,34 @@ async def test_a_lora_adapter_is_what_most_targets_have_under_its_name():
     other = FakeModelServer("target", fingerprint="other", lora_fingerprints={"prose": "p"})
     async with a_pool(*fakes, other) as pool:
         await until(pool, lambda: len(target_names(pool)) == 5)
-        assert {it.lora: it.fingerprint for it in pool.lora_adapters()} == {
-            "law": "b",
-            "verse": "v",
-        }
+        assert pool.lora_adapters() == {"law": "b", "verse": "v"}
         law = pool.model(lora="law")
         assert (law.fingerprint, law.lora) == ("b", "law")
         assert {it.name for it in pool.targets(law)} == {"target-1", "target-2"}
         assert [it.name for it in pool.targets(pool.model(lora="verse"))] == ["target-0"]
         assert len(pool.targets(pool.model())) == 4
+
+
+async def test_a_model_with_an_adapter_can_do_what_the_targets_with_the_adapter_can():
+    large = FakeModelServer(
+        "target",
+        context_length=4000,
+        shapes_logits=True,
+        grammar_engine="an engine",
+        rules=tuple(VerificationRule),
+    )
+    small = FakeModelServer(
+        "target", context_length=100, scores_prompts=False, lora_fingerprints={"law": "a"}
+    )
+    async with a_pool(large, small) as pool:
+        await until(pool, lambda: len(target_names(pool)) == 2)
+
+        def abilities(it):
+            does = it.shapes_logits, it.scores_prompts, it.rejection_sampling
+            return it.context_length, *does, bool(it.grammar_engine)
+
+        assert abilities(pool.model()) == (4000, True, True, True, True)
+        assert abilities(pool.model(lora="law")) == (100, False, False, False, False)
 
 
 async def test_an_adapter_that_no_target_has_is_not_found_and_one_that_is_away_is_waited_for():
@@ -561,6 +580,74 @@ async def test_an_adapter_that_no_target_has_is_not_found_and_one_that_is_away_i
         waiting = asyncio.create_task(pool.wait_for_model(LONGEST_WAIT_SECONDS, lora="law"))
         await able.set_serving(True)
         assert (await waiting).fingerprint == "a"
+
+
+async def test_adapters_are_listed_while_their_targets_pause_and_the_ready_ones_count_first():
+    fakes = [FakeModelServer("target", lora_fingerprints={"law": it}) for it in ("a", "a", "b")]
+    async with a_pool(*fakes) as pool:
+        await until(pool, lambda: len(target_names(pool)) == 3)
+        assert pool.lora_adapters() == {"law": "a"}
+        for server in pool.servers[:2]:
+            server.pause_status = "INTERNAL"
+        assert pool.lora_adapters() == {"law": "b"} == {"law": pool.model(lora="law").fingerprint}
+        pool.servers[2].pause_status = "INTERNAL"
+        assert pool.lora_adapters() == {"law": "a"}
+
+
+async def test_an_adapter_may_be_at_a_target_that_has_not_said_yet_what_it_has():
+    able = FakeModelServer("target", lora_fingerprints={"law": "a"}, is_loading=True)
+    async with a_pool(able, FakeModelServer("target")) as pool:
+        await until(pool, lambda: target_names(pool) == ["target-1"])
+        with pytest.raises(errors.NoTargetError, match="'law', and target-0 has not said yet"):
+            pool.model(lora="law")
+        waiting = asyncio.create_task(pool.wait_for_model(LONGEST_WAIT_SECONDS, lora="law"))
+        unknown = asyncio.create_task(pool.wait_for_model(LONGEST_WAIT_SECONDS, lora="x"))
+        able.is_loading = False
+        assert (await waiting).fingerprint == "a"
+        with pytest.raises(errors.ModelNotFoundError):
+            await unknown
+
+
+async def test_an_adapter_is_away_while_its_pod_is_replaced_and_unknown_after_a_minute(monkeypatch):
+    able, again, plain = (
+        *(FakeModelServer("target", lora_fingerprints={"law": "a"}) for _ in range(2)),
+        FakeModelServer("target"),
+    )
+    discovery = ChangingDiscovery()
+    async with a_pool(able, again, plain, discovery=discovery) as pool:
+        others = {endpoint(plain, "b")}
+        await discovery.sets.put(frozenset({endpoint(able, "a"), *others}))
+        await until(pool, lambda: target_names(pool) == ["a", "b"])
+        await able.kill()
+        await discovery.sets.put(frozenset(others))
+        await until(pool, lambda: [it.name for it in pool.servers] == ["b"])
+        with pytest.raises(errors.NoTargetError, match="no target with the LoRA adapter 'law'"):
+            pool.model(lora="law")
+        assert pool.lora_adapters() == {"law": "a"}
+        with pytest.raises(errors.ModelNotFoundError):
+            pool.model(lora="x")
+        waiting = asyncio.create_task(pool.wait_for_model(LONGEST_WAIT_SECONDS, lora="law"))
+        await discovery.sets.put(frozenset({endpoint(again, "a"), *others}))
+        assert (await waiting).fingerprint == "a"
+        await again.kill()
+        await discovery.sets.put(frozenset(others))
+        await until(pool, lambda: [it.name for it in pool.servers] == ["b"])
+        monkeypatch.setattr(shortage, "ADAPTER_SECONDS", 0.0)
+        assert not pool.lora_adapters()
+        with pytest.raises(errors.ModelNotFoundError):
+            pool.model(lora="law")
+
+
+async def test_an_adapter_of_another_model_is_not_waited_for():
+    other = FakeModelServer(
+        "target", fingerprint="other", model_name="small", lora_fingerprints={"prose": "p"}
+    )
+    both = [FakeModelServer("target", model_name="large") for _ in range(2)]
+    async with a_pool(other, *both) as pool:
+        await until(pool, lambda: len(target_names(pool)) == 3)
+        words = "no target has a LoRA adapter 'prose' of 'large'; target-0 has one of 'small'"
+        with pytest.raises(errors.ModelNotFoundError, match=words):
+            await pool.wait_for_model(LONGEST_WAIT_SECONDS, lora="prose")
 
 
 @pytest.mark.parametrize(

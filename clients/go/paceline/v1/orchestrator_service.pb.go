@@ -2390,8 +2390,9 @@ type GetSystemInfoResponse struct {
 	MostRequestBytes uint64 `protobuf:"varint,9,opt,name=most_request_bytes,json=mostRequestBytes,proto3" json:"most_request_bytes,omitempty"`
 	// GetModelInfoResponse.sampling_defaults of the target model.
 	SamplingDefaults *SamplingDefaults `protobuf:"bytes,10,opt,name=sampling_defaults,json=samplingDefaults,proto3" json:"sampling_defaults,omitempty"`
-	// The LoRA adapters that requests can ask for: those of the ready targets. Each name once; if
-	// targets have different adapters of a name, it is the one that most of them have.
+	// The LoRA adapters that requests can ask for: those of the targets, also while they are away,
+	// and for a minute after discovery has dropped them. Each name once; if targets have different
+	// adapters of a name, it is the one that most of the ready ones have.
 	LoraAdapters []*LoraAdapter `protobuf:"bytes,11,rep,name=lora_adapters,json=loraAdapters,proto3" json:"lora_adapters,omitempty"`
 }
 

@@ -1349,8 +1349,9 @@ class GetSystemInfoResponse(_message.Message):
 
     @_builtins.property
     def lora_adapters(self) -> _containers.RepeatedCompositeFieldContainer[_model_service_pb2.LoraAdapter]:
-        """The LoRA adapters that requests can ask for: those of the ready targets. Each name once; if
-        targets have different adapters of a name, it is the one that most of them have.
+        """The LoRA adapters that requests can ask for: those of the targets, also while they are away,
+        and for a minute after discovery has dropped them. Each name once; if targets have different
+        adapters of a name, it is the one that most of the ready ones have.
         """
 
     def __init__(

@@ -686,8 +686,9 @@ export interface GetSystemInfoResponse {
     | SamplingDefaults
     | undefined;
   /**
-   * The LoRA adapters that requests can ask for: those of the ready targets. Each name once; if
-   * targets have different adapters of a name, it is the one that most of them have.
+   * The LoRA adapters that requests can ask for: those of the targets, also while they are away,
+   * and for a minute after discovery has dropped them. Each name once; if targets have different
+   * adapters of a name, it is the one that most of the ready ones have.
    */
   loraAdapters: LoraAdapter[];
 }
