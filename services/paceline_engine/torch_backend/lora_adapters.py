@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +15,7 @@ from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.library import rows_of_forward
 from paceline_engine.torch_backend.llama import FusedLlama
-from paceline_engine.torch_backend.lora_rows import INVARIANT_ROWS, Factors, LoraRows
+from paceline_engine.torch_backend.lora_rows import Factors, LoraRows
 from paceline_engine.torch_backend.shared_rows import SharedRows
 from paceline_engine.torch_backend.stream_rows import FUSED
 
@@ -41,22 +40,18 @@ class LoraAdapters:
         decoder: Decoder,
         *,
         shape: KeyValueShape,
-        invariant: bool = False,
     ) -> None:
         """Let a decoder's products add what adapters add.
 
         Args:
             model: The library's, which the decoder computes.
             shape: The shape of its keys and values.
-            invariant: Whether a row must not depend on what else has its adapter.
 
         Raises:
             ModelLoadError: The decoder computes a module that an adapter changes not once for each
                 row of a forward.
         """
-        self._rows = partial(LoraRows, device=model.device)
-        if invariant:
-            self._rows = partial(self._rows, least=INVARIANT_ROWS)
+        self._device = model.device
         if isinstance(decoder, FusedLlama):
             self._weights = {each.name: _fused(each, model) for each in adapters}
             return
@@ -86,7 +81,7 @@ class LoraAdapters:
         known = [(self._weights[name] if name else None, count) for name, count in sequences]
         if all(weights is None for weights, _ in known):
             return None
-        return self._rows(known)
+        return LoraRows(known, device=self._device)
 
 
 def _fused(adapter: LoraAdapter, model: Any) -> LoraWeights:

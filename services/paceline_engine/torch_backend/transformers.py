@@ -177,13 +177,7 @@ class TransformersBackend(LoadedModel):
                 f"model {what.name!r} is computed in the library's own way: it takes no --lora"
             )
         adapters = [load_lora(each, self.model, device=self.device) for each in folders]
-        self.lora = LoraAdapters(
-            adapters,
-            self.model,
-            self.decoder,
-            shape=self._slabs.shape,
-            invariant=self._invariant,
-        )
+        self.lora = LoraAdapters(adapters, self.model, self.decoder, shape=self._slabs.shape)
         if self._invariant:
             self._check_lora_rows(self.lora, self.decoder, self._slabs.shape)
         self.description = replace(
