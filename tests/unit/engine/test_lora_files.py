@@ -230,6 +230,35 @@ def test_names_are_checked_before_anything_is_read(folder):
     assert len(read_lora_folders(many[:-1])) == MOST_LORA_ADAPTERS
 
 
+def test_factors_of_modules_that_compute_all_tokens_so_far_are_refused(tmp_path):
+    model = build_family("deepseek-v3", tmp_path / "model")
+    lora = write_lora(tmp_path / "a", model, modules=r".*self_attn\.(o|kv_b)_proj")
+    assert "kv_b_proj computes other rows than the forward's" in refusal(model, f"a={lora}")
+    lora = write_lora(tmp_path / "b", model, modules=r".*self_attn\.o_proj")
+    assert TransformersBackend(str(model), lora=[f"b={lora}"]).lora
+
+
+def test_factors_of_modules_that_a_forward_computes_twice_are_refused(tmp_path, monkeypatch):
+    def twice(self, hidden):
+        inner = self.act_fn(self.gate_proj(hidden)) * self.up_proj(hidden)
+        return (self.down_proj(inner) + self.down_proj(inner)) / 2
+
+    module = "transformers.models.gemma2.modeling_gemma2.Gemma2MLP.forward"
+    monkeypatch.setattr(module, twice)
+    model = build_family("gemma2", tmp_path / "model")
+    lora = write_lora(tmp_path / "lora", model, modules=r".*layers\.0.*(up|down)_proj")
+    told = refusal(model, f"a={lora}")
+    assert "does not compute each row of model.layers.0.mlp.down_proj once" in told
+
+
+@pytest.mark.parametrize("family", ["fused", "gemma2"])
+def test_an_adapter_with_which_scores_are_no_numbers_is_refused(family, tiny_pair, tmp_path):
+    model = tiny_pair.target if family == "fused" else build_family(family, tmp_path / "model")
+    lora = write_lora(tmp_path / "lora", model, modules=r".*layers\.0.*v_proj", alpha=4)
+    change(lora, lambda it: [each.copy_(torch.full_like(each, 1e37)) for each in it.values()])
+    assert "the model's scores are no numbers" in refusal(model, f"a={lora}")
+
+
 def test_models_that_keep_no_rows_of_several_sequences_take_no_adapter(folder, tmp_path):
     mamba = build_family("mamba 2", tmp_path / "mamba")
     assert "takes no --lora" in refusal(mamba, f"a={folder}")
