@@ -16,12 +16,12 @@ from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.library import rows_of_forward
 from paceline_engine.torch_backend.llama import FusedLlama
-from paceline_engine.torch_backend.lora_rows import Factors, LoraRows
+from paceline_engine.torch_backend.lora_rows import Factors, LoraRows, side_by_side
 from paceline_engine.torch_backend.shared_rows import SharedRows
 from paceline_engine.torch_backend.stream_rows import FUSED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from paceline_engine.torch_backend.decoders import Decoder
     from paceline_engine.torch_backend.kv_arena import KeyValueShape
@@ -96,29 +96,17 @@ def _fused(adapter: LoraAdapter, model: Any) -> LoraWeights:
     for index, layer in enumerate(model.model.layers):
         for which, places in enumerate(FUSED):
             parts = [
-                (left.pop(f"model.layers.{index}.{name}", None), layer.get_submodule(name))
+                (
+                    left.pop(f"model.layers.{index}.{name}", None),
+                    layer.get_submodule(name).out_features,
+                )
                 for name in LOW_RANK_PARTS[places]
             ]
             if any(factors is not None for factors, _ in parts):
-                weights[index, which] = _side_by_side(parts)
+                weights[index, which] = side_by_side(parts)
     if left:
         raise ModelLoadError(f"LoRA adapter {adapter.name!r}: no layer has {few_names(left)}")
     return weights
-
-
-def _side_by_side(parts: Sequence[tuple[tuple[Tensor, Tensor] | None, nn.Linear]]) -> Factors:
-    """Return one pair of factors for projections side by side; some may have none of their own."""
-    width = sum(linear.out_features for _, linear in parts)
-    downs, ups, start = [], [], 0
-    for factors, linear in parts:
-        if factors is not None:
-            down, up = factors
-            placed = up.new_zeros(len(down), width)
-            placed[:, start : start + linear.out_features] = up.t()
-            downs.append(down)
-            ups.append(placed)
-        start += linear.out_features
-    return Factors(torch.cat(downs), torch.cat(ups))
 
 
 def _by_module(adapter: LoraAdapter) -> LoraWeights:

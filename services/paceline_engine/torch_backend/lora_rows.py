@@ -29,7 +29,7 @@ from torch.nn import functional
 from paceline_engine.torch_backend.packed_linear import in_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 _BLOCKS = (16, 32)
 
@@ -57,6 +57,26 @@ class Factors:
 
     def _of_block(self, inputs: Tensor) -> Tensor:
         return functional.linear(inputs, self.down) @ self.up
+
+
+def side_by_side(parts: Sequence[tuple[tuple[Tensor, Tensor] | None, int]]) -> Factors:
+    """Return one pair of factors for products side by side, from those of some of them.
+
+    Args:
+        parts: For each product A, (R, inputs), and B with the scale, (outputs, R), or None; and
+            how many outputs it has.
+    """
+    width = sum(count for _, count in parts)
+    downs, ups, start = [], [], 0
+    for factors, count in parts:
+        if factors is not None:
+            down, up = factors
+            placed = up.new_zeros(len(down), width)
+            placed[:, start : start + count] = up.t()
+            downs.append(down)
+            ups.append(placed)
+        start += count
+    return Factors(torch.cat(downs), torch.cat(ups))
 
 
 LoraWeights: TypeAlias = "Mapping[ProductKey, Factors]"
