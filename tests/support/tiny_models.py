@@ -109,6 +109,24 @@ def build_two_layer_drafter(directory: Path, target_directory: Path) -> Path:
     return _save(model, tokenizer, directory)
 
 
+def build_wide_model(directory: Path) -> Path:
+    """Write a Llama of one layer with weights so large that they are packed."""
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=1024,
+        intermediate_size=1024,
+        num_hidden_layers=1,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=None,
+    )
+    torch.manual_seed(1)
+    return _save(LlamaForCausalLM(config), build_tokenizer(512), directory)
+
+
 def _save(model: LlamaForCausalLM, tokenizer: Tokenizer, directory: Path) -> Path:
     model.save_pretrained(directory)
     tokenizer.save(str(directory / "tokenizer.json"))

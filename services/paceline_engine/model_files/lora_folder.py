@@ -149,10 +149,17 @@ def read_lora_folder(name: str, directory: Path) -> LoraFolder:
     _refuse_other_kinds(told, config)
     rank: Any = config.get("r")
     if not _is_rank(rank):
-        raise ModelLoadError(f"{told}: {LORA_CONFIG} says r {rank!r}, not in [1, {MOST_RANK}]")
+        raise ModelLoadError(f"{told}: {LORA_CONFIG} says r {rank!r:.80}, not in [1, {MOST_RANK}]")
     alpha: Any = config.get("lora_alpha")
     if not _is_alpha(alpha):
-        raise ModelLoadError(f"{told}: {LORA_CONFIG} says lora_alpha {alpha!r}, which is no scale")
+        raise ModelLoadError(
+            f"{told}: {LORA_CONFIG} says lora_alpha {alpha!r:.80}, which is no scale"
+        )
+    is_rank_stabilised: Any = config.get("use_rslora", False)
+    if not isinstance(is_rank_stabilised, bool):
+        raise ModelLoadError(
+            f"{told}: {LORA_CONFIG} says use_rslora {is_rank_stabilised!r:.80}, not true or false"
+        )
     ranks = _patterns(told, config, "rank_pattern")
     alphas = _patterns(told, config, "alpha_pattern")
     if not all(map(_is_rank, ranks.values())):
@@ -166,7 +173,7 @@ def read_lora_folder(name: str, directory: Path) -> LoraFolder:
         alpha=float(alpha),
         ranks=ranks,
         alphas={module: float(each) for module, each in alphas.items()},
-        is_rank_stabilised=config.get("use_rslora") is True,
+        is_rank_stabilised=is_rank_stabilised,
     )
 
 
@@ -175,22 +182,23 @@ def _refuse_other_kinds(told: str, config: Mapping[str, Any]) -> None:
     kind = config.get("peft_type")
     if kind != "LORA":
         raise ModelLoadError(
-            f"{told}: {LORA_CONFIG} says peft_type {kind!r}, and only LORA is known"
+            f"{told}: {LORA_CONFIG} says peft_type {kind!r:.80}, and only LORA is known"
         )
     if config.get("bias", "none") != "none":
         raise ModelLoadError(
-            f"{told}: bias {config['bias']!r} is not supported: train it with bias 'none'"
+            f"{told}: bias {config['bias']!r:.80} is not supported: train it with bias 'none'"
         )
     beginning = config.get("init_lora_weights")
     if not (isinstance(beginning, bool | str | None) and beginning in _PLAIN_BEGINNINGS):
         raise ModelLoadError(
-            f"{told}: init_lora_weights {str(beginning)[:80]!r} changes the model's own weights:"
+            f"{told}: init_lora_weights {beginning!r:.80} changes the model's own weights:"
             " save it converted to plain LoRA (path_initial_model_for_weight_conversion)"
         )
     unknown = {name for name, value in config.items() if value and name not in _READ}
     if unsupported := unknown - _MEANINGLESS:
         raise ModelLoadError(
-            f"{told}: {LORA_CONFIG} asks for what is not supported: {few_names(unsupported)}"
+            f"{told}: {LORA_CONFIG} asks for what is not supported:"
+            f" {few_names(map(repr, unsupported))}"
         )
 
 
@@ -201,7 +209,7 @@ def _patterns(told: str, config: Mapping[str, Any], key: str) -> dict[str, Any]:
     if odd := [name for name in found if not _PLAIN_PATTERN.fullmatch(name)]:
         raise ModelLoadError(
             f"{told}: {key} has regular expressions, and only names of modules are supported:"
-            f" {few_names(odd)}"
+            f" {few_names(map(repr, odd))}"
         )
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from functools import partial
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,60 +16,60 @@ from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.library import rows_of_forward
 from paceline_engine.torch_backend.llama import FusedLlama
-from paceline_engine.torch_backend.lora_rows import INVARIANT_ROWS, Factors, LoraRows
+from paceline_engine.torch_backend.lora_rows import Factors, LoraRows, side_by_side
 from paceline_engine.torch_backend.shared_rows import SharedRows
 from paceline_engine.torch_backend.stream_rows import FUSED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from paceline_engine.torch_backend.decoders import Decoder
     from paceline_engine.torch_backend.kv_arena import KeyValueShape
     from paceline_engine.torch_backend.lora_files import LoraAdapter
     from paceline_engine.torch_backend.lora_rows import LoraWeights, ProductKey
 
-_PROBED_ROWS = 5
+# In two forwards.
+_PROBED_ROWS = (5, 2)
 
 
 class LoraAdapters:
     """The adapters that a model's rows can have, by their names."""
 
-    def __init__(
-        self,
-        adapters: Sequence[LoraAdapter],
-        model: Any,
-        decoder: Decoder,
-        *,
-        shape: KeyValueShape,
-        invariant: bool = False,
-    ) -> None:
-        """Let a decoder's products add what adapters add.
+    def __init__(self, model: Any, decoder: Decoder, *, shape: KeyValueShape) -> None:
+        """Begin with none.
 
         Args:
             model: The library's, which the decoder computes.
             shape: The shape of its keys and values.
-            invariant: Whether a row must not depend on what else has its adapter.
+        """
+        self._model, self._decoder, self._shape = model, decoder, shape
+        self._weights: dict[str, LoraWeights] = {}
+        self._hooked = set[str]()
+
+    def add(self, adapter: LoraAdapter) -> None:
+        """Let the decoder's products add what an adapter adds.
 
         Raises:
-            ModelLoadError: The decoder computes a module that an adapter changes not once for each
-                row of a forward.
+            ModelLoadError: The decoder computes a module that the adapter changes not once for
+                each row of a forward; or its scores are no numbers.
         """
-        self._rows = partial(LoraRows, device=model.device)
-        if invariant:
-            self._rows = partial(self._rows, least=INVARIANT_ROWS)
-        if isinstance(decoder, FusedLlama):
-            self._weights = {each.name: _fused(each, model) for each in adapters}
-            return
-        self._weights = {each.name: _by_module(each) for each in adapters}
-        calls = Counter[str]()
-        for name in {name for each in adapters for name in each.factors}:
-            module = model.get_submodule(name)
-            module.register_forward_hook(_adding(name, calls))
-        _probe(adapters, self._weights, decoder, calls=calls, shape=shape)
+        modules: list[str] = []
+        if isinstance(self._decoder, FusedLlama):
+            weights = _fused(adapter, self._model)
+        else:
+            modules = [*adapter.factors]
+            weights = _by_module(adapter)
+            for name in adapter.factors.keys() - self._hooked:
+                self._model.get_submodule(name).register_forward_hook(_adding(name))
+            self._hooked.update(modules)
+        with _counting(self._model, modules) as calls:
+            told = f"LoRA adapter {adapter.name!r}"
+            _probe(told, self._decoder, weights, shape=self._shape, calls=calls)
+        self._weights[adapter.name] = weights
 
     @property
-    def unlike(self) -> list[str]:
-        """The names of adapters with factors of other shapes: one name for each set of shapes."""
+    def one_of_each_shape(self) -> list[str]:
+        """The names of adapters: one for each set of shapes that factors have."""
         found = {
             tuple((key, each.down.shape) for key, each in weights.items()): name
             for name, weights in self._weights.items()
@@ -86,7 +86,7 @@ class LoraAdapters:
         known = [(self._weights[name] if name else None, count) for name, count in sequences]
         if all(weights is None for weights, _ in known):
             return None
-        return self._rows(known)
+        return LoraRows(known, device=self._shape.device)
 
 
 def _fused(adapter: LoraAdapter, model: Any) -> LoraWeights:
@@ -96,29 +96,17 @@ def _fused(adapter: LoraAdapter, model: Any) -> LoraWeights:
     for index, layer in enumerate(model.model.layers):
         for which, places in enumerate(FUSED):
             parts = [
-                (left.pop(f"model.layers.{index}.{name}", None), layer.get_submodule(name))
+                (
+                    left.pop(f"model.layers.{index}.{name}", None),
+                    layer.get_submodule(name).out_features,
+                )
                 for name in LOW_RANK_PARTS[places]
             ]
             if any(factors is not None for factors, _ in parts):
-                weights[index, which] = _side_by_side(parts)
+                weights[index, which] = side_by_side(parts)
     if left:
         raise ModelLoadError(f"LoRA adapter {adapter.name!r}: no layer has {few_names(left)}")
     return weights
-
-
-def _side_by_side(parts: Sequence[tuple[tuple[Tensor, Tensor] | None, nn.Linear]]) -> Factors:
-    """Return one pair of factors for projections side by side; some may have none of their own."""
-    width = sum(linear.out_features for _, linear in parts)
-    downs, ups, start = [], [], 0
-    for factors, linear in parts:
-        if factors is not None:
-            down, up = factors
-            placed = up.new_zeros(len(down), width)
-            placed[:, start : start + linear.out_features] = up.t()
-            downs.append(down)
-            ups.append(placed)
-        start += linear.out_features
-    return Factors(torch.cat(downs), torch.cat(ups))
 
 
 def _by_module(adapter: LoraAdapter) -> LoraWeights:
@@ -127,16 +115,13 @@ def _by_module(adapter: LoraAdapter) -> LoraWeights:
     }
 
 
-def _adding(
-    name: str, calls: Counter[str]
-) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+def _adding(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
     """Return a hook that adds to a linear module's output what the rows' adapters add."""
 
     def add(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         rows = rows_of_forward()
         if rows is None or rows.lora is None:
             return
-        calls[name] += 1
         given = inputs[0].reshape(-1, inputs[0].shape[-1])
         if len(given) != len(rows.token_ids):
             raise ValueError(f"{name} computes other rows than the forward's")
@@ -145,30 +130,55 @@ def _adding(
     return add
 
 
+@contextmanager
+def _counting(model: nn.Module, names: Iterable[str]) -> Iterator[Counter[str]]:
+    """Count how often modules are called."""
+    calls = Counter(dict.fromkeys(names, 0))
+    hooks = [
+        model.get_submodule(name).register_forward_hook(lambda *_, name=name: calls.update([name]))
+        for name in calls
+    ]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 @torch.inference_mode()
 def _probe(
-    adapters: Sequence[LoraAdapter],
-    weights: Mapping[str, LoraWeights],
+    told: str,
     decoder: Decoder,
+    weights: LoraWeights,
     *,
-    calls: Counter[str],
     shape: KeyValueShape,
+    calls: Counter[str],
 ) -> None:
-    """Refuse adapters of modules that a forward computes not once, or for some rows only."""
-    for adapter in adapters:
-        calls.clear()
-        text = KeyValues(Slabs(shape), reserve_length=_PROBED_ROWS)
-        text.make_room(_PROBED_ROWS)
-        rows = SharedRows([text], [array("I", [0] * _PROBED_ROWS)], [1])
-        own = weights[adapter.name]
-        rows.lora = LoraRows([(own, _PROBED_ROWS)], device=shape.device)
+    """Refuse an adapter of modules that a forward computes not once, or for other rows.
+
+    Two texts grow in two forwards: some layers compute modules for all tokens so far.
+
+    Args:
+        calls: How often modules were called; this must count them.
+    """
+    slabs = Slabs(shape)
+    texts = [KeyValues(slabs, reserve_length=sum(_PROBED_ROWS)) for _ in range(2)]
+    for done, count in enumerate(_PROBED_ROWS, start=1):
+        part = array("I", range(1, count + 1))  # 0 may be padding, without an embedding
+        for text in texts:
+            text.make_room(count)
+        rows = SharedRows(texts, [part, part], [1, 1])
+        rows.lora = LoraRows([(weights, 2 * count)], device=shape.device)
         try:
-            decoder(rows)
+            scores = decoder(rows)
         except Exception as error:
-            raise ModelLoadError(f"LoRA adapter {adapter.name!r}: {first_line(error)}") from error
-        if odd := [name for name in adapter.factors if calls[name] != 1]:
+            raise ModelLoadError(f"{told}: {first_line(error)}") from error
+        if odd := [name for name, called in calls.items() if called != done]:
             raise ModelLoadError(
-                f"LoRA adapter {adapter.name!r}: this model does not compute each row of"
-                f" {few_names(odd)} once, as an expert's: that is not supported"
+                f"{told}: this model does not compute each row of {few_names(odd)} once, as an"
+                " expert's: that is not supported"
             )
-    calls.clear()
+        if not bool(torch.isfinite(scores).all()):
+            raise ModelLoadError(f"{told}: with it the model's scores are no numbers")
+        for text in texts:
+            text.extend(part)

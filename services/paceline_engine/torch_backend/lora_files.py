@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from paceline_engine.model_files.lora_folder import LORA_WEIGHTS
 from paceline_engine.model_files.small_files import read_content
-from paceline_engine.terms.backend import ModelLoadError, few_names
+from paceline_engine.terms.backend import ModelLoadError, few_names, first_line
 from paceline_engine.torch_backend.memory import free_memory
 
 if TYPE_CHECKING:
@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from paceline_engine.model_files.lora_folder import LoraFolder
 
 _MOST_BYTES = 4 << 30
-# Fused factors have zeros in them, and the file's content is in memory beside the weights.
-_MEMORY_FACTOR = 3
+# The file's content and its tensors are in memory together.
+_COPIES_OF_FILE = 2
+# The factors, and at most three times as much where those of q, k and v become one with zeros.
+_COPIES_OF_FACTORS = 4
+_KNOWN_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _PREFIX = "base_model.model."
-_KEY = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(\.default)?\.weight")
+_KEY = re.compile(r"(?P<module>[\w.-]+)\.lora_(?P<half>[AB])(\.default)?\.weight")
 # An embedding looks up, lm_head computes the scored rows alone, and an expert those that chose it.
 _REFUSED_MODULES = frozenset({"embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "experts"})
 
@@ -59,17 +62,20 @@ def load_lora(folder: LoraFolder, model: Any, *, device: torch.device) -> LoraAd
         ModelLoadError: The file is too large, damaged, or not for this model.
     """
     told = f"LoRA adapter {folder.name!r}"
-    packed = read_content(folder.weights, most_bytes=_MOST_BYTES)
-    free = free_memory(device).byte_count
-    if _MEMORY_FACTOR * len(packed) > free:
-        raise ModelLoadError(f"{told}: {len(packed)} bytes of weights do not fit into {free}")
+    most_bytes = free_memory(torch.device("cpu")).byte_count // _COPIES_OF_FILE
+    packed = read_content(folder.weights, most_bytes=min(_MOST_BYTES, most_bytes))
     try:
         state = load(packed)
     except Exception as error:  # a file is a stranger's, and may break anything
-        raise ModelLoadError(f"{told}: {LORA_WEIGHTS} cannot be loaded: {error}") from error
+        reason = first_line(error)
+        raise ModelLoadError(f"{told}: {LORA_WEIGHTS} cannot be loaded: {reason}") from error
+    del packed
     halves = _halves(told, state)
     modules = {name: _linear(told, model, name) for name in halves}
-    _refuse_broken(told, state)
+    _refuse_other_numbers(told, state)
+    needed = _COPIES_OF_FACTORS * model.dtype.itemsize * sum(it.numel() for it in state.values())
+    if needed > (free := free_memory(device).byte_count):
+        raise ModelLoadError(f"{told}: its weights take {needed} bytes, and {free} are free")
     digest = hashlib.sha256()
     factors = {}
     for name, (down, up) in sorted(halves.items()):
@@ -78,6 +84,11 @@ def load_lora(folder: LoraFolder, model: Any, *, device: torch.device) -> LoraAd
         digest.update(json.dumps([name, scale, *map(_content_digest, (down, up))]).encode())
         scaled = up.to(torch.promote_types(up.dtype, torch.float32)) * scale
         factors[name] = (down.to(device, model.dtype), scaled.to(device, model.dtype))
+        if not all(bool(torch.isfinite(each).all()) for each in factors[name]):
+            raise ModelLoadError(
+                f"{told}: {name[:120]} has weights that are no numbers, or with scale {scale:g}"
+                f" too large for {model.dtype}"
+            )
     return LoraAdapter(folder.name, digest.hexdigest(), factors)
 
 
@@ -103,7 +114,8 @@ def _halves(told: str, state: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, T
         found[module][half] = tensor
     if foreign:
         raise ModelLoadError(
-            f"{told}: {LORA_WEIGHTS} has weights that are no factors of LoRA: {few_names(foreign)}"
+            f"{told}: {LORA_WEIGHTS} has weights that are no factors of LoRA:"
+            f" {few_names(map(repr, foreign))}"
         )
     if halved := [name for name, halves in found.items() if len(halves) == 1]:
         raise ModelLoadError(f"{told}: one of two factors is missing of {few_names(halved)}")
@@ -135,12 +147,11 @@ def _check_shapes(
             )
 
 
-def _refuse_broken(told: str, state: Mapping[str, Tensor]) -> None:
+def _refuse_other_numbers(told: str, state: Mapping[str, Tensor]) -> None:
     for key, tensor in state.items():
-        if not tensor.is_floating_point():
-            raise ModelLoadError(f"{told}: {key[:120]} is of {tensor.dtype}, not of real numbers")
-        if not bool(torch.isfinite(tensor.float()).all()):
-            raise ModelLoadError(f"{told}: {key[:120]} has weights that are no numbers")
+        if tensor.dtype not in _KNOWN_DTYPES:
+            known = ", ".join(str(each).removeprefix("torch.") for each in _KNOWN_DTYPES)
+            raise ModelLoadError(f"{told}: {key[:120]} is of {tensor.dtype}, not of {known}")
 
 
 def _content_digest(tensor: Tensor) -> list[object]:

@@ -7,11 +7,12 @@ of each adapter the product with its two factors is added:
     product   |<---------------- one, with the weight ------------->|
     added     |  scale * (x down) up of a |           |   of b      |
 
-So rows without an adapter have the bits that they would have without any adapter beside them. The
-rows of an adapter are filled up to a multiple of 4, as `invariant.py` does with all rows. Factors
-are narrow, and products with them have another order of additions for 4, 8 and 12 rows than for
-more. So with `--invariant`, where a row must not depend on what else has its adapter, there are at
-least 16.
+So rows without an adapter have the bits that they would have without any adapter beside them. On a
+CPU the rows of an adapter, too, have the same bits alone and beside others: products with its
+factors are computed in blocks of two sizes. In float32 products of fewer than 16 rows, or with a
+high rank of hundreds of rows, add in other orders, and in bfloat16, on a processor with AMX, those
+of more than 32 rows (`blockwise.py`). On other devices they are computed at once: launches cost
+more there than arithmetic.
 
 Letters: T rows, R the rank.
 """
@@ -25,12 +26,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paceline_engine.torch_backend.packed_linear import in_blocks
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-_MULTIPLE = 4
-INVARIANT_ROWS = 16
-"""From so many rows on the order of additions stays the same (bench/LOG.md)."""
+_BLOCKS = (16, 32)
 
 ProductKey: TypeAlias = tuple[int, int] | str
 """A product of `FusedLlama`, by its layer and its number there; or a linear module, by its name."""
@@ -50,7 +51,32 @@ class Factors:
 
     def of(self, inputs: Tensor) -> Tensor:
         """Compute (T, outputs) from (T, inputs)."""
+        if inputs.device.type == "cpu":
+            return in_blocks(self._of_block, inputs, blocks=_BLOCKS)
+        return self._of_block(inputs)
+
+    def _of_block(self, inputs: Tensor) -> Tensor:
         return functional.linear(inputs, self.down) @ self.up
+
+
+def side_by_side(parts: Sequence[tuple[tuple[Tensor, Tensor] | None, int]]) -> Factors:
+    """Return one pair of factors for products side by side, from those of some of them.
+
+    Args:
+        parts: For each product A, (R, inputs), and B with the scale, (outputs, R), or None; and
+            how many outputs it has.
+    """
+    width = sum(count for _, count in parts)
+    downs, ups, start = [], [], 0
+    for factors, count in parts:
+        if factors is not None:
+            down, up = factors
+            placed = up.new_zeros(len(down), width)
+            placed[:, start : start + count] = up.t()
+            downs.append(down)
+            ups.append(placed)
+        start += count
+    return Factors(torch.cat(downs), torch.cat(ups))
 
 
 LoraWeights: TypeAlias = "Mapping[ProductKey, Factors]"
@@ -61,11 +87,7 @@ class LoraRows:
     """Which rows of one forward have which adapter."""
 
     def __init__(
-        self,
-        rows: Iterable[tuple[LoraWeights | None, int]],
-        *,
-        device: torch.device,
-        least: int = _MULTIPLE,
+        self, rows: Iterable[tuple[LoraWeights | None, int]], *, device: torch.device
     ) -> None:
         """Build it.
 
@@ -73,7 +95,6 @@ class LoraRows:
             rows: For each sequence, in the order of the rows, its adapter's factors or None, and
                 how many rows it has.
             device: Where the model computes.
-            least: The rows of each adapter are filled up to so many.
         """
         places: dict[int, list[int]] = {}
         weights: dict[int, LoraWeights] = {}
@@ -84,23 +105,14 @@ class LoraRows:
                 places.setdefault(id(own), []).extend(range(start, start + count))
             start += count
         self._groups = [
-            (weights[key], _on(device, each), _on(device, _filled(each, least=least)))
+            (weights[key], torch.tensor(each, dtype=torch.int64).to(device, non_blocking=True))
             for key, each in places.items()
         ]
 
     def add(self, key: ProductKey, *, inputs: Tensor, product: Tensor) -> None:
         """Add each adapter's part to its rows of a product, (T, outputs), in place."""
-        for weights, places, filled in self._groups:
+        for weights, places in self._groups:
             factors = weights.get(key)
             if factors is not None:
-                added = factors.of(inputs.index_select(0, filled))[: len(places)]
+                added = factors.of(inputs.index_select(0, places))
                 product.index_add_(0, places, added.to(product.dtype))
-
-
-def _filled(places: Sequence[int], *, least: int) -> list[int]:
-    missing = max(least - len(places), -len(places) % _MULTIPLE)
-    return [*places, *([places[-1]] * missing)]
-
-
-def _on(device: torch.device, places: Sequence[int]) -> Tensor:
-    return torch.tensor(places, dtype=torch.int64).to(device, non_blocking=True)

@@ -10,21 +10,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-import torch
-from torch import Tensor
 from torch.nn import functional
+
+from paceline_engine.torch_backend.lora_rows import side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch import Tensor
+
     from paceline_engine.torch_backend.adapters.streams import StreamLayer, Streams
+    from paceline_engine.torch_backend.lora_rows import Factors
 
 FUSED = (slice(0, 3), slice(3, 4), slice(4, 6), slice(6, 7))
 """The `LOW_RANK_PARTS` that lie side by side in each product of a layer of `FusedLlama`."""
 
 
-StreamWeights: TypeAlias = "Mapping[tuple[int, int], tuple[Tensor, Tensor]]"
-"""For each layer and product what is added: (r, inputs) and (r, outputs)."""
+StreamWeights: TypeAlias = "Mapping[tuple[int, int], Factors]"
+"""For each layer and product what is added."""
 
 
 def fuse_weights(streams: Streams, *, first_layer: int) -> StreamWeights:
@@ -62,21 +65,19 @@ class StreamRows:
 
     def add(self, layer: int, which: int, *, inputs: Tensor, product: Tensor) -> None:
         """Add the low-rank weights' product with the inputs to a layer's product, in place."""
-        down, up = self._weights[layer, which]
-        if not len(down):  # these streams share the model's own weights
+        factors = self._weights[layer, which]
+        if not len(factors.down):  # these streams share the model's own weights
             return
-        inner = functional.linear(inputs[self._places], down)
+        inner = functional.linear(inputs[self._places], factors.down)
         if isinstance(self._places, slice):
-            product[self._places].addmm_(inner, up)
+            product[self._places].addmm_(inner, factors.up)
         else:
-            product.index_add_(0, self._places, inner @ up)
+            product.index_add_(0, self._places, inner @ factors.up)
 
     def take(self, hidden: Tensor) -> None:
         """Keep the last layer's output, (T, E)."""
         self.read = hidden[self._places]
 
 
-def _fuse(parts: Any) -> tuple[Tensor, Tensor]:
-    down = torch.cat([part.down.detach() for part in parts])
-    up: Tensor = torch.block_diag(*(part.up.detach() for part in parts))  # type: ignore[no-untyped-call]
-    return down, up.t().contiguous()
+def _fuse(parts: Any) -> Factors:
+    return side_by_side([((each.down.detach(), each.up.detach()), len(each.up)) for each in parts])

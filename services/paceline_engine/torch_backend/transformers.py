@@ -176,27 +176,25 @@ class TransformersBackend(LoadedModel):
             raise ModelLoadError(
                 f"model {what.name!r} is computed in the library's own way: it takes no --lora"
             )
-        adapters = [load_lora(each, self.model, device=self.device) for each in folders]
-        self.lora = LoraAdapters(
-            adapters,
-            self.model,
-            self.decoder,
-            shape=self._slabs.shape,
-            invariant=self._invariant,
-        )
+        self.lora = LoraAdapters(self.model, self.decoder, shape=self._slabs.shape)
+        fingerprints = tuple(self._add_lora(self.lora, each) for each in folders)
         if self._invariant:
             self._check_lora_rows(self.lora, self.decoder, self._slabs.shape)
-        self.description = replace(
-            what,
-            lora_fingerprints=tuple(
-                (each.name, lora_fingerprint(what.fingerprint, each)) for each in adapters
-            ),
-        )
+        self.description = replace(what, lora_fingerprints=fingerprints)
+
+    def _add_lora(self, lora: LoraAdapters, folder: LoraFolder) -> tuple[str, str]:
+        """Load an adapter; return its name and its fingerprint.
+
+        What is loaded is freed here: `lora` holds the factors in another form.
+        """
+        adapter = load_lora(folder, self.model, device=self.device)
+        lora.add(adapter)
+        return adapter.name, lora_fingerprint(self.description.fingerprint, adapter)
 
     def _check_lora_rows(self, lora: LoraAdapters, decoder: Decoder, shape: KeyValueShape) -> None:
         """Check that also with adapters a sequence's logits follow from the sequence alone."""
         what = self.description
-        for name in lora.unlike:
+        for name in lora.one_of_each_shape:
 
             def rows(counts: Sequence[int], name: str = name) -> LoraRows | None:
                 return lora.rows([(name, count) for count in counts])

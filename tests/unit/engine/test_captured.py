@@ -26,6 +26,7 @@ from paceline_engine.torch_backend.kv_arena import KeyValueShape
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support import kernels_on_cpu
 from support.device import DEVICE, on_a_cpu
+from support.lora_folders import merge, write_lora
 from unit.engine.conftest import NEVER, continuation, path
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
@@ -33,11 +34,11 @@ SPEC = SessionSpec(64)
 CPU = torch.device("cpu")
 
 
-def capturing_backend(tiny_pair) -> TransformersBackend:
+def capturing_backend(tiny_pair, *lora) -> TransformersBackend:
     """A model whose forwards are recorded, even if this is a CPU."""
     if DEVICE != "cpu":
-        return TransformersBackend(str(tiny_pair.target), capture=True)
-    backend = TransformersBackend(str(tiny_pair.target))
+        return TransformersBackend(str(tiny_pair.target), capture=True, lora=lora)
+    backend = TransformersBackend(str(tiny_pair.target), lora=lora)
     backend.captured = CapturedForwards(backend.decoder, backend._slabs.shape, kernels_on_cpu)
     return backend
 
@@ -103,6 +104,28 @@ def test_one_recording_serves_all_texts_of_a_size(tiny_pair, target, sizes):
     assert len(sizes) == len(set(sizes))
     assert Size(32, 8, 16) in sizes
     assert len(sizes) <= 5
+
+
+def test_forwards_with_a_lora_adapter_are_computed_and_the_others_replayed(
+    tiny_pair, target, sizes, tmp_path
+):
+    model = tiny_pair.target
+    lora = write_lora(tmp_path / "lora", model)
+    merged = TransformersBackend(str(merge(model, lora, tmp_path / "merged")))
+    backend = capturing_backend(tiny_pair, f"a={lora}")
+    with_it = replace(SPEC, lora="a")
+    of_model = continuation(ModelText(target, SPEC), PROMPT, 12)
+    of_merged = continuation(ModelText(merged, SPEC), PROMPT, 12)
+    assert of_model != of_merged
+    for _ in range(2):  # the second time sizes of both are recorded
+        assert continuation(ModelText(backend, with_it), PROMPT, 12) == of_merged
+        assert continuation(ModelText(backend, SPEC), PROMPT, 12) == of_model
+    assert sizes == [Size(8, 1, 16), Size(1, 1, 1)]
+    both = [
+        Item(backend.new_cache(spec), spec, prefix=array("I", PROMPT), task=Draft())
+        for spec in (SPEC, with_it)
+    ]
+    assert run_all(backend, both) == [of_model[0], of_merged[0]]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -18,6 +18,7 @@ from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.families import build_family
 from support.lora_folders import merge, write_lora
+from support.tiny_models import build_wide_model
 from unit.engine.conftest import NEVER, chain, continuation
 
 SPEC = SessionSpec(300)
@@ -179,6 +180,32 @@ def test_with_invariance_an_adapters_rows_have_the_same_bits_alone_and_beside_ot
     together = scores(loaded, names, prompts)
     alone = [scores(loaded, [n], [p])[0] for n, p in zip(names, prompts, strict=True)]
     assert together == alone
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A wide model of one layer, whose products are packed, and an adapter of high rank."""
+    root = tmp_path_factory.mktemp("wide")
+    model = build_wide_model(root / "model")
+    return model, [f"high={write_lora(root / 'high', model, rank=512)}"]
+
+
+def test_with_invariance_an_adapter_of_high_rank_has_the_same_bits_in_hundreds_of_rows(wide):
+    model, lora = wide
+    loaded = TransformersBackend(str(model), lora=lora, invariant=True)
+    prompts = [[(7 * place + 31 * text) % 250 for place in range(100)] for text in range(4)]
+    together = scores(loaded, ["high"] * 4, prompts)
+    assert together == [scores(loaded, ["high"], [each])[0] for each in prompts]
+
+
+@pytest.mark.parametrize("weights", ["plain", "int8"])
+def test_rows_of_an_adapter_have_the_same_bits_alone_and_among_others_of_it(wide, weights):
+    model, lora = wide
+    loaded = TransformersBackend(str(model), lora=lora, weights=weights)
+    prompts = [[token] for token in range(1, 31)]
+    alone = [scores(loaded, ["high"], [each])[0] for each in prompts]
+    for count in (4, 8, 12, 17, 30):
+        assert scores(loaded, ["high"] * count, prompts[:count]) == alone[:count]
 
 
 def test_a_fingerprint_follows_from_the_model_and_what_the_adapter_adds(

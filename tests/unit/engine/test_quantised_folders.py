@@ -20,6 +20,7 @@ from paceline_engine.torch_backend.shared_rows import SharedRows
 from paceline_engine.torch_backend.stored_weights import stored_weights
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_engine.torch_backend.whole_products import replace_products
+from support.lora_folders import merge, write_lora
 from support.quantised_folders import GROUP, LAYOUTS, write_folder
 from support.tiny_models import build_tokenizer
 
@@ -82,11 +83,14 @@ def test_experts_are_read_too(written):
         assert torch.equal(load(quantised)(tokens).logits, load(plain)(tokens).logits)
 
 
-def logits_of(backend, token_ids):
+def logits_of(backend, token_ids, *, lora=""):
     cache = backend.new_cache(SessionSpec(128))
     cache.make_room(len(token_ids))
     part = array("I", token_ids)
-    return backend.decoder(SharedRows([cache], [part], [len(part)], together=False)).float()
+    rows = SharedRows([cache], [part], [len(part)], together=False)
+    if lora:
+        rows.lora = backend.lora.rows([(lora, len(part))])
+    return backend.decoder(rows).float()
 
 
 @needs_vnni
@@ -118,6 +122,32 @@ def test_a_server_computes_as_the_files_say_and_tells_it(
         actual = logits_of(backend, tokens.tolist())
     # bfloat16 and rows in eight bits have about as many digits.
     limit = 1e-5 if computed_in == "float32" else 0.05
+    assert float((actual - expected).norm() / expected.norm()) < limit
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype", "kind"),
+    [
+        ("fp8 in blocks", "float32", "float32"),
+        ("gptq", "float32", "float32"),
+        pytest.param("w8a8", "float32", "w8a8", marks=needs_vnni),
+        pytest.param("awq", "bfloat16", "w4a16", marks=needs_vnni),
+    ],
+)
+def test_a_lora_adapter_adds_to_the_numbers_that_weights_stand_for(
+    layout, dtype, kind, written, tmp_path
+):
+    quantised, plain, _ = written(layout)
+    lora = write_lora(tmp_path / "lora", plain, strength=0.3)
+    backend = TransformersBackend(str(quantised), dtype=dtype, lora=[f"a={lora}"])
+    assert backend.description.dtype == kind
+    tokens = torch.arange(3, 120, 3)
+    with torch.inference_mode():
+        without = load(plain)(tokens[None]).logits[0]
+        expected = load(merge(plain, lora, tmp_path / "merged"))(tokens[None]).logits[0]
+        actual = logits_of(backend, tokens.tolist(), lora="a")
+    limit = 1e-5 if kind == "float32" else 0.05
+    assert float((without - expected).norm() / expected.norm()) > 5 * limit
     assert float((actual - expected).norm() / expected.norm()) < limit
 
 
