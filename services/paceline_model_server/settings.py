@@ -67,8 +67,8 @@ class ModelSettings(Settings):
     compile_steps: bool = Field(
         True,
         description="on a CPU with AVX-512, compile what a layer computes between its products, if"
-        " there is a C compiler (cc, gcc or clang); in float32 and eight bits, and no bit of a"
-        " logit changes",
+        " there is a C compiler (cc, gcc or clang); in float32 and eight bits; with one thread"
+        " no bit of a logit changes",
     )
     invariant: bool = Field(
         False,

@@ -95,6 +95,8 @@ class SpeakingText(ModelCache):
         total, own = len(self.text), self.inner.length
         length = min(length, total)
         wanted = own * length // total if total else 0
+        if wanted == 0:
+            return 0
         reached = self.inner.reachable(wanted)
         return length if reached == wanted else length * reached // wanted
 

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.decoders import Decoder
 
 
+_PART = 1024
+
+
 @dataclass(frozen=True, slots=True)
 class BlockSizes:
     """The numbers of rows of a block.
@@ -89,19 +92,23 @@ class Kernel:
 
 
 class BlockwiseProduct(Product):
-    """A product in blocks of such numbers of rows."""
+    """A product in blocks of such numbers of rows.
+
+    Attributes:
+        whole: The product.
+    """
 
     def __init__(self, product: Product, *, blocks: Sequence[int]) -> None:
         self.shape, self.bias, self.loaded = product.shape, product.bias, product.loaded
-        self._product, self._blocks = product, blocks
+        self.whole, self._blocks = product, blocks
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Compute it."""
-        return in_blocks(self._product, hidden, blocks=self._blocks)
+        return in_blocks(self.whole, hidden, blocks=self._blocks)
 
     def weight(self) -> Tensor:
         """Return the weight."""
-        return self._product.weight()
+        return self.whole.weight()
 
 
 def pack_all(model: Any, decoder: Decoder) -> set[Kernel]:
@@ -134,6 +141,8 @@ def _linear_modules(model: nn.Module) -> list[Any]:
 def _in_blocks(blocks: Sequence[int], product: Product, _linears: Sequence[nn.Linear]) -> Product:
     if isinstance(product, Int8Product):  # exact in any number of rows
         return product
+    if isinstance(product, BlockwiseProduct):  # for the blocks that were tried before
+        product = product.whole
     return BlockwiseProduct(product, blocks=blocks)
 
 
@@ -162,7 +171,9 @@ def _packed_module(module: Any) -> Kernel | None:
     """Pack a linear module's weight if it can be; return what computes the module."""
     weight, is_linear = module.weight.detach(), isinstance(module, nn.Linear)
     product = getattr(module.forward, "__self__", None)
-    if not isinstance(product, Product) and is_linear and can_pack([weight]):
+    # Another class may compute something else with its weight.
+    is_plain: bool = type(module) is nn.Linear
+    if not isinstance(product, Product) and is_plain and can_pack([weight]):
         bias = None if module.bias is None else module.bias.detach()
         product = PackedProduct(weight, bias)
         take_weights(product, [module])
@@ -181,7 +192,7 @@ def rows_are_alike(kernels: Iterable[Kernel], sizes: BlockSizes) -> bool:
     The products compared add up to zero but for rounding: such a sum shows the order of its
     additions in its first digit. Other sums hide it when they are rounded to half precision.
 
-    Cost: for each kernel a copy of its weight, and some 500 rows.
+    Cost: for each kernel two copies of its weight, one after the other, and some 500 rows.
     """
     generator = torch.Generator().manual_seed(1)
     *counts, _ = sizes.blocks
@@ -192,8 +203,11 @@ def rows_are_alike(kernels: Iterable[Kernel], sizes: BlockSizes) -> bool:
         weight = torch.zeros(outputs, inputs, dtype=kernel.dtype)
         rows = torch.zeros(sizes.most, inputs, dtype=kernel.dtype)
         for each, sign in ((weight, -1), (rows, 1)):
-            each[:, :paired] = torch.randn(len(each), paired, generator=generator)
-            each[:, paired : 2 * paired] = sign * each[:, order]
+            # In parts, so that numbers in float32 take little memory beside them.
+            for part in torch.split(each, _PART):
+                half = torch.randn(len(part), paired, generator=generator)
+                part[:, :paired] = half
+                part[:, paired : 2 * paired] = sign * part[:, order]
         compute = kernel.with_weight(weight)
         whole = compute(rows)
         for count in counts:

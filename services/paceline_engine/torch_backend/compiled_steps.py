@@ -21,11 +21,12 @@ for several. `compiled_steps.c` has the same in five functions, from product to 
 
 They give the bits of torch's operators: additions have torch's order, e^x is computed as by Sleef,
 which torch uses. So a layer can compute one forward with them and the next without, and a text's
-logits are the same with a compiler and without one. `agree` proves it for a model's sizes by
-comparing each step with the operators; where a bit differs, or there is no compiler, no AVX-512,
-another activation or another width, operators compute all forwards. They also compute forwards of
-more than `MOST_ROWS`, and forwards with low-rank weights, which need a product's inputs as they are
-before rounding.
+logits are the same with a compiler and without one. That is so with one thread: several divide an
+operator's numbers, and compute those beside a cut in another way. `agree` proves it for a model's
+sizes by comparing each step with the operators; where a bit differs, or there is no compiler, no
+AVX-512, another activation or another width, operators compute all forwards. They also compute
+forwards of more than `MOST_ROWS`, and forwards with low-rank weights, which need a product's inputs
+as they are before rounding.
 
 The code is compiled at each load, which takes half a second, and leaves no file.
 """
@@ -34,7 +35,9 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from ctypes import c_float, c_int, c_long, c_void_p
@@ -228,11 +231,14 @@ class Steps:
         return product
 
 
-def compile_steps(compilers: Sequence[str] = _COMPILERS) -> Steps:
+def compile_steps(
+    compilers: Sequence[str] = _COMPILERS, *, seconds: float = _COMPILE_SECONDS
+) -> Steps:
     """Compile the steps for this processor.
 
     Args:
         compilers: Names of C compilers; the first one that is there is used.
+        seconds: How long it may take.
 
     Raises:
         StepsUnavailableError: there is none, it fails, or the processor lacks AVX-512.
@@ -242,19 +248,37 @@ def compile_steps(compilers: Sequence[str] = _COMPILERS) -> Steps:
     compiler = next((path for each in compilers if (path := shutil.which(each))), None)
     if compiler is None:
         raise StepsUnavailableError(f"there is no C compiler ({', '.join(compilers)})")
-    with tempfile.TemporaryDirectory(prefix="paceline-") as directory:
-        made = Path(directory) / "compiled_steps.so"
-        command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(made), "-lm"]
-        try:
-            subprocess.run(  # noqa: S603 - our own source
-                command, check=True, capture_output=True, timeout=_COMPILE_SECONDS
-            )
+    try:
+        with tempfile.TemporaryDirectory(prefix="paceline-") as directory:
+            made = Path(directory) / "compiled_steps.so"
+            _run([compiler, *_FLAGS, str(_SOURCE), "-o", str(made), "-lm"], directory, seconds)
             return Steps(str(made))
-        except subprocess.CalledProcessError as error:
-            said = error.stderr.decode(errors="replace").strip().splitlines()
-            raise StepsUnavailableError(f"{compiler} fails: {said[:1]}") from error
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise StepsUnavailableError(f"{compiler}: {error}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise StepsUnavailableError(f"{compiler}: {error}") from error
+
+
+def _run(command: Sequence[str], directory: str, seconds: float) -> None:
+    """Run a compiler, and end all that it started if it takes too long.
+
+    Raises:
+        StepsUnavailableError: it fails.
+    """
+    with subprocess.Popen(  # noqa: S603 - our own source
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": directory},
+        start_new_session=True,
+    ) as running:
+        try:
+            _, errors = running.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)
+            raise
+        if running.returncode != 0:
+            said = errors.decode(errors="replace").strip().splitlines()
+            raise StepsUnavailableError(f"{command[0]} fails: {said[:1]}")
 
 
 def _room_for(rows: int, width: int) -> _Room:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline_engine.terms.backend import ModelLoadError
-from paceline_engine.torch_backend.attention import Attention
+from paceline_engine.torch_backend.attention import FEW_ROWS, Attention
 from paceline_engine.torch_backend.blockwise import (
     BLOCK_SIZES,
     compute_in_blocks,
@@ -54,6 +54,9 @@ _SHORT_ENDS, _LONG_ENDS = range(TILE, 1024 + TILE, TILE), (2048, 4096, 8192)
 _MOST_KEYS = 1 << 15
 # The numbers of rows that are compared after many keys, where each takes long.
 _FEW_COUNTS = (16, 32, 48)
+
+# How many sequences are compared in one kernel.
+_SIDE_BY_SIDE = 8
 
 MOST_INT8_THREADS = 2
 """With more threads elementwise kernels divide numbers in other places, inside of rows."""
@@ -272,17 +275,30 @@ def _attends_alike(kind: _Attended, *, dtype: torch.dtype, most_keys: int, multi
     keys = _in_pairs(last, kind.key_width, sign=1, generator=generator).to(dtype)
     values = _in_pairs(last, kind.value_width, sign=-1, generator=generator).to(dtype)
 
-    def seen(rows: range, end: int) -> Tensor:
-        tile = Tile([rows], [end - TILE + rows.start], multiple=multiple)
-        return tile.attend(queries, keys=keys, values=values, how=how)
+    def seen(rows: range, end: int, sequences: int = 1) -> Tensor:
+        """Attend with the same rows of so many equal sequences, side by side."""
+        first = end - TILE + rows.start
+        tile = Tile([rows] * sequences, [first] * sequences, multiple=multiple)
+        return tile.attend(
+            queries,
+            keys=keys.expand(sequences, -1, -1, -1),
+            values=values.expand(sequences, -1, -1, -1),
+            how=how,
+        )
 
     for end in ends:
         whole = seen(range(TILE), end)
-        counts = range(multiple, TILE, multiple) if end in _SHORT_ENDS else _FEW_COUNTS
+        is_short = end in _SHORT_ENDS
+        counts = range(multiple, TILE, multiple) if is_short else _FEW_COUNTS
         for count in counts:
             for rows in (range(count), range(TILE - count, TILE)):
-                if not torch.equal(seen(rows, end), whole[:, rows.start : rows.stop]):
+                alone = whole[:, rows.start : rows.stop]
+                if not torch.equal(seen(rows, end), alone):
                     return False
+                if is_short and count <= FEW_ROWS:
+                    together = seen(rows, end, _SIDE_BY_SIDE)
+                    if not torch.equal(together, alone.repeat(1, _SIDE_BY_SIDE, 1)):
+                        return False
     return True
 
 

@@ -509,6 +509,11 @@ def _use_steps(name: str, decoder: Decoder | None) -> None:
         return
     if is_used:
         _log.info("model %r: what it computes between products is compiled", name)
+    else:
+        _log.warning(
+            "model %r: what was compiled gives other bits than torch's operators, and is not used",
+            name,
+        )
 
 
 def _text_of(feed: Feed) -> KeyValues:

@@ -259,8 +259,9 @@ def test_without_a_compiler_there_are_no_steps():
     [
         ("echo 'out of luck' >&2; exit 1", "out of luck"),
         ("shift; while [ $# -gt 1 ]; do shift; done; exit 0", "compiled_steps.so"),
+        ("sleep 1000 & wait", "timed out"),
     ],
-    ids=["it fails", "it makes nothing"],
+    ids=["it fails", "it makes nothing", "it hangs, and what it started"],
 )
 def test_a_compiler_that_does_not_work_is_told(script, reason, tmp_path, steps, monkeypatch):
     compiler = tmp_path / "broken-cc"
@@ -268,7 +269,24 @@ def test_a_compiler_that_does_not_work_is_told(script, reason, tmp_path, steps, 
     compiler.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(StepsUnavailableError, match=reason):
-        compile_steps(["broken-cc"])
+        compile_steps(["broken-cc"], seconds=1)
+
+
+def test_without_room_for_files_there_are_no_steps(steps, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nothing"))
+    with pytest.raises(StepsUnavailableError, match="nothing"):
+        compile_steps()
+
+
+def test_steps_with_other_bits_are_not_used_and_the_log_says_so(
+    steps, monkeypatch, tmp_path, caplog
+):
+    del steps
+    monkeypatch.setattr("paceline_engine.torch_backend.llama.agree", lambda *_: False)
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(tmp_path)
+    build_tokenizer(SIZES["vocab_size"]).save(str(tmp_path / "tokenizer.json"))
+    TransformersBackend(str(tmp_path))
+    assert "other bits than torch's operators" in caplog.text
 
 
 def test_nothing_is_compiled_for_a_model_that_it_does_not_fit(tmp_path, monkeypatch, caplog):

@@ -15,7 +15,13 @@ from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
 from paceline_engine.torch_backend.attention import Attention, attend_apart
-from paceline_engine.torch_backend.blockwise import BlockSizes, Kernel, rows_are_alike
+from paceline_engine.torch_backend.blockwise import (
+    BlockSizes,
+    Kernel,
+    compute_in_blocks,
+    pack_all,
+    rows_are_alike,
+)
 from paceline_engine.torch_backend.decoders import take_sample
 from paceline_engine.torch_backend.invariance import is_invariant
 from paceline_engine.torch_backend.invariant import TILE, InvariantRows
@@ -330,6 +336,34 @@ def test_the_proof_at_load_sees_what_only_long_texts_show(tiny_pair, monkeypatch
         "paceline_engine.torch_backend.invariant.attend_apart", after(1 << 20, wrong)
     )
     assert sample_forwards(backend)
+
+
+@on_a_cpu
+def test_the_proof_at_load_sees_texts_that_change_one_another_in_one_kernel(tiny_pair, monkeypatch):
+    backend = load(tiny_pair.target)
+    monkeypatch.setattr(
+        "paceline_engine.torch_backend.invariant.attend_apart",
+        after(128, lambda seen: seen + 1e-6 * (len(seen) - 1)),
+    )
+    assert not sample_forwards(backend)
+
+
+class Doubling(torch.nn.Linear):
+    """A linear module that computes something else with its weight."""
+
+    def forward(self, hidden):
+        return 2 * super().forward(hidden)
+
+
+def test_a_module_that_computes_something_else_with_its_weight_goes_on_to_do_so():
+    model = torch.nn.Sequential(Doubling(64, 96), torch.nn.Linear(96, 64))
+    rows = torch.randn(70, 64)
+    with torch.inference_mode():
+        expected = model(rows)
+        assert len(pack_all(model, None)) == 2
+        compute_in_blocks(model, None, (4, 8, 32))
+        assert torch.allclose(model(rows), expected, atol=1e-5)
+        assert torch.allclose(model(rows[None]), expected, atol=1e-5)
 
 
 def no_packing(monkeypatch):
