@@ -60,6 +60,21 @@ _OF_NAMES = frozenset({"$defs", "definitions", "patternProperties", "properties"
 _UNENFORCED_PATTERN = re.compile(r"\(\?<?[=!]|\\[bBk1-9]")
 
 
+def is_within(schema: Mapping[str, Any] | str, most_bytes: int) -> bool:
+    """Whether a schema has at most so many bytes as JSON, without a look at more of it."""
+    if isinstance(schema, str):
+        return len(schema) <= most_bytes and len(schema.encode("utf-8", "replace")) <= most_bytes
+    size = 0
+    try:
+        for piece in json.JSONEncoder().iterencode(schema):
+            size += len(piece)
+            if size > most_bytes:
+                return False
+    except RecursionError:  # so deep that its brackets alone are refused
+        pass
+    return True
+
+
 def lenient(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """Leave out what cannot be enforced.
 
@@ -69,7 +84,7 @@ def lenient(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
         The schema without it, and the places of what was left out. A schema that is too large or
         too deep stays as it is: servers refuse it.
     """
-    if depth_of(schema) > MOST_GRAMMAR_DEPTH or len(json.dumps(schema)) > MOST_GRAMMAR_BYTES:
+    if not is_within(schema, MOST_GRAMMAR_BYTES) or depth_of(schema) > MOST_GRAMMAR_DEPTH:
         return schema, []
     places: list[str] = []
     return _without(schema, "", places), places

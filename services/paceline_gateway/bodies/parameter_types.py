@@ -10,8 +10,8 @@ from pydantic import AfterValidator, PlainValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from paceline import FillIn, Grammar, PromptPart
-from paceline_contract.limits import MOST_BIAS, MOST_BIASED_TOKENS
-from paceline_gateway.bodies.lenient_schemas import lenient
+from paceline_contract.limits import MOST_BIAS, MOST_BIASED_TOKENS, MOST_GRAMMAR_BYTES
+from paceline_gateway.bodies.lenient_schemas import is_within, lenient
 
 MOST_UINT32 = (1 << 32) - 1
 """The range of a number on the wire."""
@@ -106,6 +106,10 @@ def schema_grammar(
     """
     if not isinstance(wanted, bool):
         raise PydanticCustomError("format", "must have true or false as lenient")
+    if not is_within(schema, MOST_GRAMMAR_BYTES):
+        raise PydanticCustomError(
+            "format", "has a schema of more than {most} bytes", {"most": MOST_GRAMMAR_BYTES}
+        )
     if not wanted:
         return Grammar(json_schema=schema)
     try:

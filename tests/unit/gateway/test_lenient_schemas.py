@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
+from pydantic_core import PydanticCustomError
 
 from paceline.errors import InvalidFieldError
 from paceline_engine.deciding.grammars import GrammarCompiler
@@ -13,6 +15,7 @@ from paceline_gateway.bodies.completion_schemas import ChatBody, CompletionBody
 from paceline_gateway.bodies.json_body import parse
 from paceline_gateway.bodies.lenient_schemas import lenient
 from paceline_gateway.bodies.message_schemas import MessagesBody
+from paceline_gateway.bodies.parameter_types import schema_grammar
 from paceline_gateway.bodies.response_schemas import ResponseBody
 from paceline_gateway.errors import RequestError
 from support.schema_corpus import SCHEMAS
@@ -202,3 +205,24 @@ def test_a_schema_beyond_the_servers_limits_is_left_to_their_words():
         deep = {"items": deep}
     for schema in (deep, {**UNIQUE, "description": "x" * 70_000}):
         assert lenient(schema) == (schema, [])
+
+
+@pytest.mark.parametrize("is_lenient", [False, True])
+@pytest.mark.parametrize("is_text", [False, True])
+def test_a_schema_beyond_the_limit_is_refused_without_a_look_at_all_of_it(is_text, is_lenient):
+    many = 4_000_000
+    schema = "[" + "[]," * many + "[]]" if is_text else {"enum": [[]] * many}
+    begun = time.process_time()
+    with pytest.raises(PydanticCustomError, match="a schema of more than 65536 bytes"):
+        schema_grammar(schema, "schema", [], wanted=is_lenient)
+    assert time.process_time() - begun < 0.2
+
+
+def test_a_request_with_a_schema_beyond_the_limit_is_told_the_field():
+    for more in ({}, {"lenient": True}):
+        content = {**TEXT, "structured_outputs": {"json": json.dumps("x" * 70_000), **more}}
+        with pytest.raises(RequestError) as refused:
+            parse(CompletionBody, json.dumps(content).encode(), ignored=[])
+        error = refused.value.body["error"]
+        assert error["param"] == "structured_outputs"
+        assert "has a schema of more than 65536 bytes" in error["message"]
