@@ -112,7 +112,9 @@ def _without(schema: Any, place: str, places: list[str]) -> Any:
         else:
             kept[name] = _without(value, there, places)
     if alternatives is not None and "anyOf" in kept:
-        kept["allOf"] = [*kept.get("allOf", ()), {"anyOf": alternatives}]
+        others = kept.get("allOf", [])
+        if isinstance(others, list):  # servers refuse anything else
+            kept["allOf"] = [*others, {"anyOf": alternatives}]
     elif alternatives is not None:
         kept["anyOf"] = alternatives
     return kept

@@ -226,3 +226,10 @@ def test_a_request_with_a_schema_beyond_the_limit_is_told_the_field():
         error = refused.value.body["error"]
         assert error["param"] == "structured_outputs"
         assert "has a schema of more than 65536 bytes" in error["message"]
+
+
+@pytest.mark.parametrize("wrong", [5, "ab", {"type": "null"}, None])
+def test_what_is_no_list_of_schemas_is_left_for_servers_to_refuse(wrong):
+    kept, _ = lenient({"oneOf": [{}], "anyOf": [{}], "allOf": wrong})
+    assert kept == {"anyOf": [{}], "allOf": wrong}
+    assert not compiles(kept)
