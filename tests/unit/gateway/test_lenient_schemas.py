@@ -109,6 +109,56 @@ def compiles(schema) -> bool:
         ({"type": "string", "pattern": "^(?!a)"}, {"type": "string"}, [".pattern"]),
         ({"type": "string", "pattern": r"(a)\1"}, {"type": "string"}, [".pattern"]),
         ({"type": "string", "pattern": r"\bword\b"}, {"type": "string"}, [".pattern"]),
+        *(
+            ({"type": "string", "pattern": it}, {"type": "string"}, [".pattern"])
+            for it in (
+                r"(?P<a>x)(?P=a)",
+                "(?>a)",
+                r"a\Z",
+                r"\cA",
+                r"[\b]",
+                r"\\\b",
+                "(?#c)a",
+                r"\0",
+            )
+        ),
+        *(
+            ({"type": "string", "pattern": it}, {"type": "string", "pattern": it}, [])
+            for it in (
+                r"^\\b$",
+                r"\(?=a",
+                r"^\Aa\z",
+                r"(?P<a>x)(?<b>y)(?:z)(?i:w)",
+                r"\x41\u0041\pL",
+            )
+        ),
+        ({"$ref": "#here", "$defs": {"a": {}}}, {"$defs": {"a": {}}}, [".$ref"]),
+        (
+            {"items": {"$ref": "#/not/items"}, "not": {"items": {}}},
+            {"items": {}},
+            [".not", ".items.$ref"],
+        ),
+        (
+            {
+                "properties": {"$ref": {"$ref": "#/$defs/a~1%20b/anyOf/0"}},
+                "$defs": {"a/ b": {"anyOf": [{"type": "null"}]}},
+            },
+            {
+                "properties": {"$ref": {"$ref": "#/$defs/a~1%20b/anyOf/0"}},
+                "$defs": {"a/ b": {"anyOf": [{"type": "null"}]}},
+            },
+            [],
+        ),
+        (
+            {"additionalProperties": False, "patternProperties": {"^(?=a)": {}, "^b": {}}},
+            {"patternProperties": {"^b": {}}},
+            [".additionalProperties", ".patternProperties.^(?=a)"],
+        ),
+        (
+            {"additionalProperties": False, "patternProperties": {"^b": {"not": {}}}},
+            {"additionalProperties": False, "patternProperties": {"^b": {}}},
+            None,
+        ),
         (
             {"patternProperties": {"^(?=a)": {}, "^b": {"not": {}}}},
             {"patternProperties": {"^b": {}}},
@@ -233,3 +283,9 @@ def test_what_is_no_list_of_schemas_is_left_for_servers_to_refuse(wrong):
     kept, _ = lenient({"oneOf": [{}], "anyOf": [{}], "allOf": wrong})
     assert kept == {"anyOf": [{}], "allOf": wrong}
     assert not compiles(kept)
+
+
+def test_a_reference_to_nothing_is_left_for_servers_to_refuse():
+    for pointer in ("#/$defs/a", "#/anyOf/1", "#/anyOf/" + "9" * 5000, "#/anyOf/a"):
+        schema = {"$ref": pointer, "anyOf": [{}]}
+        assert lenient(schema) == (schema, [])
