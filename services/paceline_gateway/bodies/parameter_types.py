@@ -102,9 +102,9 @@ def schema_grammar(
     Args:
         place: The place of the schema in the body.
         left_out: Takes the places of what is left out.
-        wanted: What the request says as `lenient`.
+        wanted: What the request says as `lenient`; None: nothing.
     """
-    if not isinstance(wanted, bool):
+    if not isinstance(wanted, bool | None):
         raise PydanticCustomError("format", "must have true or false as lenient")
     if not is_within(schema, MOST_GRAMMAR_BYTES):
         raise PydanticCustomError(
@@ -163,7 +163,12 @@ def _structured_outputs(value: object, info: ValidationInfo) -> Grammar:
     )
     if not isinstance(value, dict):
         raise problem
-    named = {name: it for name, it in value.items() if name != "lenient" or "json" not in value}
+    is_json = value.get("json") is not None
+    named = {
+        name: it
+        for name, it in value.items()
+        if it is not None and not (is_json and name == "lenient")
+    }
     if len(named) != 1:
         raise problem
     ((name, given),) = named.items()

@@ -241,7 +241,17 @@ def test_a_strict_gateway_refuses_what_would_be_left_out_by_its_place():
     assert error["code"] == "unsupported_parameter"
 
 
-@pytest.mark.parametrize("wanted", ["yes", 1, None])
+def test_null_counts_as_if_it_were_not_there():
+    formed = {"type": "json_schema", "json_schema": {"schema": UNIQUE, "lenient": None}}
+    structured = {"json": UNIQUE, "lenient": None, "regex": None}
+    for more in ({"response_format": formed}, {"structured_outputs": structured}):
+        body = parse(ChatBody, json.dumps({**CHAT, **more}).encode())
+        assert body.grammar.json_schema == UNIQUE
+    other = {"regex": "a", "json": None, "lenient": None}
+    assert parse(ChatBody, json.dumps({**CHAT, "structured_outputs": other}).encode()).grammar.regex
+
+
+@pytest.mark.parametrize("wanted", ["yes", 1])
 def test_it_is_true_or_false(wanted):
     formed = {"type": "json_schema", "json_schema": {"schema": UNIQUE, "lenient": wanted}}
     with pytest.raises(RequestError) as refused:
