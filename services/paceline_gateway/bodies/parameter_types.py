@@ -10,8 +10,8 @@ from pydantic import AfterValidator, PlainValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from paceline import FillIn, Grammar, PromptPart
-from paceline_contract.limits import MOST_BIAS, MOST_BIASED_TOKENS
-from paceline_gateway.bodies.lenient_schemas import lenient
+from paceline_contract.limits import MOST_BIAS, MOST_BIASED_TOKENS, MOST_GRAMMAR_BYTES
+from paceline_gateway.bodies.lenient_schemas import is_within, lenient
 
 MOST_UINT32 = (1 << 32) - 1
 """The range of a number on the wire."""
@@ -102,10 +102,14 @@ def schema_grammar(
     Args:
         place: The place of the schema in the body.
         left_out: Takes the places of what is left out.
-        wanted: What the request says as `lenient`.
+        wanted: What the request says as `lenient`; None: nothing.
     """
-    if not isinstance(wanted, bool):
+    if not isinstance(wanted, bool | None):
         raise PydanticCustomError("format", "must have true or false as lenient")
+    if not is_within(schema, MOST_GRAMMAR_BYTES):
+        raise PydanticCustomError(
+            "format", "has a schema of more than {most} bytes", {"most": MOST_GRAMMAR_BYTES}
+        )
     if not wanted:
         return Grammar(json_schema=schema)
     try:
@@ -159,7 +163,12 @@ def _structured_outputs(value: object, info: ValidationInfo) -> Grammar:
     )
     if not isinstance(value, dict):
         raise problem
-    named = {name: it for name, it in value.items() if name != "lenient" or "json" not in value}
+    is_json = value.get("json") is not None
+    named = {
+        name: it
+        for name, it in value.items()
+        if it is not None and not (is_json and name == "lenient")
+    }
     if len(named) != 1:
         raise problem
     ((name, given),) = named.items()

@@ -68,6 +68,7 @@ class Shape(Enum):
 
 
 TEXT_MARK = '<|"|>'
+BARE_END = "<tool_call|>"
 
 
 def _new_id(_index: int, _name: str) -> str:
@@ -164,7 +165,7 @@ FAMILIES = (
     Family(
         name="gemma4",
         signs=("<|tool_call>", "<tool_call|>"),
-        call=("<|tool_call>", "call:", NAME, "{", ARGUMENTS, "}", "<tool_call|>"),
+        call=("<|tool_call>", "call:", NAME, "{", ARGUMENTS, "}", BARE_END),
         arguments=Shape.BARE,
     ),
     Family(

@@ -52,7 +52,7 @@ _ABOUT_OTHERS = frozenset(
 )
 _BARE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _ANY_TEXT = "/(?s:.*)/"
-_MOST_THOUGHT = 1_000_000  # longer than every context
+_MOST_THOUGHT = (1 << 31) - 1  # as llguidance counts; no context is as long
 
 
 class TooLargeError(Exception):

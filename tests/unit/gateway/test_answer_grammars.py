@@ -225,6 +225,15 @@ def test_reasoning_ends_after_so_many_tokens(kind, is_free):
         assert path.allowed().nonzero()[0].tolist() == [model.added["</think>"]]
 
 
+def test_no_limit_of_reasoning_is_lowered_to_less_than_a_long_context():
+    model = Model("hermes", thinks=True)
+    for most, kept in ((20_000_000, 20_000_000), ((1 << 32) - 1, (1 << 31) - 1)):
+        plan = model.plan(WEATHER, most_thought=most)
+        assert f"{{0,{kept}}}" in plan.grammar.lark
+        thought = "\n" * 20
+        assert model.takes(plan, f"<think>{thought}</think>\n\n{written_calls(model.family, GOOD)}")
+
+
 def test_reasoning_that_is_over_does_not_begin_again_where_it_is_limited():
     model = Model("hermes", thinks=True)
     plan = model.plan(mode="none", most_thought=3, prompt="<think>\n\n</think>\n\n")

@@ -313,3 +313,53 @@ def test_gemmas_values_are_read_by_their_marks():
         reasoning, content, ((name, arguments),) = read(parser_of(BY_NAME["gemma4"]), *pieces)
         assert (reasoning, content, name) == ("", "I look.", "weather")
         assert json.loads(arguments) == found
+
+
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [
+        ('a:"x, y",b:2', {"a": "x, y", "b": 2}),
+        ('a:"x, y:z}",b:["]","\\"}"]', {"a": "x, y:z}", "b": ["]", '"}']}),
+        ("a:hello, world,b:1", {"a": "hello, world", "b": 1}),
+        ('a:5" wide, b:1', {"a": '5" wide', "b": 1}),
+        ('a:1, 2, c d:3,<|"|>e f<|"|>:4', {"a": "1, 2, c d:3", "e f": 4}),
+        ("a:1,odd key:x,b:2,", {"a": 1, "odd key": "x", "b": 2}),
+        ("a:]x,b:2", {"a": "]x", "b": 2}),
+        ("a:[1,2", {"a": "[1,2"}),
+        ("a:{b:[1,2]", {"a": {"b": [1, 2]}}),
+        ("a:hello, :) 1,b:1", {"a": "hello, :) 1", "b": 1}),
+        ('a:"x,b:2', {"a": '"x,b:2'}),
+        ("a:NaN,b:-Infinity,c:1e999", {"a": "NaN", "b": "-Infinity", "c": "1e999"}),
+        ('a:[NaN],"b":x', {"a": "[NaN]", "b": "x"}),
+        ('a:<|"|><tool_call|>}<|"|>', {"a": "<tool_call|>}"}),
+        ("", {}),
+    ],
+)
+def test_gemmas_arguments_lose_no_text_and_are_json_and_end(written, found):
+    tool = Tool(name="f", parameters={"properties": {"odd key": {}}})
+    text = f"<|tool_call>call:f{{{written}}}<tool_call|> Behind."
+    for pieces in ([text], [*text], [text[:20], text[20:]]):
+        _, content, ((_, arguments),) = read(CallParser(BY_NAME["gemma4"], [tool]), *pieces)
+        assert content.strip() == "Behind."
+        assert json.loads(arguments, parse_constant=pytest.fail) == found
+
+
+def test_gemmas_arguments_end_without_their_brace():
+    text = "<|tool_call>call:f{a:{b:1}<tool_call|> Behind."
+    for pieces in ([text], [*text]):
+        _, content, ((_, arguments),) = read(parser_of(BY_NAME["gemma4"]), *pieces)
+        assert (content.strip(), json.loads(arguments)) == ("Behind.", {"a": {"b": 1}})
+
+
+@given(
+    st.lists(st.sampled_from(["a:", "b", ",", '"', "\\", "{", "[", "]", " ", "1", "NaN", "<"])),
+    st.lists(st.integers(0, 99)),
+)
+def test_gemmas_arguments_are_json_that_ends_whatever_is_written(written, places):
+    text = f"<|tool_call>call:f{{{''.join(written)}}}<tool_call|>Behind."
+    whole = read(parser_of(BY_NAME["gemma4"]), text)
+    assert whole == read(parser_of(BY_NAME["gemma4"]), *text)
+    assert whole == read(parser_of(BY_NAME["gemma4"]), *cut_up(text, places))
+    _, content, ((_, arguments),) = whole
+    assert content == "Behind."
+    json.loads(arguments, parse_constant=pytest.fail)

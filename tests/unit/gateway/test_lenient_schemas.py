@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
+from pydantic_core import PydanticCustomError
 
 from paceline.errors import InvalidFieldError
 from paceline_engine.deciding.grammars import GrammarCompiler
@@ -13,6 +15,7 @@ from paceline_gateway.bodies.completion_schemas import ChatBody, CompletionBody
 from paceline_gateway.bodies.json_body import parse
 from paceline_gateway.bodies.lenient_schemas import lenient
 from paceline_gateway.bodies.message_schemas import MessagesBody
+from paceline_gateway.bodies.parameter_types import schema_grammar
 from paceline_gateway.bodies.response_schemas import ResponseBody
 from paceline_gateway.errors import RequestError
 from support.schema_corpus import SCHEMAS
@@ -106,6 +109,56 @@ def compiles(schema) -> bool:
         ({"type": "string", "pattern": "^(?!a)"}, {"type": "string"}, [".pattern"]),
         ({"type": "string", "pattern": r"(a)\1"}, {"type": "string"}, [".pattern"]),
         ({"type": "string", "pattern": r"\bword\b"}, {"type": "string"}, [".pattern"]),
+        *(
+            ({"type": "string", "pattern": it}, {"type": "string"}, [".pattern"])
+            for it in (
+                r"(?P<a>x)(?P=a)",
+                "(?>a)",
+                r"a\Z",
+                r"\cA",
+                r"[\b]",
+                r"\\\b",
+                "(?#c)a",
+                r"\0",
+            )
+        ),
+        *(
+            ({"type": "string", "pattern": it}, {"type": "string", "pattern": it}, [])
+            for it in (
+                r"^\\b$",
+                r"\(?=a",
+                r"^\Aa\z",
+                r"(?P<a>x)(?<b>y)(?:z)(?i:w)",
+                r"\x41\u0041\pL",
+            )
+        ),
+        ({"$ref": "#here", "$defs": {"a": {}}}, {"$defs": {"a": {}}}, [".$ref"]),
+        (
+            {"items": {"$ref": "#/not/items"}, "not": {"items": {}}},
+            {"items": {}},
+            [".not", ".items.$ref"],
+        ),
+        (
+            {
+                "properties": {"$ref": {"$ref": "#/$defs/a~1%20b/anyOf/0"}},
+                "$defs": {"a/ b": {"anyOf": [{"type": "null"}]}},
+            },
+            {
+                "properties": {"$ref": {"$ref": "#/$defs/a~1%20b/anyOf/0"}},
+                "$defs": {"a/ b": {"anyOf": [{"type": "null"}]}},
+            },
+            [],
+        ),
+        (
+            {"additionalProperties": False, "patternProperties": {"^(?=a)": {}, "^b": {}}},
+            {"patternProperties": {"^b": {}}},
+            [".additionalProperties", ".patternProperties.^(?=a)"],
+        ),
+        (
+            {"additionalProperties": False, "patternProperties": {"^b": {"not": {}}}},
+            {"additionalProperties": False, "patternProperties": {"^b": {}}},
+            None,
+        ),
         (
             {"patternProperties": {"^(?=a)": {}, "^b": {"not": {}}}},
             {"patternProperties": {"^b": {}}},
@@ -188,7 +241,17 @@ def test_a_strict_gateway_refuses_what_would_be_left_out_by_its_place():
     assert error["code"] == "unsupported_parameter"
 
 
-@pytest.mark.parametrize("wanted", ["yes", 1, None])
+def test_null_counts_as_if_it_were_not_there():
+    formed = {"type": "json_schema", "json_schema": {"schema": UNIQUE, "lenient": None}}
+    structured = {"json": UNIQUE, "lenient": None, "regex": None}
+    for more in ({"response_format": formed}, {"structured_outputs": structured}):
+        body = parse(ChatBody, json.dumps({**CHAT, **more}).encode())
+        assert body.grammar.json_schema == UNIQUE
+    other = {"regex": "a", "json": None, "lenient": None}
+    assert parse(ChatBody, json.dumps({**CHAT, "structured_outputs": other}).encode()).grammar.regex
+
+
+@pytest.mark.parametrize("wanted", ["yes", 1])
 def test_it_is_true_or_false(wanted):
     formed = {"type": "json_schema", "json_schema": {"schema": UNIQUE, "lenient": wanted}}
     with pytest.raises(RequestError) as refused:
@@ -201,4 +264,38 @@ def test_a_schema_beyond_the_servers_limits_is_left_to_their_words():
     for _ in range(70):
         deep = {"items": deep}
     for schema in (deep, {**UNIQUE, "description": "x" * 70_000}):
+        assert lenient(schema) == (schema, [])
+
+
+@pytest.mark.parametrize("is_lenient", [False, True])
+@pytest.mark.parametrize("is_text", [False, True])
+def test_a_schema_beyond_the_limit_is_refused_without_a_look_at_all_of_it(is_text, is_lenient):
+    many = 4_000_000
+    schema = "[" + "[]," * many + "[]]" if is_text else {"enum": [[]] * many}
+    begun = time.process_time()
+    with pytest.raises(PydanticCustomError, match="a schema of more than 65536 bytes"):
+        schema_grammar(schema, "schema", [], wanted=is_lenient)
+    assert time.process_time() - begun < 0.2
+
+
+def test_a_request_with_a_schema_beyond_the_limit_is_told_the_field():
+    for more in ({}, {"lenient": True}):
+        content = {**TEXT, "structured_outputs": {"json": json.dumps("x" * 70_000), **more}}
+        with pytest.raises(RequestError) as refused:
+            parse(CompletionBody, json.dumps(content).encode(), ignored=[])
+        error = refused.value.body["error"]
+        assert error["param"] == "structured_outputs"
+        assert "has a schema of more than 65536 bytes" in error["message"]
+
+
+@pytest.mark.parametrize("wrong", [5, "ab", {"type": "null"}, None])
+def test_what_is_no_list_of_schemas_is_left_for_servers_to_refuse(wrong):
+    kept, _ = lenient({"oneOf": [{}], "anyOf": [{}], "allOf": wrong})
+    assert kept == {"anyOf": [{}], "allOf": wrong}
+    assert not compiles(kept)
+
+
+def test_a_reference_to_nothing_is_left_for_servers_to_refuse():
+    for pointer in ("#/$defs/a", "#/anyOf/1", "#/anyOf/" + "9" * 5000, "#/anyOf/a"):
+        schema = {"$ref": pointer, "anyOf": [{}]}
         assert lenient(schema) == (schema, [])
