@@ -2,13 +2,14 @@
 
 Several nodes hold one model of vLLM's. The first one, with `node_rank=0`, is a model server like
 any other. The others have the same command line but for the rank. They open no port for clients,
-and end with the first one.
+and end with the first one, also after a signal: its sessions need them until they have moved.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from paceline_serving.process import announce, run_process
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
 
 def compute_part(settings: ModelServerSettings) -> int:
-    """Compute until a signal, or until the node that serves is gone; return the exit code."""
+    """Compute until the node that serves is gone; return the exit code.
+
+    0 if a signal came first. A second signal does not wait for that node.
+    """
     return run_process(lambda: PartProcess(settings), settings)
 
 
@@ -30,6 +34,7 @@ class PartProcess:
     def __init__(self, settings: ModelServerSettings) -> None:
         self._settings = settings
         self._end: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._useless = asyncio.Event()
 
     async def begin(self) -> None:
         """Load the part, which waits for the other nodes."""
@@ -55,9 +60,14 @@ class PartProcess:
 
         def watch() -> None:
             wait()
-            loop.call_soon_threadsafe(self.stop_soon, failure)
+            with suppress(RuntimeError):  # the loop has ended before
+                loop.call_soon_threadsafe(self._give_up, failure)
 
         threading.Thread(target=watch, name="paceline-part", daemon=True).start()
+
+    def _give_up(self, failure: str) -> None:
+        self._useless.set()
+        self.stop_soon(failure)
 
     def stop_soon(self, failure: str | None = None) -> None:
         """Ask for its end."""
@@ -69,4 +79,10 @@ class PartProcess:
         return await self._end
 
     async def finish(self, *, drain: bool = True) -> None:
-        """Do nothing: no client knows this process, and vLLM's processes end with it."""
+        """Go on until the node that serves is gone; vLLM's processes end with this one.
+
+        That takes as long as the other node's drain. Whoever sent the signal bounds it, as
+        Kubernetes does with the grace period.
+        """
+        if drain:
+            await self._useless.wait()

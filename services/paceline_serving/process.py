@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from paceline_serving import telemetry
+from paceline_serving.children import kill_children
 from paceline_serving.grpc_batches import free_all_batches
 
 if TYPE_CHECKING:
@@ -142,7 +143,8 @@ def _on_signals(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> 
 
 
 def _exit_at_once(code: int) -> NoReturn:
-    """End the process without waiting for threads."""
+    """End the process without waiting for threads, and with it the processes of libraries."""
+    kill_children()
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)

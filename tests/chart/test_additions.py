@@ -9,6 +9,7 @@ from support.helm import RefusedError
 from support.manifests import install
 
 OWN_LABEL = "app.kubernetes.io/part-of"
+GROUP_LABEL = "leaderworkerset.sigs.k8s.io/name"
 
 
 def pools(**values):
@@ -20,6 +21,7 @@ def pools(**values):
     [
         ({"common": {"podLabels": {"paceline/pool": "x"}}}, "common.podLabels has paceline/pool"),
         (pools(podLabels={OWN_LABEL: "x"}), f"drafter.pools.b.podLabels has {OWN_LABEL}"),
+        ({"target": {"podLabels": {GROUP_LABEL: "x"}}}, f"target.podLabels has {GROUP_LABEL}"),
         (pools(extraVolumes=[{"name": "tmp"}]), "drafter.pools.b.extraVolumes has a volume tmp"),
         ({"target": {"extraContainers": [{"name": "target"}]}}, "target.extraContainers has a"),
         (

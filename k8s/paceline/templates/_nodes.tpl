@@ -71,15 +71,12 @@ spec:
 
 {{/*
 The pods of a group behind the first: nothing listens in them. When one is to go, the controller ends
-its whole group; so it stays for as long as the first pod's sessions may take to move.
+its whole group; after SIGTERM its server stays by itself until the first pod is gone.
 */}}
 {{- define "paceline.partTemplate" -}}
 {{- $pod := include "paceline.podTemplate" (merge (dict "app" "paceline-part") .) | fromYaml -}}
 {{- $server := first $pod.spec.containers -}}
-{{- range list "ports" "startupProbe" "readinessProbe" "livenessProbe" }}{{ $_ := unset $server . }}{{ end -}}
-{{- $stay := add (int64 .config.preStopSleepSeconds) (int64 .config.drainSeconds) -}}
-{{- $_ := unset $server "lifecycle" -}}
-{{- if $stay }}{{ $_ := set $server "lifecycle" (dict "preStop" (dict "sleep" (dict "seconds" $stay))) }}{{ end -}}
+{{- range list "ports" "startupProbe" "readinessProbe" "livenessProbe" "lifecycle" }}{{ $_ := unset $server . }}{{ end -}}
 {{- toYaml $pod -}}
 {{- end }}
 

@@ -48,15 +48,11 @@ class Setting:
         drafter_step: A draft token's time, in [1, VERIFICATION].
         call: What a draft's call takes before its first token, besides.
         target_count: Targets.
-        targets_run_on: Whether a withdrawn forward runs to its end at a target.
-        drafter_runs_on: The same at the drafter.
     """
 
     drafter_step: int
     call: int
     target_count: int
-    targets_run_on: bool = False
-    drafter_runs_on: bool = False
 
 
 def rehearse(
@@ -158,8 +154,6 @@ def setting_of(measurements: Measurements, target_count: int) -> Setting:
         drafter_step=max(1, rounded(own.drafter_step_ns / own.verification_ns, 4)),
         call=rounded(own.call_ns / own.verification_ns, 1),
         target_count=target_count,
-        targets_run_on=measurements.targets_run_on,
-        drafter_runs_on=measurements.drafter_runs_on,
     )
 
 

@@ -68,6 +68,8 @@ class ShapeCase:
         target_prices: Of a target's rows.
         drafter_prices: Of the drafter's.
         tree_tokens: See DecodingTask; tree_depth and drafts_ahead likewise.
+        targets_run_on: Whether a withdrawn forward runs to its end at a target.
+        drafter_runs_on: The same at the drafter.
         shapes: What to try, a chain first.
     """
 
@@ -81,6 +83,8 @@ class ShapeCase:
     tree_tokens: int
     tree_depth: int
     drafts_ahead: bool = False
+    targets_run_on: bool = False
+    drafter_runs_on: bool = False
     shapes: tuple[Shape, ...] = OPEN_SHAPES
 
 
@@ -176,6 +180,8 @@ def case_of(
         decays=tuple(round(10 * decay) for decay in measurements.rank_decays[: _WIDEST - 1]),
         target_prices=_rounded(measurements.target_prices),
         drafter_prices=_rounded(measurements.drafter_prices),
+        targets_run_on=measurements.targets_run_on,
+        drafter_runs_on=measurements.drafter_runs_on,
         tree_tokens=measurements.tree_tokens,
         tree_depth=measurements.tree_depth,
         drafts_ahead=option.drafts_ahead,
@@ -248,7 +254,7 @@ def _target(case: ShapeCase) -> ServerLatency:
     call = case.setting.call
     step = (VERIFICATION - call) / case.target_prices.of(BLOCK_ROWS)
     return ServerLatency(
-        step, step, call=call, price=case.target_prices.of, runs_on=case.setting.targets_run_on
+        step, step, call=call, price=case.target_prices.of, runs_on=case.targets_run_on
     )
 
 
@@ -259,7 +265,7 @@ def _drafter(case: ShapeCase) -> ServerLatency:
         step,
         call=setting.call,
         price=case.drafter_prices.of,
-        runs_on=setting.drafter_runs_on,
+        runs_on=case.drafter_runs_on,
     )
 
 

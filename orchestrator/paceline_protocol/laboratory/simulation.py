@@ -205,8 +205,10 @@ class _Run:
         self._schedule(work, delay=self._latencies[kind][server].call)
 
     def _schedule(self, work: _Work, *, delay: Time = 0) -> None:
-        work.begins = max(self._now, self._free_at.get(work.span.machine, self._now))
-        work.ends = end = work.begins + delay + self._forward_time(work)
+        # A call travels while a forward that was withdrawn still runs.
+        arrives = self._now + delay
+        work.begins = max(arrives, self._free_at.get(work.span.machine, arrives))
+        work.ends = end = work.begins + self._forward_time(work)
         self._scheduled_count += 1
         is_target, _ = work.span.machine
         heapq.heappush(self._due, (end, is_target, self._scheduled_count, work))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from paceline_contract.limits import MOST_TOP_LOGPROBS
 from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.vllm_backend.leader_connection import connect_to_leader
 from paceline_engine.vllm_backend.options import check_known
 from paceline_engine.vllm_backend.row_tasks import FIELD
 
@@ -115,8 +115,7 @@ class NodePart:
             self._executor = MultiprocExecutor(config, monitor_workers=False)
             parallel = config.parallel_config
             # vLLM's processes would wait for ever for a node that is gone.
-            self._leader = socket.create_connection((parallel.master_addr, parallel.master_port))
-            self._leader.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._leader = connect_to_leader(parallel.master_addr, parallel.master_port)
 
     def wait_for_leader(self) -> None:
         """Wait until the node that serves is gone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -16,6 +17,7 @@ from paceline_orchestrator.planning.simulated_lookaheads import (
     SimulatedLookaheads,
     expected_token_time,
     rehearse,
+    setting_of,
 )
 from paceline_protocol.laboratory.oracles import AgreementOracle
 from paceline_protocol.laboratory.simulation import ServerLatency, simulate
@@ -34,6 +36,18 @@ def test_a_call_costs_its_time_once_and_a_draft_pays_it_for_all_its_tokens():
     result = simulate(method, oracle, targets=[target], drafters=[drafter])
     # 4 tokens in each of two rounds; in the third the target's own, without a draft.
     assert result.total_time == 2 * ((5 + 3 * 1) + (2 + 10)) + (2 + 10)
+
+
+def test_a_rehearsal_withdraws_nothing_so_what_withdrawn_work_does_makes_no_new_one():
+    measured = Measurements(
+        target_step_ns=100,
+        target_first_ns=100,
+        drafter_step_ns=10,
+        acceptance_rate=0.5,
+        target_count=2,
+    )
+    runs_on = replace(measured, targets_run_on=True, drafter_runs_on=True)
+    assert setting_of(measured, 2) == setting_of(runs_on, 2)
 
 
 def test_a_rehearsal_lets_others_have_the_interpreter_again_and_again(monkeypatch):
