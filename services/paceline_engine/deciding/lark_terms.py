@@ -10,7 +10,11 @@ from paceline_engine.deciding.json_schemas import check_patterns, parts_of
 
 # 11 terms take 0.2 s, and 19 take a second; 29 take minutes.
 _MOST_TERMS = 12
-_TEXT = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)*/')
+# What is no operator: comments, literals, regular expressions, which may have line breaks, and
+# special tokens, such as </s>. One that is not closed goes to the end: the compiler refuses it.
+_TEXT = re.compile(
+    r'(?:#|//)[^\n]*|"(?:[^"\\]|\\.?)*(?:"|\Z)|/(?:[^/\\]|\\.?)+(?:/|\Z)|<[^<>]*>', re.DOTALL
+)
 _JSON = re.compile(r"%json\s*")
 
 

@@ -201,6 +201,18 @@ def test_a_text_that_is_complete_ends_also_below_min_tokens():
             ),
             "more than 12 `&`",
         ),
+        *(
+            (
+                Grammar(
+                    GrammarKind.LARK,
+                    f"start: T {odd}"
+                    + " & ".join(["\nT: /a\n/", *(f"/.*[a-z]{{{it}}}.*/" for it in range(30))]),
+                ),
+                "more than 12 `&`",
+            )
+            # None of them makes a slash or a quotation mark a pair with a later one.
+            for odd in ("", "</s>", '<|"|>', '# "', "// /")
+        ),
         (
             Grammar(
                 GrammarKind.LARK,
@@ -227,7 +239,8 @@ def test_many_patterns_and_ampersands_are_no_fault_where_no_text_has_to_match_th
     each = {f"p{it}": {"type": "string", "pattern": f"^a{it}"} for it in range(40)}
     COMPILER.compile(schema({"properties": each, "allOf": [{"type": "object"}]}))
     written = " | ".join('"a && b"' for _ in range(40))
-    COMPILER.compile(Grammar(GrammarKind.LARK, f"start: {written} | /&+/"))
+    comments = "\n".join(f"{mark} {'&' * 40}" for mark in ("//", "#"))
+    COMPILER.compile(Grammar(GrammarKind.LARK, f"start: {written} | /&+/ | /&\n&/\n{comments}"))
 
 
 def test_a_grammar_is_compiled_once_and_the_oldest_is_forgotten():
