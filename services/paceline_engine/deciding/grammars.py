@@ -23,7 +23,7 @@ from paceline.errors import InvalidFieldError
 from paceline_contract.limits import MOST_GRAMMAR_BYTES
 from paceline_engine.deciding.gbnf import is_gbnf, lark_of
 from paceline_engine.deciding.json_schemas import sound_schema
-from paceline_engine.deciding.lark_terms import check_terms
+from paceline_engine.deciding.lark_terms import NO_WAY_BACK, check_terms
 from paceline_engine.terms.calls import GrammarKind
 
 if TYPE_CHECKING:
@@ -313,8 +313,7 @@ def _check(matcher: Any) -> None:
         first = matcher.deep_copy()
         mask = first.compute_bitmask()  # here, because the first mask of a grammar takes longest
         if not first.is_error() and not _goes_back(matcher.deep_copy(), mask):
-            reason = "has a rule with max_tokens or stop, which drafts cannot follow"
-            raise InvalidFieldError.of(FIELD, reason)
+            raise InvalidFieldError.of(FIELD, NO_WAY_BACK)
         matcher = first
     if matcher.is_error():
         raise InvalidFieldError.of(FIELD, _short(matcher.get_error()))

@@ -223,6 +223,16 @@ def test_a_text_that_is_complete_ends_also_below_min_tokens():
         ),
         (Grammar(GrammarKind.LARK, 'start: "a" b\nb[max_tokens=3]: /b*/'), "drafts cannot follow"),
         (Grammar(GrammarKind.LARK, 'start: "a" b\nb[stop="c"]: /b*/'), "drafts cannot follow"),
+        (Grammar(GrammarKind.LARK, 'start: "aaa!" b\nb[lazy, stop = /c/]: /b*/'), "drafts cannot"),
+        (
+            # After the token that comes first in the vocabulary no matcher can follow.
+            Grammar(
+                GrammarKind.LARK,
+                'start: r0 b | "z" b\nb[max_tokens=2]: /[a-z]*/\n'
+                + "\n".join(f'r{n}: r{n} "a" | r{(n + 1) % 1500} "b" | "c"' for n in range(1500)),
+            ),
+            "drafts cannot follow",
+        ),
     ],
 )
 def test_what_cannot_be_enforced_is_refused_with_the_reason(grammar, reason):
@@ -239,6 +249,7 @@ def test_many_patterns_and_ampersands_are_no_fault_where_no_text_has_to_match_th
     each = {f"p{it}": {"type": "string", "pattern": f"^a{it}"} for it in range(40)}
     COMPILER.compile(schema({"properties": each, "allOf": [{"type": "object"}]}))
     written = " | ".join('"a && b"' for _ in range(40))
+    written += ' | "max_tokens=1" | /stop=/'
     comments = "\n".join(f"{mark} {'&' * 40}" for mark in ("//", "#"))
     COMPILER.compile(Grammar(GrammarKind.LARK, f"start: {written} | /&+/ | /&\n&/\n{comments}"))
 
