@@ -262,6 +262,27 @@ def test_a_grammar_is_compiled_once_and_the_oldest_is_forgotten():
     assert own.knows(Grammar(GrammarKind.REGEX, "a1"))
 
 
+class WatchedGrammar:
+    """A grammar that counts how often its text is read."""
+
+    kind = GrammarKind.LARK
+    reads = 0
+
+    @property
+    def text(self) -> str:
+        self.reads += 1
+        return "start: <[5]> <[6]>"
+
+
+def test_the_text_of_a_grammar_is_read_when_it_is_compiled_and_for_no_answer_again():
+    grammar = WatchedGrammar()
+    COMPILER.compile(grammar)
+    reads = grammar.reads
+    for _ in range(2):
+        assert allowed(COMPILER.path(grammar)) == {5}
+    assert grammar.reads == reads > 0
+
+
 COMPLEX = schema({"type": "object", "properties": {f"p{n}": {} for n in range(1500)}})
 """Each of these properties may be left out, so all that come later may follow."""
 BEGUN = TOKENIZER.encode('{"p0":1,').ids
