@@ -91,6 +91,11 @@ def test_what_only_looks_like_a_bound_is_data():
     assert allows({"enum": [value]}, '{"exclusiveMinimum": 0, "maximum": 0.5}')
     named = {"type": "object", "properties": {"exclusiveMinimum": {"const": 1}}}
     assert allows(named, '{"exclusiveMinimum": 1}')
+    bounds = {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}
+    for name in ("default", "const", "enum", "examples", "properties"):
+        own = {"type": "object", "properties": {name: bounds}}
+        assert not allows(own, f'{{"{name}": 0}}')
+        assert allows(own, f'{{"{name}": 0.25}}')
 
 
 @pytest.mark.parametrize(
@@ -99,6 +104,7 @@ def test_what_only_looks_like_a_bound_is_data():
         {"multipleOf": 1_000_003},
         {"multipleOf": 10**300 + 1},
         {"allOf": [{"multipleOf": 10_007}, {"multipleOf": 10_009}]},
+        {"properties": {"default": {"multipleOf": 1_000_003}}},
         {"items": {"multipleOf": 101}, "properties": {"a": {"multipleOf": 103}}},
     ],
 )
