@@ -23,7 +23,7 @@ from paceline.errors import InvalidFieldError
 from paceline_contract.limits import MOST_GRAMMAR_BYTES
 from paceline_engine.deciding.gbnf import is_gbnf, lark_of
 from paceline_engine.deciding.json_schemas import sound_schema
-from paceline_engine.deciding.lark_terms import check_terms
+from paceline_engine.deciding.lark_terms import NO_WAY_BACK, check_terms
 from paceline_engine.terms.calls import GrammarKind
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class GrammarCompiler:
         self._tokenizer = llguidance.LLTokenizer(
             tokenizer.decode(), n_vocab=vocabulary_size, eos_token=list(eos_token_ids)
         )
-        self._kept: OrderedDict[Grammar, Any] = OrderedDict()
+        self._kept: OrderedDict[Grammar, tuple[Any, bool]] = OrderedDict()
 
     def knows(self, grammar: Grammar) -> bool:
         """Whether a grammar is compiled already."""
@@ -93,8 +93,10 @@ class GrammarCompiler:
         if self.knows(grammar):
             return
         matcher = _on_a_deep_stack(partial(_compiled, grammar, self._tokenizer))
+        # Beside it, because reading 64 KiB for each answer would take long.
+        in_copies = _names_ordinary_tokens(grammar, self._tokenizer)
         with self._lock:
-            self._kept[grammar] = matcher
+            self._kept[grammar] = matcher, in_copies
             if len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)
 
@@ -109,11 +111,12 @@ class GrammarCompiler:
             with self._lock:
                 if (kept := self._kept.get(grammar)) is not None:
                     self._kept.move_to_end(grammar)
+                    matcher, in_copies = kept
                     return GrammarPath(
-                        kept.deep_copy(),
+                        matcher.deep_copy(),
                         self._tokenizer,
                         vocabulary_size=self._vocabulary_size,
-                        looks_ahead_in_copies=_names_ordinary_tokens(grammar, self._tokenizer),
+                        looks_ahead_in_copies=in_copies,
                     )
 
 
@@ -313,8 +316,7 @@ def _check(matcher: Any) -> None:
         first = matcher.deep_copy()
         mask = first.compute_bitmask()  # here, because the first mask of a grammar takes longest
         if not first.is_error() and not _goes_back(matcher.deep_copy(), mask):
-            reason = "has a rule with max_tokens or stop, which drafts cannot follow"
-            raise InvalidFieldError.of(FIELD, reason)
+            raise InvalidFieldError.of(FIELD, NO_WAY_BACK)
         matcher = first
     if matcher.is_error():
         raise InvalidFieldError.of(FIELD, _short(matcher.get_error()))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.errors import InvalidFieldError
 from paceline_contract.limits import MOST_GRAMMAR_DEPTH
+from paceline_engine.deciding.schema_merges import check_merges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ _MOST_REMAINDERS = 10_000  # 4 MB; with 1,000,003 compiling takes 7 s and 290 MB
 _MOST_MERGED_PATTERNS = 10
 _MOST_NAME_PATTERNS = 128  # each is compared with all: 0.2 s; with 320, 5 s
 _DATA = {"const", "enum", "default", "examples"}  # keywords whose values are no schemas
+_BY_NAME = {"properties", "patternProperties", "$defs", "definitions"}
 _OPPOSITES = {
     "exclusiveMinimum": ("maximum", "exclusiveMaximum"),
     "exclusiveMaximum": ("minimum", "exclusiveMinimum"),
@@ -47,7 +49,7 @@ def sound_schema(text: str, *, field: str) -> str:
         raise InvalidFieldError.of(field, f"is nested deeper than {MOST_GRAMMAR_DEPTH}")
     parts = [*parts_of(schema)]
     _check_divisors(parts, field=field)
-    check_patterns(parts, field=field)
+    check_patterns(schema, field=field)
     is_changed = False
     for name, others in _OPPOSITES.items():
         values = [part.get(other) for part in parts for other in others]
@@ -78,22 +80,29 @@ def _check_divisors(parts: Sequence[dict[str, Any]], *, field: str) -> None:
             raise InvalidFieldError.of(field, reason)
 
 
-def check_patterns(parts: Sequence[dict[str, Any]], *, field: str) -> None:
-    """Refuse a schema with many patterns that one text may have to match.
+def check_patterns(schema: object, *, field: str) -> None:
+    """Refuse a schema with many patterns that one text may have to match, or with many merges.
+
+    What is data counts, too: a reference may point to it.
 
     Raises:
         InvalidFieldError: It has them.
     """
-    names = sum(len(_of(part, "patternProperties", dict)) for part in parts)
-    if names > _MOST_NAME_PATTERNS:
-        raise InvalidFieldError.of(field, f"has more than {_MOST_NAME_PATTERNS} patterns of names")
-    patterns = sum("pattern" in part for part in parts)
+    parts = [*parts_of(schema, with_data=True)]
     merged = sum(
         len(_of(part, "allOf", list)) + ("$ref" in part and len(part) > 1) for part in parts
     )
+    names = sum(len(_of(part, "patternProperties", dict)) for part in parts)
+    if names > _MOST_NAME_PATTERNS:
+        raise InvalidFieldError.of(field, f"has more than {_MOST_NAME_PATTERNS} patterns of names")
+    if names > _MOST_MERGED_PATTERNS and names * (1 + merged) > _MOST_NAME_PATTERNS:
+        reason = f"has more than {_MOST_NAME_PATTERNS} patterns of names, times schemas that are"
+        raise InvalidFieldError.of(field, f"{reason} merged, by allOf or beside $ref")
+    patterns = sum(isinstance(part.get("pattern"), str) for part in parts)
     if patterns > _MOST_MERGED_PATTERNS and merged > _MOST_MERGED_PATTERNS:
         reason = f"has more than {_MOST_MERGED_PATTERNS} patterns and as many schemas that are"
         raise InvalidFieldError.of(field, f"{reason} merged, by allOf or beside $ref")
+    check_merges(schema, parts, field=field)
 
 
 def _of(part: dict[str, Any], name: str, kind: type[_T]) -> _T:
@@ -109,16 +118,18 @@ def _without_2_and_5(value: Fraction) -> int:
     return number
 
 
-def parts_of(schema: object) -> Iterator[dict[str, Any]]:
-    """Yield each object of a schema that is no data; its depth is checked."""
+def parts_of(schema: object, *, with_data: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield each object of a schema, those that are data only if asked to; its depth is checked."""
     if isinstance(schema, list):
         for each in schema:
-            yield from parts_of(each)
+            yield from parts_of(each, with_data=with_data)
     elif isinstance(schema, dict):
         yield schema
         for name, each in schema.items():
-            if name not in _DATA:
-                yield from parts_of(each)
+            if name in _BY_NAME and isinstance(each, dict) and not with_data:
+                yield from parts_of([*each.values()])  # a property may be called as a keyword is
+            elif with_data or name not in _DATA:
+                yield from parts_of(each, with_data=with_data)
 
 
 def _is_split(value: float) -> bool:

@@ -201,6 +201,18 @@ def test_a_text_that_is_complete_ends_also_below_min_tokens():
             ),
             "more than 12 `&`",
         ),
+        *(
+            (
+                Grammar(
+                    GrammarKind.LARK,
+                    f"start: T {odd}"
+                    + " & ".join(["\nT: /a\n/", *(f"/.*[a-z]{{{it}}}.*/" for it in range(30))]),
+                ),
+                "more than 12 `&`",
+            )
+            # None of them makes a slash or a quotation mark a pair with a later one.
+            for odd in ("", "</s>", '<|"|>', '# "', "// /")
+        ),
         (
             Grammar(
                 GrammarKind.LARK,
@@ -211,6 +223,16 @@ def test_a_text_that_is_complete_ends_also_below_min_tokens():
         ),
         (Grammar(GrammarKind.LARK, 'start: "a" b\nb[max_tokens=3]: /b*/'), "drafts cannot follow"),
         (Grammar(GrammarKind.LARK, 'start: "a" b\nb[stop="c"]: /b*/'), "drafts cannot follow"),
+        (Grammar(GrammarKind.LARK, 'start: "aaa!" b\nb[lazy, stop = /c/]: /b*/'), "drafts cannot"),
+        (
+            # After the token that comes first in the vocabulary no matcher can follow.
+            Grammar(
+                GrammarKind.LARK,
+                'start: r0 b | "z" b\nb[max_tokens=2]: /[a-z]*/\n'
+                + "\n".join(f'r{n}: r{n} "a" | r{(n + 1) % 1500} "b" | "c"' for n in range(1500)),
+            ),
+            "drafts cannot follow",
+        ),
     ],
 )
 def test_what_cannot_be_enforced_is_refused_with_the_reason(grammar, reason):
@@ -227,7 +249,9 @@ def test_many_patterns_and_ampersands_are_no_fault_where_no_text_has_to_match_th
     each = {f"p{it}": {"type": "string", "pattern": f"^a{it}"} for it in range(40)}
     COMPILER.compile(schema({"properties": each, "allOf": [{"type": "object"}]}))
     written = " | ".join('"a && b"' for _ in range(40))
-    COMPILER.compile(Grammar(GrammarKind.LARK, f"start: {written} | /&+/"))
+    written += ' | "max_tokens=1" | /stop=/'
+    comments = "\n".join(f"{mark} {'&' * 40}" for mark in ("//", "#"))
+    COMPILER.compile(Grammar(GrammarKind.LARK, f"start: {written} | /&+/ | /&\n&/\n{comments}"))
 
 
 def test_a_grammar_is_compiled_once_and_the_oldest_is_forgotten():
@@ -236,6 +260,27 @@ def test_a_grammar_is_compiled_once_and_the_oldest_is_forgotten():
         own.compile(Grammar(GrammarKind.REGEX, f"a{number}"))
     assert not own.knows(Grammar(GrammarKind.REGEX, "a0"))
     assert own.knows(Grammar(GrammarKind.REGEX, "a1"))
+
+
+class WatchedGrammar:
+    """A grammar that counts how often its text is read."""
+
+    kind = GrammarKind.LARK
+    reads = 0
+
+    @property
+    def text(self) -> str:
+        self.reads += 1
+        return "start: <[5]> <[6]>"
+
+
+def test_the_text_of_a_grammar_is_read_when_it_is_compiled_and_for_no_answer_again():
+    grammar = WatchedGrammar()
+    COMPILER.compile(grammar)
+    reads = grammar.reads
+    for _ in range(2):
+        assert allowed(COMPILER.path(grammar)) == {5}
+    assert grammar.reads == reads > 0
 
 
 COMPLEX = schema({"type": "object", "properties": {f"p{n}": {} for n in range(1500)}})

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.errors import InvalidFieldError
 from paceline_engine.deciding.grammars import GrammarCompiler
+from paceline_engine.deciding.json_schemas import sound_schema
 from paceline_engine.terms.calls import Grammar, GrammarKind
 from support.schema_corpus import SCHEMAS, KnownSchema
 from support.tiny_models import build_tokenizer
@@ -90,6 +91,11 @@ def test_what_only_looks_like_a_bound_is_data():
     assert allows({"enum": [value]}, '{"exclusiveMinimum": 0, "maximum": 0.5}')
     named = {"type": "object", "properties": {"exclusiveMinimum": {"const": 1}}}
     assert allows(named, '{"exclusiveMinimum": 1}')
+    bounds = {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}
+    for name in ("default", "const", "enum", "examples", "properties"):
+        own = {"type": "object", "properties": {name: bounds}}
+        assert not allows(own, f'{{"{name}": 0}}')
+        assert allows(own, f'{{"{name}": 0.25}}')
 
 
 @pytest.mark.parametrize(
@@ -98,6 +104,7 @@ def test_what_only_looks_like_a_bound_is_data():
         {"multipleOf": 1_000_003},
         {"multipleOf": 10**300 + 1},
         {"allOf": [{"multipleOf": 10_007}, {"multipleOf": 10_009}]},
+        {"properties": {"default": {"multipleOf": 1_000_003}}},
         {"items": {"multipleOf": 101}, "properties": {"a": {"multipleOf": 103}}},
     ],
 )
@@ -106,6 +113,72 @@ def test_divisors_that_take_a_large_automaton_are_refused(schema):
         path_of(schema)
     for usual in (7, 60, 3600, 100_000, 0.01, 0.25):
         assert allows({"type": "number", "multipleOf": usual}, "0")
+
+
+def pattern(number: int):
+    return {"pattern": f"^a{number}.*b"}
+
+
+def pairs(count: int, make=pattern):
+    return {"allOf": [{"anyOf": [make(2 * it), make(2 * it + 1)]} for it in range(count)]}
+
+
+def nested(depth: int):
+    return {**pattern(depth), **({"anyOf": [nested(depth - 1), {}]} if depth else {})}
+
+
+def names(*, times: int, each: int):
+    groups = [{f"^{it}a{n}": {"type": "null"} for n in range(each)} for it in range(times)]
+    return {"type": "object", "allOf": [{"patternProperties": it} for it in groups]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (names(times=6, each=10), "patterns of names, times"),
+        (pairs(7), "meet more than 100 times"),
+        ({"$defs": {"it": pairs(3)}, "$ref": "#/$defs/it", **pairs(3)}, "meet more than 100"),
+        ({"default": {"a/b": pairs(7)}, "$ref": "#/default/a~1b"}, "meet more than 100"),
+        ({"$defs": {"it": {"$anchor": "x", **pairs(3)}}, "$ref": "#x", **pairs(3)}, "meet more"),
+        ({"properties": {"default": pairs(7)}}, "meet more than 100"),
+        (pairs(20, make=lambda it: {"minLength": it}), "more than 256 alternatives"),
+        (
+            {
+                "allOf": [pattern(it) for it in range(8)],
+                "oneOf": [{"minLength": it} for it in range(40)],
+            },
+            "meet more than 100",
+        ),
+        (nested(12), "more than 10 patterns for one text"),
+    ],
+)
+def test_merges_that_multiply_are_refused_before_they_are_compiled(schema, reason):
+    """Here nothing is compiled at all."""
+    with pytest.raises(InvalidFieldError, match=reason):
+        sound_schema(json.dumps(schema), field="it")
+
+
+def test_what_is_merged_without_multiplying_is_allowed():
+    own = {f"p{it}": {"type": "string", **pattern(it)} for it in range(20)}
+    reference = {"$ref": "#/$defs/word", "description": "a word"}
+    choices = {"anyOf": [{"type": "string", **pattern(it)} for it in range(40)]}
+    named = {it: {"type": "null"} for it in ("pattern", "allOf", "anyOf", "default")}
+    for schema in (
+        {"properties": own, "required": ["p0"]},
+        {"$defs": {"word": pattern(1)}, "properties": {f"q{it}": reference for it in range(40)}},
+        choices,
+        names(times=2, each=5),
+        {"type": "string", **pairs(3)},
+        {
+            "$defs": {"it": {"anyOf": [{"type": "null"}, {"items": {"$ref": "#/$defs/it"}}]}},
+            "$ref": "#/$defs/it",
+        },
+        {
+            "allOf": [{"properties": {f"a{n}": {}}} for n in range(12)],
+            "properties": {f"o{n}": {"properties": named} for n in range(12)},
+        },
+    ):
+        assert sound_schema(json.dumps(schema), field="it") == json.dumps(schema)
 
 
 def test_a_schema_that_says_so_in_the_librarys_words_is_enforced_without_what_cannot_be():
