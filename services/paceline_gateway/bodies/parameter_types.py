@@ -110,12 +110,12 @@ def schema_grammar(
         raise PydanticCustomError(
             "format", "has a schema of more than {most} bytes", {"most": MOST_GRAMMAR_BYTES}
         )
-    if not wanted:
-        return Grammar(json_schema=schema)
     try:
         whole = json.loads(schema) if isinstance(schema, str) else schema
-    except (ValueError, RecursionError):
-        return Grammar(json_schema=schema)  # servers tell what is wrong
+    except (ValueError, RecursionError) as error:
+        raise PydanticCustomError("format", "has a schema that is not JSON") from error
+    if not wanted:
+        return Grammar(json_schema=schema)
     kept, places = lenient(whole)
     if left_out is not None:
         left_out += [f"{place}{it}" for it in places]

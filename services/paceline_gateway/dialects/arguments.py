@@ -218,7 +218,8 @@ class _TaggedArguments:
             text, is_text = text.removeprefix("\n").removesuffix("\n"), self._is_text(key)
         if not is_text:
             try:
-                json.loads(text)
+                # Also numbers that JSON lacks are texts: NaN, Infinity, and what is as large.
+                json.dumps(json.loads(text), allow_nan=False)
             except (ValueError, RecursionError):
                 pass
             else:

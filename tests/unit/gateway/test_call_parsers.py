@@ -185,6 +185,12 @@ def test_values_in_tags_are_what_the_schema_says():
     ]
 
 
+def test_numbers_that_json_lacks_are_texts():
+    family = BY_NAME["glm45"]
+    text = written_calls(family, [("weather", {"n": "NaN", "other": "[1e999]"})])
+    assert read(parser_of(family), text)[2] == [("weather", '{"n": "NaN", "other": "[1e999]"}')]
+
+
 def test_values_whose_tags_say_what_they_are_are_that():
     family = BY_NAME["deepseek_v32"]
     text = written_calls(family, [("weather", {"city": 5, "n": "5", "other": "\ntrue\n"})])
