@@ -16,6 +16,10 @@ from support.gguf_files import GgufParts, write_gguf
 from support.smollm2_folder import smollm2_folder
 from support.tiny_models import build_tokenizer
 
+# It starts many processes; beside other tests, which also do, it takes ten times as long as alone.
+_SECONDS = 800
+pytestmark = pytest.mark.timeout(_SECONDS + 100)
+
 QUESTION = "What is the capital of France, and what is it known for?"
 
 
@@ -26,7 +30,7 @@ def demo(models, output, *options):
         [*command, f"--models={models}", f"--output-directory={output}"],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=_SECONDS,
         check=False,
     )
     assert shown.returncode == 0, shown.stderr

@@ -80,6 +80,7 @@ def read(path):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 async def test_each_strategy_answers_as_the_library_does(model_folder):
     tokenizer = Tokenizer.from_str(find_model_files(str(model_folder)).tokenizer.decode())
     reference = read(model_folder / smollm2.MODEL)
