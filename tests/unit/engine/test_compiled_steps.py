@@ -240,6 +240,31 @@ def test_low_rank_weights_see_a_products_inputs_as_they_are(steps):
     assert seen[0].inputs == seen[1].inputs
 
 
+def test_a_lora_adapter_is_added_to_each_product(steps):
+    class Added:
+        def __init__(self):
+            self.keys = []
+
+        def add(self, key, *, inputs, product):
+            assert inputs.dtype == torch.float32
+            self.keys.append(key)
+            product += 1
+
+    model, added = Computed(kind="int8"), (Added(), Added())
+
+    def prepare(rows, *, lora):
+        rows.lora = lora
+
+    alone = model.logits([[6, 1]])
+    expected = model.logits([[6, 1]], prepare=lambda rows: prepare(rows, lora=added[0]))
+    assert model.decoder.use_steps(steps)
+    actual = model.logits([[6, 1]], prepare=lambda rows: prepare(rows, lora=added[1]))
+    assert torch.equal(actual, expected)
+    assert not torch.equal(actual, alone)
+    assert len(added[1].keys) == 2 * 4 * SIZES["num_hidden_layers"]
+    assert added[0].keys == added[1].keys
+
+
 @pytest.mark.parametrize("kind", ["plain", "int8"])
 def test_what_is_no_number_stays_none(kind, steps):
     model = Computed(kind=kind)
