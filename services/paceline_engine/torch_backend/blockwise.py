@@ -18,6 +18,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from paceline_engine.torch_backend.int8_linear import Int8Product
+from paceline_engine.torch_backend.invariant import LEAST_MULTIPLE
 from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.packed_linear import (
     BLOCKS,
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from paceline_engine.torch_backend.decoders import Decoder
-
-
-_PART = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,11 @@ class BlockSizes:
         return [each for each in BLOCKS if each <= self.most and each % self.multiple == 0]
 
 
-BLOCK_SIZES = (BlockSizes(4, 64), BlockSizes(4, 32), BlockSizes(16, 64), BlockSizes(16, 32))
+MOST_MULTIPLE = 16
+
+BLOCK_SIZES = tuple(
+    BlockSizes(multiple, most) for multiple in (LEAST_MULTIPLE, MOST_MULTIPLE) for most in (64, 32)
+)
 """What is tried, the cheapest first. Other kernels were met below 16 rows, and above 32."""
 
 
@@ -92,23 +94,19 @@ class Kernel:
 
 
 class BlockwiseProduct(Product):
-    """A product in blocks of such numbers of rows.
-
-    Attributes:
-        whole: The product.
-    """
+    """A product in blocks of such numbers of rows."""
 
     def __init__(self, product: Product, *, blocks: Sequence[int]) -> None:
         self.shape, self.bias, self.loaded = product.shape, product.bias, product.loaded
-        self.whole, self._blocks = product, blocks
+        self._whole, self._blocks = product, blocks
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Compute it."""
-        return in_blocks(self.whole, hidden, blocks=self._blocks)
+        return in_blocks(self._whole, hidden, blocks=self._blocks)
 
     def weight(self) -> Tensor:
         """Return the weight."""
-        return self.whole.weight()
+        return self._whole.weight()
 
 
 def pack_all(model: Any, decoder: Decoder) -> set[Kernel]:
@@ -141,8 +139,6 @@ def _linear_modules(model: nn.Module) -> list[Any]:
 def _in_blocks(blocks: Sequence[int], product: Product, _linears: Sequence[nn.Linear]) -> Product:
     if isinstance(product, Int8Product):  # exact in any number of rows
         return product
-    if isinstance(product, BlockwiseProduct):  # for the blocks that were tried before
-        product = product.whole
     return BlockwiseProduct(product, blocks=blocks)
 
 
@@ -185,6 +181,10 @@ def _packed_module(module: Any) -> Kernel | None:
     return Kernel(shape, weight.dtype, weight.stride(), module.bias is not None, kind)
 
 
+# Weights are filled in parts of so many outputs, so that numbers in float32 take little memory.
+_PART = 1024
+
+
 @torch.inference_mode()
 def rows_are_alike(kernels: Iterable[Kernel], sizes: BlockSizes) -> bool:
     """Tell whether a row's product has the same bits in blocks of all sizes.
@@ -203,7 +203,6 @@ def rows_are_alike(kernels: Iterable[Kernel], sizes: BlockSizes) -> bool:
         weight = torch.zeros(outputs, inputs, dtype=kernel.dtype)
         rows = torch.zeros(sizes.most, inputs, dtype=kernel.dtype)
         for each, sign in ((weight, -1), (rows, 1)):
-            # In parts, so that numbers in float32 take little memory beside them.
             for part in torch.split(each, _PART):
                 half = torch.randn(len(part), paired, generator=generator)
                 part[:, :paired] = half

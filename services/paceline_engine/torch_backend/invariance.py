@@ -13,6 +13,7 @@ from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.torch_backend.attention import FEW_ROWS, Attention
 from paceline_engine.torch_backend.blockwise import (
     BLOCK_SIZES,
+    MOST_MULTIPLE,
     compute_in_blocks,
     pack_all,
     rows_are_alike,
@@ -95,16 +96,19 @@ def make_invariant(
         and (threads == 1 or _halves_are_whole(model, decoder))
     ):
         kernels = pack_all(model, decoder)
-        for sizes in (each for each in BLOCK_SIZES if rows_are_alike(kernels, each)):
+        sizes = next((each for each in BLOCK_SIZES if rows_are_alike(kernels, each)), None)
+        if sizes is not None:
             compute_in_blocks(model, decoder, sizes.blocks)
-            if is_invariant(
-                decoder,
-                shape,
-                vocabulary_size=description.vocabulary_size,
-                context_length=description.context_length,
-                multiple=sizes.multiple,
-            ):
-                return sizes.multiple
+            # Attention may need more rows than products do.
+            for multiple in sorted({sizes.multiple, MOST_MULTIPLE}):
+                if is_invariant(
+                    decoder,
+                    shape,
+                    vocabulary_size=description.vocabulary_size,
+                    context_length=description.context_length,
+                    multiple=multiple,
+                ):
+                    return multiple
     raise ModelLoadError(
         f"model {description.name!r} cannot be served with --invariant: what it computes for a"
         " text depends on how the text comes, or on what else comes with it"
