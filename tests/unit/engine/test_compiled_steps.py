@@ -20,6 +20,7 @@ from paceline_engine.torch_backend.compiled_steps import (
     compile_steps,
 )
 from paceline_engine.torch_backend.decoders import take_sample
+from paceline_engine.torch_backend.int8_linear import Int8Product
 from paceline_engine.torch_backend.invariant import TILE, InvariantRows
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs
@@ -263,6 +264,23 @@ def test_a_lora_adapter_is_added_to_each_product(steps):
     assert not torch.equal(actual, alone)
     assert len(added[1].keys) == 2 * 4 * SIZES["num_hidden_layers"]
     assert added[0].keys == added[1].keys
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_few_rows_in_eight_bits_are_not_filled_up(compiled, steps, monkeypatch):
+    model = Computed(kind="int8")
+    assert not compiled or model.decoder.use_steps(steps)
+    compute, counts = Int8Product.of_whole_numbers, []
+
+    def counted(product, rows):
+        counts.append(len(rows))
+        return compute(product, rows)
+
+    monkeypatch.setattr(Int8Product, "of_whole_numbers", counted)
+    for count in (1, 2, 3):
+        model.logits([[count]])
+        assert {*counts} == {count}
+        counts.clear()
 
 
 @pytest.mark.parametrize("kind", ["plain", "int8"])

@@ -97,7 +97,8 @@ def test_rows_and_outputs_of_zeros_are_numbers():
 
 @torch.inference_mode()
 @pytest.mark.parametrize("error", [1, -1])
-def test_a_kernel_that_is_off_by_the_least_is_refused(error, monkeypatch):
+@pytest.mark.parametrize("count", [1, 2, 3, 12])
+def test_a_kernel_that_is_off_by_the_least_is_refused(count, error, monkeypatch):
     """As one that adds in 16 bits, and stops at the largest number there."""
     product = Int8Product(numbers(48, 40), None)
     check_exact([product])
@@ -105,8 +106,8 @@ def test_a_kernel_that_is_off_by_the_least_is_refused(error, monkeypatch):
 
     def off(rows):
         found = own(rows)
-        if len(rows) == 12:
-            found[7, -1] += error * product.scales[-1]
+        if len(rows) == count:
+            found[-1, -1] += error * product.scales[-1]
         return found
 
     monkeypatch.setattr(product, "of_whole_numbers", off)

@@ -223,6 +223,9 @@ def test_a_fingerprint_follows_from_the_model_and_what_the_adapter_adds(
     assert len({*found.values()}) == 3
     on_drafter = write_lora(tmp_path / "small", tiny_pair.drafter)
     assert fingerprints(tiny_pair.drafter, a=on_drafter)["a"] not in found.values()
+    # The same adapter beside weights of the same shapes that are others.
+    base = merge(tiny_pair.target, folders["few"], tmp_path / "base")
+    assert fingerprints(base, a=folders["plain"])["a"] != found["a"]
     moved = load_file(other / "adapter_model.safetensors")
     key = next(iter(moved))
     moved[key] = moved[key] * 1.001

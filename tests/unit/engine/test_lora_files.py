@@ -15,6 +15,7 @@ from paceline_contract.limits import MOST_LORA_ADAPTERS
 from paceline_engine.model_files.lora_folder import read_lora_folders
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SessionSpec
+from paceline_engine.torch_backend.lora_rows import Factors
 from paceline_engine.torch_backend.memory import FreeMemory
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.families import build_family
@@ -264,6 +265,23 @@ def test_models_that_keep_no_rows_of_several_sequences_take_no_adapter(folder, t
     assert "takes no --lora" in refusal(mamba, f"a={folder}")
     bloom = build_family("bloom", tmp_path / "bloom")
     assert "takes no --lora" in refusal(bloom, f"a={folder}")
+
+
+def test_a_target_that_drafts_for_itself_takes_no_adapter(tiny_pair, folder):
+    told = refusal(tiny_pair.target, f"a={folder}", adapter=str(folder))
+    assert told == "--lora and --adapter do not go together"
+
+
+def test_with_invariance_an_adapter_whose_rows_change_one_another_is_refused(
+    tiny_pair, folder, monkeypatch
+):
+    compute = Factors.of
+    monkeypatch.setattr(
+        Factors, "of", lambda self, inputs: compute(self, inputs) + 1e-5 * len(inputs)
+    )
+    assert "cannot be served with --invariant" in refusal(
+        tiny_pair.target, f"a={folder}", invariant=True
+    )
 
 
 async def test_a_session_with_an_unknown_adapter_is_refused(tiny_pair, folder):

@@ -260,6 +260,9 @@ def test_what_the_models_state_can_be_cut_to_is_told_in_the_targets_tokens(speak
     length, own = len(prefix), text.inner.length
     assert text.reachable(length) == length
     assert text.reachable(length + 50) == len(text.text) >= length
+    # Here a target's token is less than one of the model's, of which none is kept then.
+    assert own < len(text.text)
+    assert text.reachable(1) == 0
     for reached in (0, own // 2):
         monkeypatch.setattr(text.inner, "reachable", lambda _, reached=reached: reached)
         share = reached / own

@@ -59,6 +59,12 @@ async def test_the_model_of_a_request_chooses_its_adapter(path):
             assert gateway.requests[-1].lora == lora
 
 
+async def test_the_pages_stream_has_the_adapter_too():
+    async with gateway_over(an_orchestrator()) as gateway:
+        await gateway.post("/paceline/generate", prompt="x", model="law")
+        assert gateway.requests[-1].lora == "law"
+
+
 @pytest.mark.parametrize("path", ASKED)
 async def test_a_model_that_is_neither_is_not_found(path):
     async with gateway_over(an_orchestrator()) as gateway:

@@ -12,6 +12,7 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_contract.limits import MOST_LORA_ADAPTERS
 from paceline_orchestrator.decoding.answers import AnswerChecks
 from paceline_orchestrator.fleet import health_watch
 from support.fake_text import continuation
@@ -561,6 +562,14 @@ FORBIDDEN = {
     "incarnation": lambda it: setattr(it, "incarnation", "x" * 65),
     "stages": lambda it: [it.stages.add() for _ in range(5000)],
     "stages.model_name": lambda it: it.stages.add(model_name="x" * 1_000_000),
+    "lora_adapters": lambda it: [
+        it.lora_adapters.add(name=str(n), fingerprint="x") for n in range(MOST_LORA_ADAPTERS + 1)
+    ],
+    "lora_adapters.name": lambda it: it.lora_adapters.add(name="a b", fingerprint="x"),
+    "lora_adapters.name is there twice": lambda it: [
+        it.lora_adapters.add(name="a", fingerprint=each) for each in "xy"
+    ],
+    "lora_adapters.fingerprint": lambda it: it.lora_adapters.add(name="a"),
     "hardware.identity": lambda it: setattr(it.hardware, "identity", "x" * 65),
     "hardware.share": lambda it: (
         setattr(it.hardware, "identity", "gpu"),

@@ -65,6 +65,7 @@ def test_dsi_is_worth_less_where_withdrawn_forwards_run_to_their_end():
     run_on = {"targets_run_on": True, "drafter_runs_on": True}
     dsi, si = Strategy.DISTRIBUTED, Strategy.SPECULATIVE
     assert time_of(dsi, **run_on) > 1.03 * time_of(dsi)
+    assert time_of(dsi, drafter_runs_on=True) > time_of(dsi)
     assert time_of(si, **run_on) == time_of(si)
 
 
