@@ -36,7 +36,10 @@ async def test_a_changed_a_wrong_and_a_huge_prediction_change_no_token(strategy)
                 )
                 assert received.token_ids == ANSWER
         resumed = await system.generate(
-            max_tokens=COUNT, predicted_text=changed, resume_token_ids=ANSWER[:7]
+            max_tokens=COUNT,
+            predicted_text=changed,
+            resume_token_ids=ANSWER[:7],
+            strategy=pb.STRATEGY_SPECULATIVE,
         )
         assert resumed.token_ids == ANSWER[7:]
         assert resumed.finished.statistics.predicted_accepted_token_count > 0
