@@ -23,6 +23,7 @@ os.environ[RUN_VARIABLE] = uuid.uuid4().hex
 # Torch's threads wait for each other in busy loops: with several processes on few cores, a forward
 # of a small model took five times as long on two threads as on one. Servers inherit this.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # where a test asks for two
 compute_there()
 # What a shell starts in the background ignores Ctrl-C, and so would all processes of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
