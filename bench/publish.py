@@ -38,6 +38,7 @@ from paceline_bench.table2.tables import (
     table2_summary,
 )
 from paceline_bench.table2.tree_tables import table2_trees, table2_trees_headline
+from peer_engines.summary import published
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +77,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "random-gpu-forwards": partial(pair_forwards, name="random-gpu"),
     "gpu-forwards": gpu_forwards,
     "gpu-texts": gpu_texts,
+    "peers": published,
     "pair-wide-headline": partial(pair_headline, name="pair-wide"),
     "pair-wide-summary": partial(pair_summary, name="pair-wide"),
     "pair-wide-contest": partial(pair_contest, name="pair-wide"),

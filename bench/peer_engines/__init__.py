@@ -1,0 +1,1 @@
+"""The same model in Paceline and in other engines: what bench/peers.py needs."""
