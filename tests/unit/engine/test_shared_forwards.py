@@ -6,7 +6,6 @@ import math
 import random
 import weakref
 from array import array
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from paceline.errors import InternalError, InvalidFieldError, OverloadedError
 from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import SparseDistribution
 from paceline_engine.scheduling.model_text import ModelText
-from paceline_engine.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.terms import validation
 from paceline_engine.terms.backend import DeviceLostError, ForwardInterrupted
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
@@ -288,14 +286,3 @@ def test_a_shared_forward_that_is_given_up_has_changed_no_text(tiny_pair):
         for each, answer in zip(items, model.run(items, NEVER), strict=True):
             each.take(answer)
     assert [each.drafted for each in run_all(model, items)] == [each.drafted for each in expected]
-
-
-def test_a_simulated_forward_costs_once_what_all_its_texts_share():
-    model = SimulatedBackend(SimulatedModel(ttft_seconds=0.03, tpot_seconds=0.03))
-    texts = [item(model, [n], Draft(3)) for n in range(40)]
-    alone = [
-        continuation(ModelText(instant(), replace(SPEC, reserve_length=9)), [n], 3)
-        for n in range(40)
-    ]
-    run_all(model, texts)
-    assert [each.prefix.tolist()[1:] for each in texts] == alone

@@ -21,7 +21,6 @@ from paceline_engine.terms.backend import ForwardInterrupted, ModelLoadError
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Draft, Item
 from paceline_engine.torch_backend.transformers import TransformersBackend
-from support.device import on_a_cpu
 from support.distributions import fit
 from support.tiny_models import build_model
 from unit.engine.conftest import (
@@ -230,17 +229,6 @@ def test_a_text_whose_draft_was_broken_off_is_gone_without_a_collector(target, d
     assert [each() for each in (*gone, index)] == [None] * 4
 
 
-def test_it_cancels_between_layers_while_all_of_its_models_do(target, drafter):
-    stack = StackBackend([target, drafter], matrix=VERTICAL)
-    for model in (target, drafter):
-        known = model.description
-        assert stack.description.cancels_between_layers
-        model.description = replace(known, cancels_between_layers=False)
-        assert not stack.description.cancels_between_layers
-        model.description = known
-    assert stack.description.cancels_between_layers
-
-
 def test_models_with_different_tokenizers_make_no_stack(target, drafter):
     other = TransformersBackend.__new__(TransformersBackend)
     other.description = replace(drafter.description, tokenizer_fingerprint="x", name="other")
@@ -248,19 +236,6 @@ def test_models_with_different_tokenizers_make_no_stack(target, drafter):
     told = r"--then other: has another tokenizer than target \(token 0 is 'a' and '<\|end\|>'; "
     with pytest.raises(ModelLoadError, match=told):
         stack_of(target, other)
-
-
-@on_a_cpu
-def test_a_token_lies_in_all_models(target, drafter):
-    stack, memory = stack_of(target, drafter), [target.token_memory(), drafter.token_memory()]
-    both = sum(each.bytes_per_token for each in memory)
-    assert stack.token_memory().bytes_per_token > both
-    assert (
-        stack_of(target, drafter, matrix=((1, 0), (0, 1)), max_gram=None)
-        .token_memory()
-        .bytes_per_token
-        == both
-    )
 
 
 def test_another_stack_has_another_fingerprint(target, drafter):
