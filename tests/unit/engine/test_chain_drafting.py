@@ -15,7 +15,6 @@ from paceline_engine.deciding.decisions import rank_from
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ForwardInterrupted, ModelLoadError
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
 from paceline_engine.terms.rank_paths import propose
 from paceline_engine.torch_backend.adapters.card import AdapterCard
@@ -31,12 +30,9 @@ from support.eagle_reference import SlowHead
 from support.tiny_adapters import write_adapter
 from support.trees import random_tree
 from unit.engine.conftest import NEVER, continuation
+from unit.engine.models import decode_by_proposals, loaded, specs
 
-SPECS = [
-    SessionSpec(200),
-    SessionSpec(200, SamplingParameters(0.8, top_p=0.9), seed=3),
-    SessionSpec(200, SamplingParameters(1.2, top_k=20), seed=8),
-]
+SPECS = specs()
 SPEC = SPECS[0]
 PROMPT = [5, 6, 7, 8, 9]
 REACH = 3
@@ -57,17 +53,10 @@ def adapter(tiny_pair, tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["fused", "library", "together", "invariant", "int8"])
 def backend(request, tiny_pair, adapter):
-    how = {"adapter": str(adapter), "dtype": "float32"}
-    if request.param == "int8":
-        how["weights"] = "int8"
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "library":
-            patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
-        is_invariant = request.param == "invariant"
-        model = TransformersBackend(str(tiny_pair.target), invariant=is_invariant, **how)
+    weights = "int8" if request.param == "int8" else "plain"
+    model = loaded(tiny_pair.target, request.param, adapter=str(adapter), weights=weights)
     assert isinstance(model.decoder, FusedLlama) == (request.param != "library")
     assert isinstance(model.own_guesses.drafter, ChainDrafter)
-    model.together = request.param == "together"
     model.is_rounded = request.param == "int8"
     return model
 
@@ -128,14 +117,10 @@ def test_decoding_by_proposals_is_plain_decoding(backend, tiny_pair):
     weights = "int8" if backend.is_rounded else "plain"
     plain = TransformersBackend(str(tiny_pair.target), dtype="float32", weights=weights)
     for spec in SPECS:
-        served, text, proposal = ModelText(backend, spec), list(PROMPT), Proposal()
-        while len(text) < 24:
-            judged = served.judge(text, proposal.token_ids, parents=proposal.parents, propose=True)
-            text += [*proposal.along(judged.accepted_path), judged.next_token]
-            proposal = judged.proposal
-            assert len(proposal) == len(PATHS) or spec is not SPEC  # filters leave fewer
-            assert max(proposal.token_ids) < VOCABULARY_SIZE
-        made = text[len(PROMPT) :]
+        made, judgements = decode_by_proposals(ModelText(backend, spec), PROMPT, count=19)
+        for judged in judgements:
+            assert len(judged.proposal) == len(PATHS) or spec is not SPEC  # filters leave fewer
+            assert max(judged.proposal.token_ids) < VOCABULARY_SIZE
         assert made == continuation(ModelText(plain, spec), PROMPT, len(made))
 
 
@@ -174,12 +159,9 @@ def test_a_trained_head_saves_forwards(tiny_pair, tmp_path):
     backend = TransformersBackend(str(tiny_pair.target), adapter=str(tmp_path / "head"))
     forwards = 0
     for text in texts[:3]:
-        served, made, proposal = ModelText(backend, SPEC), text[:4], Proposal()
-        while len(made) < len(text):
-            judged = served.judge(made, proposal.token_ids, parents=proposal.parents, propose=True)
-            made += [*proposal.along(judged.accepted_path), judged.next_token]
-            proposal, forwards = judged.proposal, forwards + 1
-        assert made[: len(text)] == text
+        made, judgements = decode_by_proposals(ModelText(backend, SPEC), text[:4], count=28)
+        assert made[:28] == text[4:]
+        forwards += len(judgements)
     assert forwards < 0.7 * 3 * 28
 
 

@@ -29,12 +29,9 @@ from support.self_speculation import StreamingDecoder
 from support.tiny_adapters import write_adapter
 from support.trees import random_tree
 from unit.engine.conftest import NEVER, call_on, chain, continuation, running
+from unit.engine.models import specs
 
-SPECS = [
-    SessionSpec(200),
-    SessionSpec(200, SamplingParameters(0.8, top_p=0.9), seed=3),
-    SessionSpec(200, SamplingParameters(1.2, top_k=20), seed=8),
-]
+SPECS = specs()
 SPEC = SPECS[0]
 PROMPT = [5, 6, 7, 8, 9]
 # So many first guesses that some are right, of random weights too.

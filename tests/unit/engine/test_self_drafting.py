@@ -15,7 +15,6 @@ from paceline_contract.proposal import Proposal
 from paceline_engine.deciding.decisions import judge_by, rank_from
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ModelLoadError
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
 from paceline_engine.terms.rank_paths import cartesian_tree, propose
 from paceline_engine.torch_backend.adapters.card import AdapterCard
@@ -30,13 +29,10 @@ from support.self_speculation import StreamingDecoder
 from support.tiny_adapters import write_adapter
 from support.trees import random_tree
 from unit.engine.conftest import NEVER, call_on, chain, continuation, running
+from unit.engine.models import decode_by_proposals, loaded, specs
 
-SPEC = SessionSpec(200)
-SPECS = [
-    SPEC,
-    SessionSpec(200, SamplingParameters(0.8, top_p=0.9), seed=3),
-    SessionSpec(200, SamplingParameters(1.2, top_k=20), seed=8),
-]
+SPECS = specs()
+SPEC = SPECS[0]
 PROMPT = [5, 6, 7, 8, 9]
 REACH = 3
 # Unequal paths; more first guesses than there are likely ones, so that some are right.
@@ -53,12 +49,8 @@ def adapter(request, tiny_pair, tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["fused", "library", "together"])
 def backend(request, tiny_pair, adapter):
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "library":
-            patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
-        model = TransformersBackend(str(tiny_pair.target), adapter=str(adapter), dtype="float32")
+    model = loaded(tiny_pair.target, request.param, adapter=str(adapter))
     assert isinstance(model.decoder, FusedLlama) == (request.param != "library")
-    model.together = request.param == "together"
     return model
 
 
@@ -158,29 +150,21 @@ def test_what_is_proposed_is_what_the_modules_guess(backend, reference, spec):
 
 
 def test_decoding_by_proposals_takes_the_forwards_that_the_paper_says(backend, reference, plain):
-    served, text = ModelText(backend, SPEC), list(PROMPT)
-    proposal, forwards = Proposal(), 0
-    while len(text) < 30:
-        judged = served.judge(text, proposal.token_ids, parents=proposal.parents, propose=True)
-        text += [*proposal.along(judged.accepted_path), judged.next_token]
-        proposal, forwards = judged.proposal, forwards + 1
-    made = text[len(PROMPT) :]
+    made, judgements = decode_by_proposals(ModelText(backend, SPEC), PROMPT, count=25)
     assert made == continuation(ModelText(plain, SPEC), PROMPT, len(made))
-    assert forwards < len(made), "some guesses are right"
+    assert len(judgements) < len(made), "some guesses are right"
     if isinstance(backend.decoder, FusedLlama) and reference.module.upper_layers:
         slow = StreamingDecoder(reference.model, reference.module, PATHS)
         assert slow.decode(PROMPT, count=len(made)) == made
-        assert slow.forwards == forwards
+        assert slow.forwards == len(judgements)
 
 
 @on_a_cpu
 def test_logits_are_to_the_bit_what_they_are_without_an_adapter(backend, tiny_pair):
     if backend.together:
         pytest.skip("the other way of attending is asked for at load only")
-    with pytest.MonkeyPatch.context() as patch:
-        if not isinstance(backend.decoder, FusedLlama):
-            patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
-        without = TransformersBackend(str(tiny_pair.target), dtype="float32")
+    way = "fused" if isinstance(backend.decoder, FusedLlama) else "library"
+    without = loaded(tiny_pair.target, way)
     found = []
     for model, proposes in [(backend, True), (backend, False), (without, False)]:
         items = [

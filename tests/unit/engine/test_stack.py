@@ -31,6 +31,7 @@ from unit.engine.conftest import (
     running,
     scores_after,
 )
+from unit.engine.models import draft, draft_together
 
 PROMPT = [5, 17, 9, 5, 17]
 GREEDY = SamplingParameters()
@@ -48,20 +49,6 @@ def stack_of(*models, matrix=VERTICAL, leniency=1.0, max_gram=MaxGram) -> StackB
 
 def draft_item(backend, cache, spec, prefix, count) -> Item:
     return Item(cache, spec, prefix=array("I", prefix), task=Draft(count))
-
-
-def draft(backend, spec, prefix, count, *, cache=None, interrupt=NEVER):
-    """Draft in the caller's thread, step by step; return tokens and distributions."""
-    item = draft_item(backend, cache or backend.new_cache(spec), spec, prefix, count)
-    tokens, distributions = [], []
-    while True:
-        (outcome,) = backend.run([item], interrupt)
-        if isinstance(outcome, Exception):
-            raise outcome
-        tokens += outcome.drafted.token_ids
-        distributions += outcome.drafted.distributions
-        if item.take(outcome):
-            return tokens, distributions
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
@@ -114,18 +101,12 @@ def test_drafts_of_several_sessions_share_the_forwards_of_each_model(target, dra
         draft_item(stack, stack.new_cache(spec), spec, [*PROMPT, seed], 12)
         for seed, spec in enumerate(specs)
     ]
-    found: list[list[int]] = [[] for _ in items]
-    left = dict(enumerate(items))
-    while left:
-        answers = stack.run(list(left.values()), NEVER)
-        for place, outcome in zip(list(left), answers, strict=True):
-            found[place] += outcome.drafted.token_ids
-            if left[place].take(outcome):
-                del left[place]
+    found = draft_together(stack, items)
     together = sum(stack.forward_counts)
     alone = stack_of(target, drafter, matrix=((1, 0), (0, 2)), max_gram=None)
     for seed, spec in enumerate(specs):
-        assert draft(alone, spec, [*PROMPT, seed], 12)[0] == found[seed]
+        tokens, _ = draft(alone, spec, [*PROMPT, seed], 12)
+        assert [*PROMPT, seed, *tokens] == found[seed]
     assert together < sum(alone.forward_counts) / 2
 
 
