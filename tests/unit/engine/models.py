@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import random
 from array import array
 from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline_contract.proposal import NOTHING
+from paceline_contract.proposal import NOTHING, Proposal
+from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
-from paceline_engine.terms.items import Draft, Item
+from paceline_engine.terms.items import Draft, Item, Judge
 from paceline_engine.torch_backend.cuda_graphs import CapturedForwards
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support import kernels_on_cpu
 from support.device import DEVICE
-from unit.engine.conftest import NEVER
+from support.trees import random_tree
+from unit.engine.conftest import NEVER, continuation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from paceline_engine.scheduling.model_text import ModelText
     from paceline_engine.terms.backend import Backend, Interrupt
-    from paceline_engine.terms.items import Judgement
+    from paceline_engine.terms.items import Judgement, Outcome
     from paceline_engine.terms.model_cache import ModelCache
 
 
@@ -105,3 +107,51 @@ def decode_by_proposals(
         proposal = judged.proposal
         judgements.append(judged)
     return made, judgements
+
+
+def mixed_judgements(backend: Backend, prompt: Sequence[int], *, count: int) -> list[Item]:
+    """Make so many judgements of trees by chance, every third without guesses, and a draft."""
+    chance, kinds, made = random.Random(5), specs(), []
+    for n in range(count):
+        tree = random_tree(chance, (), size=1 + n, vocabulary_size=300)
+        prefix, task = array("I", [7 + n, *range(3 * n)]), Judge(tree, propose=n % 3 != 2)
+        spec = kinds[n % 3]
+        made.append(Item(backend.new_cache(spec), spec, prefix=prefix, task=task))
+    cache = backend.new_cache(kinds[0])
+    return [*made, Item(cache, kinds[0], prefix=array("I", prompt), task=Draft())]
+
+
+def check_as_alone(backend: Backend, items: Callable[[], list[Item]]) -> list[Outcome]:
+    """Check that items get in one forward what each gets alone; return what they got."""
+    together = backend.run(items(), NEVER)
+    alone = [backend.run([item], NEVER)[0] for item in items()]
+    assert [it.judgement for it in together] == [it.judgement for it in alone]
+    assert [it.dropped_count for it in together] == [it.dropped_count for it in alone]
+    return together
+
+
+def check_guesses(
+    backend: Backend,
+    spec: SessionSpec,
+    prompt: list[int],
+    expected: Callable[[list[int], int], Proposal],
+) -> None:
+    """Check what is proposed after verdicts on trees and chains, of which a part is right.
+
+    Args:
+        expected: Returns what is to be proposed after a text and the next token.
+    """
+    chance = random.Random(spec.seed)
+    text = continuation(ModelText(backend, spec), prompt, 24)
+    served, done = ModelText(backend, spec), 0
+    while done < 12:
+        right = text[done : done + chance.randint(0, 4)]
+        tree = random_tree(chance, right, size=9, vocabulary_size=300)
+        given = tree if chance.random() < 0.5 else Proposal((*right, 7, 8))
+        judged = served.judge(
+            [*prompt, *text[:done]], given.token_ids, parents=given.parents, propose=True
+        )
+        accepted = given.along(judged.accepted_path)
+        assert [*accepted, judged.next_token] == text[done : done + len(accepted) + 1]
+        assert judged.proposal == expected([*prompt, *text[:done], *accepted], judged.next_token)
+        done += len(accepted) + 1

@@ -15,7 +15,7 @@ from paceline_engine.deciding.decisions import rank_from
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ForwardInterrupted, ModelLoadError
-from paceline_engine.terms.items import Draft, Item, Judge
+from paceline_engine.terms.items import Item, Judge
 from paceline_engine.terms.rank_paths import propose
 from paceline_engine.torch_backend.adapters.card import AdapterCard
 from paceline_engine.torch_backend.adapters.eagle import EagleHead
@@ -30,7 +30,14 @@ from support.eagle_reference import SlowHead
 from support.tiny_adapters import write_adapter
 from support.trees import random_tree
 from unit.engine.conftest import NEVER, continuation
-from unit.engine.models import decode_by_proposals, loaded, specs
+from unit.engine.models import (
+    check_as_alone,
+    check_guesses,
+    decode_by_proposals,
+    loaded,
+    mixed_judgements,
+    specs,
+)
 
 SPECS = specs()
 SPEC = SPECS[0]
@@ -95,22 +102,7 @@ def expected(tiny_pair, adapter):
 def test_what_is_proposed_is_what_the_slow_head_guesses(backend, expected, spec):
     if backend.is_rounded:
         pytest.skip("its features are others in eight bits")
-    chance = random.Random(spec.seed)
-    text = continuation(ModelText(backend, spec), PROMPT, 24)
-    served = ModelText(backend, spec)
-    done = 0
-    while done < 12:
-        right = text[done : done + chance.randint(0, 4)]
-        tree = random_tree(chance, right, size=9, vocabulary_size=VOCABULARY_SIZE)
-        given = tree if chance.random() < 0.5 else Proposal((*right, 7, 8))
-        judged = served.judge(
-            [*PROMPT, *text[:done]], given.token_ids, parents=given.parents, propose=True
-        )
-        accepted = given.along(judged.accepted_path)
-        assert [*accepted, judged.next_token] == text[done : done + len(accepted) + 1]
-        after = [*PROMPT, *text[:done], *accepted]
-        assert judged.proposal == expected(after, judged.next_token, spec)
-        done += len(accepted) + 1
+    check_guesses(backend, spec, PROMPT, lambda text, token: expected(text, token, spec))
 
 
 def test_decoding_by_proposals_is_plain_decoding(backend, tiny_pair):
@@ -242,23 +234,7 @@ def test_what_long_texts_lack_is_made_in_parts(backend, expected, monkeypatch):
 
 
 def test_each_gets_what_it_would_get_alone(backend):
-    chance = random.Random(5)
-
-    def items():
-        chance.seed(5)
-        made = []
-        for n in range(7):
-            tree = random_tree(chance, (), size=1 + n, vocabulary_size=VOCABULARY_SIZE)
-            spec = SPECS[n % 3]
-            prefix = array("I", [7 + n, *range(3 * n)])
-            task = Judge(tree, propose=n % 3 != 2)
-            made.append(Item(backend.new_cache(spec), spec, prefix=prefix, task=task))
-        draft = Item(backend.new_cache(SPEC), SPEC, prefix=array("I", PROMPT), task=Draft())
-        return [*made, draft]
-
-    together = backend.run(items(), NEVER)
-    alone = [backend.run([each], NEVER)[0] for each in items()]
-    assert [each.judgement for each in together] == [each.judgement for each in alone]
+    together = check_as_alone(backend, lambda: mixed_judgements(backend, PROMPT, count=7))
     proposed = [len(each.judgement.proposal) > 0 for each in together[:-1]]
     assert proposed == [n % 3 != 2 for n in range(7)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from array import array
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ from paceline_contract.proposal import Proposal
 from paceline_engine.deciding.decisions import judge_by, rank_from
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ModelLoadError
-from paceline_engine.terms.items import Draft, Item, Judge
+from paceline_engine.terms.items import Item, Judge
 from paceline_engine.terms.rank_paths import cartesian_tree, propose
 from paceline_engine.torch_backend.adapters.card import AdapterCard
 from paceline_engine.torch_backend.adapters.files import load_adapter
@@ -27,9 +26,15 @@ from paceline_model_server.settings import ModelServerSettings
 from support.device import on_a_cpu
 from support.self_speculation import StreamingDecoder
 from support.tiny_adapters import write_adapter
-from support.trees import random_tree
 from unit.engine.conftest import NEVER, call_on, chain, continuation, running
-from unit.engine.models import decode_by_proposals, loaded, specs
+from unit.engine.models import (
+    check_as_alone,
+    check_guesses,
+    decode_by_proposals,
+    loaded,
+    mixed_judgements,
+    specs,
+)
 
 SPECS = specs()
 SPEC = SPECS[0]
@@ -131,22 +136,7 @@ def test_it_says_how_far_and_with_what(backend, adapter, plain):
 
 @pytest.mark.parametrize("spec", SPECS, ids=["greedy", "nucleus", "top-k"])
 def test_what_is_proposed_is_what_the_modules_guess(backend, reference, spec):
-    chance = random.Random(spec.seed)
-    text = continuation(ModelText(backend, spec), PROMPT, 24)
-    served = ModelText(backend, spec)
-    done = 0
-    while done < 12:
-        right = text[done : done + chance.randint(0, 4)]
-        tree = random_tree(chance, right, size=9, vocabulary_size=VOCABULARY_SIZE)
-        given = tree if chance.random() < 0.5 else Proposal((*right, 7, 8))
-        judged = served.judge(
-            [*PROMPT, *text[:done]], given.token_ids, parents=given.parents, propose=True
-        )
-        accepted = given.along(judged.accepted_path)
-        assert [*accepted, judged.next_token] == text[done : done + len(accepted) + 1]
-        after = [*PROMPT, *text[:done], *accepted]
-        assert judged.proposal == expected(reference, after, spec)
-        done += len(accepted) + 1
+    check_guesses(backend, spec, PROMPT, lambda text, _next_token: expected(reference, text, spec))
 
 
 def test_decoding_by_proposals_takes_the_forwards_that_the_paper_says(backend, reference, plain):
@@ -184,26 +174,7 @@ def test_logits_are_to_the_bit_what_they_are_without_an_adapter(backend, tiny_pa
 
 
 def test_each_gets_what_it_would_get_alone(backend):
-    chance = random.Random(5)
-
-    def items():
-        chance.seed(5)
-        return [
-            item(
-                backend,
-                [7 + n, *range(3 * n)],
-                Judge(
-                    random_tree(chance, (), size=1 + n, vocabulary_size=VOCABULARY_SIZE),
-                    propose=n % 3 != 2,
-                ),
-                SPECS[n % 3],
-            )
-            for n in range(7)
-        ] + [item(backend, PROMPT, Draft())]
-
-    together = backend.run(items(), NEVER)
-    alone = [backend.run([each], NEVER)[0] for each in items()]
-    assert [each.judgement for each in together] == [each.judgement for each in alone]
+    together = check_as_alone(backend, lambda: mixed_judgements(backend, PROMPT, count=7))
     proposed = [len(each.judgement.proposal) > 0 for each in together[:-1]]
     assert proposed == [n % 3 != 2 for n in range(7)]
 
@@ -336,11 +307,13 @@ async def test_only_a_target_has_one(settings, words):
         await host.start()
 
 
-def test_a_simulated_model_has_none():
-    with pytest.raises(ValueError, match="--adapter needs --backend transformers"):
-        ModelServerSettings(backend="simulated", adapter="adapter")
-
-
-def test_there_are_no_guesses_without_an_adapter():
-    with pytest.raises(ValueError, match="--guesses goes with --adapter"):
-        ModelServerSettings(model="somewhere", guesses=2)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"backend": "simulated", "adapter": "a"}, "--adapter needs --backend transformers"),
+        ({"model": "somewhere", "guesses": 2}, "--guesses goes with --adapter"),
+    ],
+)
+def test_settings_that_an_adapter_does_not_go_with_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        ModelServerSettings(**settings)
