@@ -12,7 +12,7 @@ import pytest
 
 from paceline.errors import DrainingError, OverloadedError
 from paceline_engine.scheduling.accounting import Waste
-from paceline_engine.scheduling.jobs import Outlet
+from paceline_engine.scheduling.jobs import Outlet, Step
 from paceline_engine.scheduling.latencies import LatencyMeter
 from paceline_engine.scheduling.worker import ModelWorker
 from paceline_engine.terms.backend import DeviceLostError, ForwardInterrupted
@@ -104,17 +104,24 @@ async def blocked(worker: ModelWorker) -> Blocker:
     return blocker
 
 
+async def queued(worker: ModelWorker, items: list[Item]) -> list[list[Step]]:
+    """Run items that were queued behind a running job; return the steps of each."""
+    blocker = await blocked(worker)
+    outlets = [worker.submit(each, outlet=Outlet()).outlet for each in items]
+    blocker.let_go.set()
+    return [[step async for step in outlet] for outlet in outlets]
+
+
 async def test_the_smallest_depth_runs_first_and_equals_in_order():
     async with working() as worker:
-        blocker, order, outlets = await blocked(worker), [], []
-        for name, depth in [("a", 2), ("b", 0), ("c", 1), ("d", 0)]:
-            outlets.append(Outlet())
-            worker.submit(
-                item(lambda _, name=name: order.append(name), depth=depth), outlet=outlets[-1]
-            )
-        blocker.let_go.set()
-        for outlet in outlets:
-            await anext(outlet)
+        order, depths = [], {"a": 2, "b": 0, "c": 1, "d": 0}
+        await queued(
+            worker,
+            [
+                item(lambda _, name=name: order.append(name), depth=depth)
+                for name, depth in depths.items()
+            ],
+        )
         assert order == ["b", "d", "c", "a"]
 
 
@@ -133,30 +140,20 @@ async def test_a_promoted_job_keeps_its_turn_at_its_new_depth():
 
 async def test_jobs_of_many_steps_take_turns():
     async with working() as worker:
-        blocker, order, outlets = await blocked(worker), [], []
-        for name in "xy":
-            outlets.append(Outlet())
-            worker.submit(
-                item(lambda _, name=name: order.append(name), steps=3), outlet=outlets[-1]
-            )
-        blocker.let_go.set()
-        assert [len([step async for step in outlet]) for outlet in outlets] == [3, 3]
+        order = []
+        drafts = [item(lambda _, name=name: order.append(name), steps=3) for name in "xy"]
+        assert [len(steps) for steps in await queued(worker, drafts)] == [3, 3]
         assert order == list("xyxyxy")
 
 
 async def test_a_job_keeps_its_turn_until_it_has_found_something():
     async with working() as worker:
-        blocker, order, outlets = await blocked(worker), [], []
-        for name in "xy":
-            finds = [[], [5], []]  # a stack's inner steps find none
-            outlets.append(Outlet())
-            worker.submit(
-                item(lambda _, name=name, own=finds: (order.append(name), own.pop(0))[1]),
-                outlet=outlets[-1],
-            )
-        blocker.let_go.set()
-        for outlet in outlets:
-            assert len([step async for step in outlet]) == 2
+        order = []
+        finds = {name: [[], [5], []] for name in "xy"}  # a stack's inner steps find none
+        drafts = [
+            item(lambda _, name=name: (order.append(name), finds[name].pop(0))[1]) for name in "xy"
+        ]
+        assert [len(steps) for steps in await queued(worker, drafts)] == [2, 2]
         assert order == list("xxyy")
 
 
@@ -490,30 +487,22 @@ async def test_a_stream_waits_for_two_forwards_of_a_client_however_many_streams_
 async def test_turns_are_taken_within_a_depth():
     forwards = Forwards()
     async with working(clock_ns=forwards) as worker:
-        blocker, outlets = await blocked(worker), []
-        for share, depth in [("a", 1), ("a", 0), ("a", 0), ("b", 1), ("b", 1), ("b", 0)]:
-            outlets.append(Outlet())
-            worker.submit(
-                item(forwards.one_of(share), share=share, depth=depth), outlet=outlets[-1]
-            )
-        blocker.let_go.set()
-        for outlet in outlets:
-            await anext(outlet)
+        wanted = [("a", 1), ("a", 0), ("a", 0), ("b", 1), ("b", 1), ("b", 0)]
+        await queued(
+            worker,
+            [item(forwards.one_of(share), share=share, depth=depth) for share, depth in wanted],
+        )
         assert forwards.ran == ["a", "b", "a", "b", "a", "b"]
 
 
 async def test_long_forwards_count_for_more():
     forwards = Forwards()
     async with working(clock_ns=forwards) as worker:
-        blocker, outlets = await blocked(worker), []
-        for share, length in [("long", 3), ("long", 3)] + [("short", 1)] * 6:
-            outlets.append(Outlet())
-            worker.submit(
-                item(forwards.one_of(share, length=length), share=share), outlet=outlets[-1]
-            )
-        blocker.let_go.set()
-        for outlet in outlets:
-            await anext(outlet)
+        lengths = [("long", 3), ("long", 3)] + [("short", 1)] * 6
+        await queued(
+            worker,
+            [item(forwards.one_of(share, length=length), share=share) for share, length in lengths],
+        )
         assert forwards.ran == ["long", *["short"] * 3, "long", *["short"] * 3]
 
 
