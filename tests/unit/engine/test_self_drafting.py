@@ -281,16 +281,10 @@ def test_what_is_no_adapter_for_the_model_is_refused(kind, tiny_pair, tmp_path):
         said = {"kind": kind, "tree": cartesian_tree((2, 1)), **card}
         return write_adapter(tmp_path / name, tiny_pair.target, **said)
 
-    good = write("good")
-    assert "fingerprint" in refusal(tiny_pair.drafter, good)
-    assert "no readable card" in refusal(tiny_pair.target, tmp_path / "nowhere")
-    assert "format_version" in refusal(tiny_pair.target, write("newer", format_version=2))
+    assert "fingerprint" in refusal(tiny_pair.drafter, write("good"))
     many = cartesian_tree((257,))
     assert "257 guesses" in refusal(tiny_pair.target, write("bushy", tree=many))
     assert "0 guesses" in refusal(tiny_pair.target, write("bare", tree=()))
-    weights = good / "adapter.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    assert "damaged" in refusal(tiny_pair.target, good)
 
 
 @pytest.mark.parametrize(
