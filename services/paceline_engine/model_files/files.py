@@ -87,7 +87,7 @@ _KERNEL_FIELDS = frozenset(
 Check: TypeAlias = "Callable[[str, Mapping[str, Any]], object]"
 """Refuses a model by its name and its config.json with a ModelLoadError."""
 
-# Of a file: device, inode, size, and when content and inode last changed.
+# A file's device, inode and size, and when its content and its inode last changed.
 _Stamp: TypeAlias = tuple[int, int, int, int, int]
 
 

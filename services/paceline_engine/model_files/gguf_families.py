@@ -125,10 +125,10 @@ class GgufFamily:
                 f" {', '.join(sorted(_FAMILIES))}"
             )
         self._family, self._prefix = family, f"{architecture}."
-        own = {key.removeprefix(self._prefix) for key in metadata if key.startswith(self._prefix)}
+        keys = {key.removeprefix(self._prefix) for key in metadata if key.startswith(self._prefix)}
         # A key that says nothing changes nothing: no experts, no window.
         if unknown := {
-            key for key in own - _KEYS - {*family.scales} if metadata[self._prefix + key]
+            key for key in keys - _KEYS - {*family.scales} if metadata[self._prefix + key]
         }:
             raise self._refusal(
                 f"what {few_names(self._prefix + key for key in unknown)} means is unknown"

@@ -150,8 +150,8 @@ class GgufTokenizer:
             ModelLoadError: It is of an unknown kind, or is broken.
         """
         self._file = file
-        own = {key.removeprefix(_PREFIX) for key in file.metadata if key.startswith(_PREFIX)}
-        unknown = {key for key in own - _KEYS if not key.endswith("_token_id")}
+        keys = {key.removeprefix(_PREFIX) for key in file.metadata if key.startswith(_PREFIX)}
+        unknown = {key for key in keys - _KEYS if not key.endswith("_token_id")}
         # A key that says nothing changes nothing.
         if unknown := {key for key in unknown if file.metadata[_PREFIX + key]}:
             names = few_names(_PREFIX + key for key in unknown)

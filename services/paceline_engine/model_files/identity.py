@@ -72,7 +72,7 @@ _ADDS_NOTHING = {
     "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
     "special_tokens": {},
 }
-# Whoever encodes decides these; a file has what somebody's last call had.
+# A caller that encodes decides these; a file has the values of the last call before it was saved.
 _OF_A_CALL = frozenset({"truncation", "padding"})
 _MOST_EXACT = 1 << 53  # up to here each whole number is a float, and no two are the same one
 

@@ -23,8 +23,8 @@ _MOST_CHARACTERS = 400  # of a fact: a folder's texts are a stranger's
 def known_ends(files: ModelFiles, *, vocabulary_size: int) -> tuple[int, ...]:
     """Return the tokens that end a text, in their order, and warn of what cannot end one.
 
-    A model whose files name an end that it can never choose goes on to each request's limit, which
-    nobody would notice otherwise.
+    A model whose files name an end that it can never choose goes on to each request's limit, and
+    without a warning this would not be noticed.
 
     Args:
         vocabulary_size: How many tokens the model can choose from.

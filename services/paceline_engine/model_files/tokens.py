@@ -142,8 +142,8 @@ def turn_ends(
 
     The template is read and not run: a turn's end is the special token that most often follows a
     message's content in its source, and seldom comes before one. Where a declared end stands among
-    the turns, whoever declared it knew of turns, and nothing is added: a model may end parts of
-    its answer, such as its reasoning, with tokens that end messages in the history. A declared end
+    the turns, its author knew of turns, and nothing is added: a model may end parts of its answer,
+    such as its reasoning, with tokens that end messages in the history. A declared end
     that stands before the first turn, or after the last, is about the whole text.
 
     Args:
@@ -199,12 +199,12 @@ def _named(config: Mapping[str, Any], template: str) -> dict[str, str]:
     As the library does, this takes each name that ends with `_token`, and those of an object of
     further special tokens.
     """
-    own = {name: value for name, value in config.items() if name.endswith("_token")}
+    values = {name: value for name, value in config.items() if name.endswith("_token")}
     if isinstance(further := config.get("extra_special_tokens"), dict):
-        own |= further
+        values |= further
     return {
         name: text
-        for name, value in own.items()
+        for name, value in values.items()
         if (name in _NAMES or (name.isidentifier() and name in template)) and (text := _text(value))
     }
 

@@ -196,16 +196,16 @@ class Batching:
         for job in sorted(jobs, key=lambda job: -job.arrival):
             waiting[job.urgency, job.share].append(job)
         heads = [
-            (urgency, self._turns.of(share), own[-1].arrival, share)
-            for (urgency, share), own in waiting.items()
+            (urgency, self._turns.of(share), share_jobs[-1].arrival, share)
+            for (urgency, share), share_jobs in waiting.items()
         ]
         heapq.heapify(heads)
         row_ns = max(1, round(self._meter.cost_ns(1)))
         while heads:
             urgency, clock, _, share = heads[0]
-            own = waiting[urgency, share]
-            yield own.pop()
-            if own:
-                heapq.heapreplace(heads, (urgency, clock + row_ns, own[-1].arrival, share))
+            share_jobs = waiting[urgency, share]
+            yield share_jobs.pop()
+            if share_jobs:
+                heapq.heapreplace(heads, (urgency, clock + row_ns, share_jobs[-1].arrival, share))
             else:
                 heapq.heappop(heads)

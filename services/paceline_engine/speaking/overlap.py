@@ -77,13 +77,13 @@ class Overlap:
 
 def measure_overlap(target: Vocabulary, drafter: Vocabulary) -> Overlap:
     """Measure on the sample."""
-    own = {content for content in drafter.contents if content}
+    drafter_contents = {content for content in drafter.contents if content}
     written = [content for content in target.contents if content]
     sample = SAMPLE.encode()
     said = target.encode(sample)
     count = max(1, len(said))
     return Overlap(
-        sum(content in own for content in written) / max(1, len(written)),
-        sum(target.contents[each] in own for each in said) / count,
+        sum(content in drafter_contents for content in written) / max(1, len(written)),
+        sum(target.contents[token] in drafter_contents for token in said) / count,
         max(1 / 8, len(drafter.encode(sample)) / count),
     )

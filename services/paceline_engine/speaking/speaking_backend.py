@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from paceline_engine.terms.items import Item, Outcome
 
 _RULES_VERSION = 1
-"""Of the mapping; a new one makes another drafter."""
+"""The version of the mapping; a new one makes another drafter."""
 
 _SPARE_TOKENS = 16  # of the model's, beyond what a text should need
 
@@ -49,13 +49,16 @@ def speak(model: Backend, target: TargetTokens) -> Backend:
     Raises:
         ModelLoadError: their vocabularies have too little in common, or one cannot be translated.
     """
-    own = model.description
+    description = model.description
     if model.tokenizer is None:
-        raise ModelLoadError(f"--speak: model {own.name!r} has no tokenizer")
-    if (model.tokenizer, own.vocabulary_size) == (target.tokenizer, target.vocabulary_size):
+        raise ModelLoadError(f"--speak: model {description.name!r} has no tokenizer")
+    if (model.tokenizer, description.vocabulary_size) == (target.tokenizer, target.vocabulary_size):
         return model
     ours = Vocabulary(
-        model.tokenizer, size=own.vocabulary_size, end_ids=own.eos_token_ids, name=own.name
+        model.tokenizer,
+        size=description.vocabulary_size,
+        end_ids=description.eos_token_ids,
+        name=description.name,
     )
     theirs = Vocabulary(
         target.tokenizer,

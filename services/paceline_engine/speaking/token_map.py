@@ -107,11 +107,11 @@ def map_tokens(target: Vocabulary, drafter: Vocabulary) -> TokenMap:
     for token, role in _roles(target, drafter).items():
         if role is not None:
             first[token] = role
-    own = {content for content in drafter.contents if content}
+    drafter_contents = {content for content in drafter.contents if content}
     composed = [
-        (tuple(path), each)
-        for each, path in _encoded(target, drafter)
-        if 1 < len(path) <= MOST_PARTS and target.contents[each] not in own
+        (tuple(path), token)
+        for token, path in _encoded(target, drafter)
+        if 1 < len(path) <= MOST_PARTS and target.contents[token] not in drafter_contents
     ]
     roles = {each: _inputs(each, target, drafter) for each in _special_ids(target)}
     return TokenMap(first, Paths(longer), Paths(composed), roles)

@@ -52,7 +52,7 @@ _CONTEXT_LENGTHS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx",
     "context_length",
 )  # fmt: skip
-# Of a model whose state has no length, if its files do not say what it was trained for.
+# The context length of a model whose state has no length, if its files name none.
 _ENDLESS = 1 << 17
 
 

@@ -41,7 +41,7 @@ from paceline_engine.terms.backend import (
     first_line,
 )
 from paceline_engine.terms.items import Item, Judge, Judgement, Outcome
-from paceline_engine.vllm_backend.prefix_text import PrefixText
+from paceline_engine.terms.model_cache import ModelCache
 from paceline_engine.vllm_backend.requests import (
     MOST_TOLD_ROWS,
     GivenTokens,
@@ -60,6 +60,37 @@ if TYPE_CHECKING:
 
 _USABLE_SHARE = 0.8
 """The rest of vLLM's cache is for the blocks that the requests of a proposal do not share."""
+
+
+class PrefixText(ModelCache):
+    """The tokens of a sequence that vLLM has computed, of which it may still have the blocks.
+
+    No decision depends on what is left in the cache: vLLM computes what it evicted again.
+
+    Attributes:
+        salt: Names the sequence in vLLM's cache, so that no other session finds its blocks: how
+            fast an answer comes tells nothing about the texts of others.
+    """
+
+    def __init__(self, salt: str) -> None:
+        super().__init__()
+        self.salt = salt
+
+    @property
+    def can_be_copied(self) -> bool:
+        """True: a sequence that begins with an ended one takes its salt, and finds its blocks."""
+        return True
+
+    def _copy(self, source: ModelCache, length: int) -> None:
+        del length
+        assert isinstance(source, PrefixText)
+        self.salt = source.salt
+
+    def _gather(self, path: Sequence[int]) -> None:
+        raise AssertionError(f"{path}: trees are not computed here")
+
+    def _crop(self, length: int) -> None:
+        """Do nothing: blocks of tokens that no prefix names are evicted first."""
 
 
 class VllmBackend(Backend):

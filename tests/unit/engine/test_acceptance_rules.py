@@ -131,23 +131,6 @@ def test_scores_that_are_no_numbers_are_an_error_not_an_acceptance(bad, row):
         )
 
 
-def test_a_token_that_the_target_filters_out_is_never_accepted():
-    target_logits = torch.tensor([[5.0, 4.0, 0.0, -1.0]])
-    parameters = SamplingParameters(temperature=1.0, top_k=2)
-    said = SparseDistribution((2, 3), (0.5, 0.5))
-    for position in range(100):
-        accepted, token = accept_sampled(
-            [2],
-            target_logits.expand(2, 4),
-            distributions=[said],
-            first_position=position,
-            parameters=parameters,
-            seed=1,
-        )
-        assert accepted == 0
-        assert token in {0, 1}
-
-
 def test_rejection_is_lossless():
     # Two positions of n = 3000 texts, 6 tokens. Hoeffding: a share of the first is off by more than
     # 0.054 with p = 2 exp(-2 n 0.054^2) = 5e-8; the second has 1700 texts or more (1950 expected,
@@ -194,24 +177,3 @@ def test_acceptance_and_residual_make_up_the_target_exactly():
         residual = residual_scores(target_probs, said).softmax(-1)
         total = accepted + (1 - accepted.sum()) * residual
         assert torch.allclose(total, target_probs, atol=1e-12)
-
-
-def test_an_empty_residual_falls_back_to_the_target():
-    target_probs = torch.tensor([0.25, 0.75], dtype=torch.float64)
-    same = SparseDistribution((1, 0), (0.75, 0.25))
-    assert torch.equal(residual_scores(target_probs, same), target_probs.log())
-
-
-def test_an_empty_block_is_decided_like_under_exact():
-    logits = random_logits(1, 50, seed=6)
-    settings = {"first_position": 9, "parameters": SAMPLING, "seed": 4}
-    assert accept_sampled([], logits, distributions=[], **settings) == accept_exact(
-        [], logits, **settings
-    )
-
-
-def test_the_same_verification_decides_alike():
-    logits = random_logits(3, 20, seed=7)
-    said = [SparseDistribution((3, 4), (0.5, 0.5))] * 2
-    settings = {"first_position": 9, "parameters": SAMPLING, "seed": 4, "distributions": said}
-    assert len({accept_sampled([3, 4], logits, **settings) for _ in range(3)}) == 1

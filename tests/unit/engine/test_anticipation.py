@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -64,6 +65,17 @@ class Turnstile(Gate):
         return SimulatedBackend._forward(self, feeds, interrupt)
 
 
+@asynccontextmanager
+async def begun(spec=SPEC, **settings):
+    """A host, a session for which a forward has begun ahead, and the gate that this waits at."""
+    gate = Turnstile()
+    async with running(gate, **settings) as host:
+        session = opened(host, spec)
+        await corrected(host, session)
+        await until(lambda: len(gate.entered) >= 2)
+        yield host, session, gate
+
+
 async def test_what_follows_on_a_correction_is_found_begun():
     async with running(instant()) as host:
         session = opened(host)
@@ -72,6 +84,8 @@ async def test_what_follows_on_a_correction_is_found_begun():
         verdict = await host.verify(next_call(session))
         assert (verdict.next_token, verdict.timing.began_early) == (ORACLE[1], True)
         assert host.statistics().calls_anticipated == 1
+        host.close_session(session)
+        assert host.statistics().wasted_ns == 0
 
 
 @pytest.mark.parametrize("block", [[], ORACLE[:1], ORACLE[:3]])
@@ -112,11 +126,7 @@ async def test_lists_that_lie_in_a_message_ask_for_the_same():
 
 
 async def test_a_forward_that_runs_already_is_taken_over():
-    gate = Turnstile()
-    async with running(gate) as host:
-        session = opened(host)
-        await corrected(host, session)
-        await until(lambda: len(gate.entered) >= 2)
+    async with begun() as (host, session, gate):
         gate.open.set()
         verdict = await host.verify(next_call(session))
         assert (verdict.next_token, verdict.timing.began_early) == (ORACLE[1], True)
@@ -158,31 +168,15 @@ async def test_after_accepted_tokens_it_goes_on_behind_them():
 
 
 async def test_it_gives_way_to_what_somebody_asks_for_and_begins_anew_beside_it():
-    gate = Turnstile()
-    async with running(gate) as host, asyncio.TaskGroup() as group:
-        session, other = opened(host), opened(host)
-        await corrected(host, session)
-        await until(lambda: len(gate.entered) >= 2)
-        real = group.create_task(corrected(host, other))
+    async with begun() as (host, session, gate), asyncio.TaskGroup() as group:
+        real = group.create_task(corrected(host, opened(host)))
         await until(lambda: host.statistics().forwards_interrupted == 1)
         gate.open.set()
         assert (await real).next_token == ORACLE[0]
-        assert (await host.verify(next_call(session))).next_token == ORACLE[1]
-
-
-async def test_a_forward_that_gives_way_is_waste():
-    gate = Turnstile()
-    async with running(gate) as host, asyncio.TaskGroup() as group:
-        session, other = opened(host), opened(host)
-        await corrected(host, session)
-        await until(lambda: len(gate.entered) >= 2)
-        real = group.create_task(corrected(host, other))
-        await until(lambda: host.statistics().forwards_interrupted == 1)
-        gate.open.set()
-        await real
         statistics = host.statistics()
         assert statistics.wasted_ns > 0
         assert statistics.forwards_wasted == 0, "it was not withdrawn"
+        assert (await host.verify(next_call(session))).next_token == ORACLE[1]
 
 
 @pytest.mark.parametrize("ends", ["closed", "asked for something else"])
@@ -202,22 +196,8 @@ async def test_what_was_begun_is_waste_once_nobody_will_ask_for_it(ends):
         assert host.statistics().wasted_ns == wasted_ns
 
 
-async def test_what_was_begun_and_is_asked_for_is_no_waste():
-    async with running(instant()) as host:
-        session = opened(host)
-        await corrected(host, session)
-        await until(lambda: host.statistics().forwards == 2)
-        await host.verify(next_call(session))
-        host.close_session(session)
-        assert host.statistics().wasted_ns == 0
-
-
 async def test_a_session_that_ends_takes_what_was_begun_along():
-    gate = Turnstile()
-    async with running(gate) as host:
-        session = opened(host)
-        await corrected(host, session)
-        await until(lambda: len(gate.entered) >= 2)
+    async with begun() as (host, session, _):
         host.close_session(session)
         await until(lambda: not host.statistics().forwards_running)
         statistics = host.statistics()
@@ -228,11 +208,8 @@ async def test_a_session_that_ends_takes_what_was_begun_along():
 
 @pytest.mark.parametrize("notices", ["reaper", "call"])
 async def test_a_session_whose_lease_ends_takes_what_was_begun_along(notices):
-    now, gate = 0.0, Turnstile()
-    async with running(gate, clock=lambda: now) as host:
-        session = opened(host, SessionSpec(200, lease_seconds=1))
-        await corrected(host, session)
-        await until(lambda: len(gate.entered) >= 2)
+    now, spec = 0.0, SessionSpec(200, lease_seconds=1)
+    async with begun(spec, clock=lambda: now) as (host, session, _):
         now = 50.0
         if notices == "reaper":
             opened(host)  # looks for sessions whose lease is over
@@ -249,11 +226,7 @@ async def test_a_session_whose_lease_ends_takes_what_was_begun_along(notices):
     ("base", "error"), [(PROMPT + ORACLE[:5], PrefixNotHeldError), ([9, 9, 9], PrefixMismatchError)]
 )
 async def test_a_call_that_is_refused_for_its_base_takes_what_was_begun_along(base, error):
-    gate = Turnstile()
-    async with running(gate) as host:
-        session = opened(host)
-        await corrected(host, session)
-        await until(lambda: len(gate.entered) >= 2)
+    async with begun() as (host, session, gate):
         with pytest.raises(error):
             await host.verify(call_on(session, 2, base=base, append=ORACLE[:1]))
         gate.open.set()
@@ -294,11 +267,7 @@ async def test_logprobs_of_what_was_begun_are_those_that_are_asked_for():
 
 
 async def test_an_error_in_what_was_begun_is_nobodys():
-    gate = Turnstile()
-    async with running(gate) as host:
-        session = opened(host)
-        await corrected(host, session)
-        await until(lambda: len(gate.entered) >= 2)
+    async with begun() as (host, session, gate):
         gate.failures.append(ZeroDivisionError())
         gate.open.set()
         await until(lambda: not host.statistics().forwards_running)

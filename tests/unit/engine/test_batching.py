@@ -130,12 +130,7 @@ def test_what_is_less_urgent_runs_at_once_where_nothing_is_urgent():
     assert chosen(deep).jobs == deep
 
 
-def test_a_prompt_alone_is_computed_in_parts_that_newcomers_can_wait_for():
-    batch = chosen([job(5000)])
-    assert batch.row_limit == 1000, "100 ms, at 0.1 ms a row"
-
-
-@pytest.mark.parametrize(("layers", "rows"), [(1, 1000), (3, 3000), (30, 5000)])
+@pytest.mark.parametrize(("layers", "rows"), [(0, 1000), (1, 1000), (3, 3000), (30, 5000)])
 def test_a_prompt_alone_is_computed_in_longer_parts_where_they_can_give_way(layers, rows):
     """A layer of it takes at most 100 ms: so long a job that arrives may have to wait."""
     batch = chosen([job(9000)], layers=layers)

@@ -15,8 +15,7 @@ from paceline_engine.deciding.decisions import rank_from
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ForwardInterrupted, ModelLoadError
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
-from paceline_engine.terms.items import Draft, Item, Judge
+from paceline_engine.terms.items import Item, Judge
 from paceline_engine.terms.rank_paths import propose
 from paceline_engine.torch_backend.adapters.card import AdapterCard
 from paceline_engine.torch_backend.adapters.eagle import EagleHead
@@ -31,12 +30,16 @@ from support.eagle_reference import SlowHead
 from support.tiny_adapters import write_adapter
 from support.trees import random_tree
 from unit.engine.conftest import NEVER, continuation
+from unit.engine.models import (
+    check_as_alone,
+    check_guesses,
+    decode_by_proposals,
+    loaded,
+    mixed_judgements,
+    specs,
+)
 
-SPECS = [
-    SessionSpec(200),
-    SessionSpec(200, SamplingParameters(0.8, top_p=0.9), seed=3),
-    SessionSpec(200, SamplingParameters(1.2, top_k=20), seed=8),
-]
+SPECS = specs()
 SPEC = SPECS[0]
 PROMPT = [5, 6, 7, 8, 9]
 REACH = 3
@@ -57,17 +60,10 @@ def adapter(tiny_pair, tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["fused", "library", "together", "invariant", "int8"])
 def backend(request, tiny_pair, adapter):
-    how = {"adapter": str(adapter), "dtype": "float32"}
-    if request.param == "int8":
-        how["weights"] = "int8"
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "library":
-            patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
-        is_invariant = request.param == "invariant"
-        model = TransformersBackend(str(tiny_pair.target), invariant=is_invariant, **how)
+    weights = "int8" if request.param == "int8" else "plain"
+    model = loaded(tiny_pair.target, request.param, adapter=str(adapter), weights=weights)
     assert isinstance(model.decoder, FusedLlama) == (request.param != "library")
     assert isinstance(model.own_guesses.drafter, ChainDrafter)
-    model.together = request.param == "together"
     model.is_rounded = request.param == "int8"
     return model
 
@@ -106,36 +102,17 @@ def expected(tiny_pair, adapter):
 def test_what_is_proposed_is_what_the_slow_head_guesses(backend, expected, spec):
     if backend.is_rounded:
         pytest.skip("its features are others in eight bits")
-    chance = random.Random(spec.seed)
-    text = continuation(ModelText(backend, spec), PROMPT, 24)
-    served = ModelText(backend, spec)
-    done = 0
-    while done < 12:
-        right = text[done : done + chance.randint(0, 4)]
-        tree = random_tree(chance, right, size=9, vocabulary_size=VOCABULARY_SIZE)
-        given = tree if chance.random() < 0.5 else Proposal((*right, 7, 8))
-        judged = served.judge(
-            [*PROMPT, *text[:done]], given.token_ids, parents=given.parents, propose=True
-        )
-        accepted = given.along(judged.accepted_path)
-        assert [*accepted, judged.next_token] == text[done : done + len(accepted) + 1]
-        after = [*PROMPT, *text[:done], *accepted]
-        assert judged.proposal == expected(after, judged.next_token, spec)
-        done += len(accepted) + 1
+    check_guesses(backend, spec, PROMPT, lambda text, token: expected(text, token, spec))
 
 
 def test_decoding_by_proposals_is_plain_decoding(backend, tiny_pair):
     weights = "int8" if backend.is_rounded else "plain"
     plain = TransformersBackend(str(tiny_pair.target), dtype="float32", weights=weights)
     for spec in SPECS:
-        served, text, proposal = ModelText(backend, spec), list(PROMPT), Proposal()
-        while len(text) < 24:
-            judged = served.judge(text, proposal.token_ids, parents=proposal.parents, propose=True)
-            text += [*proposal.along(judged.accepted_path), judged.next_token]
-            proposal = judged.proposal
-            assert len(proposal) == len(PATHS) or spec is not SPEC  # filters leave fewer
-            assert max(proposal.token_ids) < VOCABULARY_SIZE
-        made = text[len(PROMPT) :]
+        made, judgements = decode_by_proposals(ModelText(backend, spec), PROMPT, count=19)
+        for judged in judgements:
+            assert len(judged.proposal) == len(PATHS) or spec is not SPEC  # filters leave fewer
+            assert max(judged.proposal.token_ids) < VOCABULARY_SIZE
         assert made == continuation(ModelText(plain, spec), PROMPT, len(made))
 
 
@@ -174,12 +151,9 @@ def test_a_trained_head_saves_forwards(tiny_pair, tmp_path):
     backend = TransformersBackend(str(tiny_pair.target), adapter=str(tmp_path / "head"))
     forwards = 0
     for text in texts[:3]:
-        served, made, proposal = ModelText(backend, SPEC), text[:4], Proposal()
-        while len(made) < len(text):
-            judged = served.judge(made, proposal.token_ids, parents=proposal.parents, propose=True)
-            made += [*proposal.along(judged.accepted_path), judged.next_token]
-            proposal, forwards = judged.proposal, forwards + 1
-        assert made[: len(text)] == text
+        made, judgements = decode_by_proposals(ModelText(backend, SPEC), text[:4], count=28)
+        assert made[:28] == text[4:]
+        forwards += len(judgements)
     assert forwards < 0.7 * 3 * 28
 
 
@@ -260,23 +234,7 @@ def test_what_long_texts_lack_is_made_in_parts(backend, expected, monkeypatch):
 
 
 def test_each_gets_what_it_would_get_alone(backend):
-    chance = random.Random(5)
-
-    def items():
-        chance.seed(5)
-        made = []
-        for n in range(7):
-            tree = random_tree(chance, (), size=1 + n, vocabulary_size=VOCABULARY_SIZE)
-            spec = SPECS[n % 3]
-            prefix = array("I", [7 + n, *range(3 * n)])
-            task = Judge(tree, propose=n % 3 != 2)
-            made.append(Item(backend.new_cache(spec), spec, prefix=prefix, task=task))
-        draft = Item(backend.new_cache(SPEC), SPEC, prefix=array("I", PROMPT), task=Draft())
-        return [*made, draft]
-
-    together = backend.run(items(), NEVER)
-    alone = [backend.run([each], NEVER)[0] for each in items()]
-    assert [each.judgement for each in together] == [each.judgement for each in alone]
+    together = check_as_alone(backend, lambda: mixed_judgements(backend, PROMPT, count=7))
     proposed = [len(each.judgement.proposal) > 0 for each in together[:-1]]
     assert proposed == [n % 3 != 2 for n in range(7)]
 

@@ -11,18 +11,14 @@ import pytest
 from paceline_contract.proposal import Proposal
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ForwardInterrupted
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.trees import random_tree
 from unit.engine.conftest import NEVER, StopAtLayer, chain, continuation, instant
+from unit.engine.models import loaded, specs
 
-GREEDY = SessionSpec(300)
-SPECS = [
-    GREEDY,
-    SessionSpec(300, SamplingParameters(0.8, top_p=0.9), seed=3),
-    SessionSpec(300, SamplingParameters(1.2, top_k=20), seed=8),
-]
+SPECS = specs(300)
+GREEDY = SPECS[0]
 PROMPT = [5, 6, 7, 8, 9]
 VOCABULARY_SIZE = 300
 
@@ -31,13 +27,7 @@ VOCABULARY_SIZE = 300
 def backend(request, tiny_pair):
     if request.param == "simulated":
         return instant(vocabulary_size=VOCABULARY_SIZE, acceptance_rate=0.6)
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "library":
-            patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
-        is_invariant = request.param == "invariant"
-        model = TransformersBackend(str(tiny_pair.drafter), invariant=is_invariant)
-    model.together = request.param == "together"
-    return model
+    return loaded(tiny_pair.drafter, request.param)
 
 
 def drafting(backend, task, spec=GREEDY, prefix=PROMPT, cache=None) -> Item:

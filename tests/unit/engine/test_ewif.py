@@ -51,14 +51,6 @@ def test_one_drafter_has_leviathans_closed_form(acceptance, cost, count):
     assert factor([(acceptance, cost, count)]) == expected
 
 
-@given(shares, shares, costs, costs, st.floats(0, 1))
-def test_a_mixture_of_two_drafters_is_never_better_than_both(one, other, cost, dear, part):
-    """Lemma B.1, for one token."""
-    mixed = chain_factor([part * one + (1 - part) * other], costs=[part * cost + (1 - part) * dear])
-    best = max(chain_factor([one], costs=[cost]), chain_factor([other], costs=[dear]))
-    assert mixed <= best + 1e-9
-
-
 @dataclass
 class Numbers:
     costs: list[float]

@@ -15,7 +15,7 @@ from paceline_engine.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.terms.backend import DeviceLostError, ModelLoadError, TokenMemory
 from paceline_engine.terms.calls import SessionSpec
 from unit.engine.asking import ORACLE, SPEC, asked, drafted, entered, held_length, opened, verifying
-from unit.engine.conftest import QUICK, Gate, chain, instant, path, running, until
+from unit.engine.conftest import Gate, chain, instant, path, running, until
 
 
 async def test_before_the_start_everything_says_loading():
@@ -218,7 +218,3 @@ async def test_a_lost_device_is_told_and_ends_the_service():
         assert not host.ready
         with pytest.raises(DrainingError):
             await host.verify(asked(session, 2))
-
-
-def test_the_limits_of_the_tests_are_quick():
-    assert QUICK.warm_up_rounds == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -16,13 +15,12 @@ from paceline.errors import (
 )
 from paceline_contract.calls import DraftOptions, VerificationRule
 from paceline_contract.proposal import Proposal
-from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.sessions.host import HostLimits
 from paceline_engine.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Outcome
-from unit.engine.asking import ORACLE, PROMPT, SPEC, asked, drafted, opened
-from unit.engine.conftest import call_on, chain, continuation, instant, running
+from unit.engine.asking import ORACLE, PROMPT, asked, drafted, opened
+from unit.engine.conftest import call_on, chain, instant, running
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 64])
@@ -97,17 +95,6 @@ async def test_of_several_tokens_a_step_found_only_the_streamed_ones_are_held():
         async with aclosing(host.draft(asked(session), DraftOptions(max_tokens=5))) as stream:
             assert [(await anext(stream)).proposal.token_ids[0] for _ in range(2)] == ORACLE[:2]
         assert host._sessions.find(session).held_length == 3 + 2
-
-
-async def test_two_drafts_take_turns_and_keep_their_texts_apart():
-    async with running(instant()) as host:
-        sessions = [opened(host), opened(host)]
-        other = continuation(ModelText(instant(), SPEC), [9, 9], 20)
-        texts = await asyncio.gather(
-            drafted(host, asked(sessions[0]), max_tokens=20),
-            drafted(host, asked(sessions[1], append=[9, 9]), max_tokens=20),
-        )
-        assert texts == [ORACLE[:20], other]
 
 
 class Several(SimulatedBackend):

@@ -38,34 +38,12 @@ async def test_a_conversation_by_the_one_rule_gives_the_plain_text():
         assert third.timing.row_count == 2 + 4
 
 
-async def test_a_session_holds_what_was_accepted_and_no_rejected_token():
-    async with running(instant()) as host:
-        session = opened(host)
-        verdict = await host.verify(asked(session), chain([*ORACLE[:2], 0, ORACLE[3]]))
-        assert (verdict.accepted_path, verdict.held_length) == (path(2), 5)
-        for beyond in (0, ORACLE[2]):
-            base = [*PROMPT, *ORACLE[:2], beyond]
-            with pytest.raises(PrefixNotHeldError) as caught:
-                await host.verify(call_on(session, 2 + bool(beyond), base=base, append=[]))
-            assert caught.value.metadata == {"held_length": "5"}
-        call = call_on(session, 4, base=PROMPT + ORACLE[:2], append=ORACLE[2:3])
-        assert (await host.verify(call)).next_token == ORACLE[3]
-
-
 async def test_nothing_appended_computes_the_last_row_again():
     async with running(instant()) as host:
         session = opened(host)
         await host.verify(asked(session), chain(ORACLE[:2]))
         again = await host.verify(call_on(session, 2, base=PROMPT, append=[]))
         assert (again.next_token, again.timing.row_count) == (ORACLE[0], 1)
-
-
-async def test_log_probabilities_come_when_asked_for():
-    async with running(instant()) as host:
-        session = opened(host)
-        options = VerifyOptions(logprobs=True)
-        verdict = await host.verify(asked(session), chain(ORACLE[:2]), options=options)
-        assert verdict.logprobs == (0.0, 0.0, 0.0)
 
 
 async def test_a_malformed_tree_is_refused_before_its_fence_and_any_forward():

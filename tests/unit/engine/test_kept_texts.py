@@ -357,14 +357,6 @@ async def test_a_conversations_next_turn_computes_what_is_new(target, sampling):
             text = [*text, *answer, *TEXT[60 + 20 * turn :][:20]]
 
 
-async def test_an_equal_text_computes_its_last_row_alone(target):
-    async with running(target, limits=KEEPS) as host:
-        first, _ = await decoded(host, TEXT)
-        assert host.statistics().tokens_reused == 0
-        assert await decoded(host, TEXT) == (first, 1)
-        assert host.statistics().tokens_reused == len(TEXT) - 1
-
-
 async def test_what_a_recurrent_state_cannot_go_back_to_is_not_counted_as_reused(tmp_path):
     model = TransformersBackend(str(build_family("mamba 2", tmp_path)))
     async with running(model, limits=KEEPS) as host:
@@ -389,13 +381,6 @@ async def test_another_client_computes_it_all(target, whose):
         await decoded(host, TEXT, spec=mine)
         _, rows = await decoded(host, TEXT, spec=replace(mine, **whose))
         assert rows == (len(TEXT) if whose else 1)
-
-
-async def test_without_time_nothing_is_kept(target):
-    async with running(target) as host:
-        await decoded(host, TEXT)
-        assert (await decoded(host, TEXT))[1] == len(TEXT)
-        assert host.statistics().tokens_kept == 0
 
 
 async def told(host, session, sequence, text) -> int:

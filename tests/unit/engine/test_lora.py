@@ -20,6 +20,7 @@ from support.families import build_family
 from support.lora_folders import merge, write_lora
 from support.tiny_models import build_wide_model
 from unit.engine.conftest import NEVER, chain, continuation
+from unit.engine.models import draft_together, loaded
 
 SPEC = SessionSpec(300)
 SAMPLED = SessionSpec(300, SamplingParameters(0.8, top_p=0.95), seed=3)
@@ -51,12 +52,9 @@ def settings(folders):
 
 @pytest.fixture(scope="module", params=["fused", "library"])
 def backend(request, tiny_pair, folders):
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "library":
-            patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
-        loaded = TransformersBackend(str(tiny_pair.target), lora=settings(folders))
-    assert type(loaded.decoder) is (FusedLlama if request.param == "fused" else LibraryDecoder)
-    return loaded
+    backend = loaded(tiny_pair.target, request.param, lora=settings(folders))
+    assert type(backend.decoder) is (FusedLlama if request.param == "fused" else LibraryDecoder)
+    return backend
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +114,8 @@ def test_rows_of_many_adapters_in_one_forward_are_what_they_are_alone(backend, s
         Item(backend.new_cache(spec), spec, prefix=array("I", prompt), task=Draft(12))
         for spec, prompt in zip(specs, prompts, strict=True)
     ]
-    left = items
-    while left:
-        outcomes = backend.run(left, NEVER)
-        left = [it for it, outcome in zip(left, outcomes, strict=True) if not it.take(outcome)]
-    found = [it.prefix.tolist()[len(prompt) :] for it, prompt in zip(items, prompts, strict=True)]
-    assert found == alone
+    found = draft_together(backend, items)
+    assert found == [[*prompt, *own] for prompt, own in zip(prompts, alone, strict=True)]
 
 
 def test_blocks_and_trees_of_an_adapter_are_judged_as_the_merged_model_does(backend, merged):
@@ -157,14 +151,11 @@ def scores(backend, names, prompts):
 
 @pytest.mark.parametrize("way", ["fused", "library"])
 def test_rows_without_an_adapter_keep_their_bits_beside_rows_with_one(tiny_pair, folders, way):
-    with pytest.MonkeyPatch.context() as patch:
-        if way == "library":
-            patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
-        plain = TransformersBackend(str(tiny_pair.target))
-        loaded = TransformersBackend(str(tiny_pair.target), lora=settings(folders))
+    plain = loaded(tiny_pair.target, way)
+    adapted = loaded(tiny_pair.target, way, lora=settings(folders))
     prompts = [PROMPT, PROMPT[::-1], [3], [*range(40)]]
     before = scores(plain, [""] * 4, prompts)
-    beside = scores(loaded, ["", "plain", "", "few"], prompts)
+    beside = scores(adapted, ["", "plain", "", "few"], prompts)
     assert beside[0] == before[0]
     assert beside[2] == before[2]
     assert beside[1] != before[1]
@@ -174,11 +165,11 @@ def test_rows_without_an_adapter_keep_their_bits_beside_rows_with_one(tiny_pair,
 def test_with_invariance_an_adapters_rows_have_the_same_bits_alone_and_beside_others(
     tiny_pair, folders
 ):
-    loaded = TransformersBackend(str(tiny_pair.target), lora=settings(folders), invariant=True)
+    backend = TransformersBackend(str(tiny_pair.target), lora=settings(folders), invariant=True)
     prompts = [PROMPT, PROMPT[::-1], [3], [*range(40)], [4, 4]]
     names = ["plain", "few", "plain", "", "stable"]
-    together = scores(loaded, names, prompts)
-    alone = [scores(loaded, [n], [p])[0] for n, p in zip(names, prompts, strict=True)]
+    together = scores(backend, names, prompts)
+    alone = [scores(backend, [n], [p])[0] for n, p in zip(names, prompts, strict=True)]
     assert together == alone
 
 
@@ -192,20 +183,20 @@ def wide(tmp_path_factory):
 
 def test_with_invariance_an_adapter_of_high_rank_has_the_same_bits_in_hundreds_of_rows(wide):
     model, lora = wide
-    loaded = TransformersBackend(str(model), lora=lora, invariant=True)
+    backend = TransformersBackend(str(model), lora=lora, invariant=True)
     prompts = [[(7 * place + 31 * text) % 250 for place in range(100)] for text in range(4)]
-    together = scores(loaded, ["high"] * 4, prompts)
-    assert together == [scores(loaded, ["high"], [each])[0] for each in prompts]
+    together = scores(backend, ["high"] * 4, prompts)
+    assert together == [scores(backend, ["high"], [each])[0] for each in prompts]
 
 
 @pytest.mark.parametrize("weights", ["plain", "int8"])
 def test_rows_of_an_adapter_have_the_same_bits_alone_and_among_others_of_it(wide, weights):
     model, lora = wide
-    loaded = TransformersBackend(str(model), lora=lora, weights=weights)
+    backend = TransformersBackend(str(model), lora=lora, weights=weights)
     prompts = [[token] for token in range(1, 31)]
-    alone = [scores(loaded, ["high"], [each])[0] for each in prompts]
+    alone = [scores(backend, ["high"], [each])[0] for each in prompts]
     for count in (4, 8, 12, 17, 30):
-        assert scores(loaded, ["high"] * count, prompts[:count]) == alone[:count]
+        assert scores(backend, ["high"] * count, prompts[:count]) == alone[:count]
 
 
 def test_a_fingerprint_follows_from_the_model_and_what_the_adapter_adds(
@@ -234,21 +225,21 @@ def test_a_fingerprint_follows_from_the_model_and_what_the_adapter_adds(
 
 
 def test_the_factors_are_added_to_products_of_eight_bits(tiny_pair, folders, merged):
-    loaded = TransformersBackend(
+    backend = TransformersBackend(
         str(tiny_pair.target), lora=[f"plain={folders['plain']}"], weights="int8"
     )
-    mine, wanted = logits(loaded, PROMPT, lora="plain"), logits(merged["plain"], PROMPT)
+    mine, wanted = logits(backend, PROMPT, lora="plain"), logits(merged["plain"], PROMPT)
     shared = mine.keys() & wanted.keys()
     assert len(shared) > 5
     assert [mine[it] for it in shared] == pytest.approx([wanted[it] for it in shared], abs=0.5)
-    assert logits(loaded, PROMPT) != mine
+    assert logits(backend, PROMPT) != mine
 
 
 @pytest.mark.parametrize("family", ["gemma2", "mixtral", "phi3"])
 def test_other_families_add_factors_to_the_librarys_products(family, tmp_path):
     model = build_family(family, tmp_path / "model")
     lora = write_lora(tmp_path / "lora", model, modules=r".*self_attn\.(q|k|v|o|qkv)_proj")
-    loaded = TransformersBackend(str(model), lora=[f"a={lora}"])
+    backend = TransformersBackend(str(model), lora=[f"a={lora}"])
     oracle = TransformersBackend(str(merge(model, lora, tmp_path / "merged")))
-    assert isinstance(loaded.decoder, LibraryDecoder)
-    assert text(loaded, lora="a") == text(oracle) != text(loaded)
+    assert isinstance(backend.decoder, LibraryDecoder)
+    assert text(backend, lora="a") == text(oracle) != text(backend)

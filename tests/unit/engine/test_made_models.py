@@ -52,19 +52,3 @@ def test_names_template_and_tokenizer_are_those_that_the_library_finds(made):
     expected = library.get_chat_template() if library.chat_template else None
     assert (files.chat_template and files.chat_template.source) == expected
     assert library(made.prompt, add_special_tokens=False).input_ids == prompt_ids(made)
-
-
-def test_a_model_that_does_not_end_begins_again(tmp_path):
-    made = make("byte level", tmp_path, says=["a", "b"], ends=False)
-    backend = TransformersBackend(str(tmp_path))
-    text = ModelText(backend, SessionSpec(sampling=SamplingParameters(), reserve_length=64))
-    assert tuple(text.draft_chain(prompt_ids(made), count=6)) == made.token_ids * 3
-
-
-def test_a_drafter_is_wrong_where_it_is_told_to_be(tmp_path):
-    first, second, third = make("unigram", tmp_path / "t", says=["a", "b", "."]).token_ids
-    make("unigram", tmp_path / "d", says=["a", "b", "."], wrong_after=[first])
-    backend = TransformersBackend(str(tmp_path / "d"))
-    text = ModelText(backend, SessionSpec(sampling=SamplingParameters(), reserve_length=64))
-    assert text.draft_chain([first], count=1) == [third]
-    assert text.draft_chain([second], count=1) == [third]

@@ -66,12 +66,6 @@ def test_a_limit_beyond_the_machine_changes_nothing(tmp_path):
     assert free_bytes(tmp_path) == 8 * GIB
 
 
-def test_a_cpu_counts_on_half_of_the_machines_memory():
-    free = free_memory(torch.device("cpu"))
-    assert free.byte_count <= 8 * GIB
-    assert free.usable_share == 0.5
-
-
 def test_an_accelerator_counts_on_more_of_its_own_and_on_what_torch_keeps_of_it(monkeypatch):
     asked = []
 

@@ -77,38 +77,7 @@ def test_words_of_different_shapes_broadcast_and_stay_as_they_are():
     assert np.array_equal(positions, before[1])
 
 
-def test_every_part_of_the_key_matters():
-    arguments = [
-        (0, 0, 0, Purpose.EXACT),
-        (1, 0, 0, Purpose.EXACT),
-        (1 << 32, 0, 0, Purpose.EXACT),
-        (0, 1, 0, Purpose.EXACT),
-        (0, 1 << 32, 0, Purpose.EXACT),
-        (0, 0, 1, Purpose.EXACT),
-        (0, 0, 2, Purpose.EXACT),
-        (0, 0, 0, Purpose.DRAFT),
-        (0, 0, 0, Purpose.ACCEPT),
-        (0, 0, 0, Purpose.RESIDUAL),
-    ]
-    found = {
-        noise_bits(seed, position, token_id=token, purpose=purpose)
-        for seed, position, token, purpose in arguments
-    }
-    assert len(found) == len(arguments)
-
-
 @pytest.mark.parametrize("bits", [1, (1 << 52) + 1, (1 << 53) - 1])
 def test_extreme_bits_stay_inside_the_open_interval(bits):
     assert 0 < uniform(bits) < 1
     assert math.isfinite(gumbel(bits))
-
-
-def test_uniforms_are_uniform():
-    # n = 4000 draws in 20 cells; chi-square with 19 degrees of freedom exceeds 67 with p = 3e-7.
-    draws = [
-        uniform(noise_bits(3, position, token_id=token, purpose=Purpose.EXACT))
-        for position in range(200)
-        for token in range(20)
-    ]
-    cells = np.histogram(draws, bins=20, range=(0, 1))[0]
-    assert ((cells - 200) ** 2 / 200).sum() < 67

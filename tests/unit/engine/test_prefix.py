@@ -29,13 +29,6 @@ def test_growing_and_shrinking_gives_the_digest_that_the_proto_names(changes, sh
         assert prefix.digest(length) == prefix_digest(model[:length])
 
 
-def test_what_follows_a_cut_is_digested_whatever_was_there_before():
-    prefix = TokenPrefix(range(600))
-    prefix.truncate(100)
-    prefix.extend(range(1000, 1600))
-    assert prefix.digest() == prefix_digest([*range(100), *range(1000, 1600)])
-
-
 def test_a_digest_hashes_few_tokens_again_however_long_the_text_is(monkeypatch):
     prefix, hashed = TokenPrefix(range(10_000)), []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from array import array
 from contextlib import contextmanager
 
@@ -16,7 +15,7 @@ from paceline_engine.deciding.sampling import noisy_scores
 from paceline_engine.loading import LoadOptions, load_backend
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
-from paceline_engine.terms.items import Draft, Item, Judge
+from paceline_engine.terms.items import Item, Judge
 from paceline_engine.terms.rank_paths import cartesian_tree
 from paceline_engine.torch_backend.adapters.card import AdapterCard
 from paceline_engine.torch_backend.adapters.files import load_adapter
@@ -27,14 +26,10 @@ from paceline_model_server.loading import new_host
 from paceline_model_server.settings import ModelServerSettings
 from support.self_speculation import StreamingDecoder
 from support.tiny_adapters import write_adapter
-from support.trees import random_tree
 from unit.engine.conftest import NEVER, call_on, chain, continuation, running
+from unit.engine.models import check_as_alone, loaded, mixed_judgements, specs
 
-SPECS = [
-    SessionSpec(200),
-    SessionSpec(200, SamplingParameters(0.8, top_p=0.9), seed=3),
-    SessionSpec(200, SamplingParameters(1.2, top_k=20), seed=8),
-]
+SPECS = specs()
 SPEC = SPECS[0]
 PROMPT = [5, 6, 7, 8, 9]
 # So many first guesses that some are right, of random weights too.
@@ -231,34 +226,16 @@ def test_what_was_dropped_is_not_taken_for_computed(backend, plain, monkeypatch)
 
 
 def test_each_gets_what_it_would_get_alone(backend):
-    chance = random.Random(5)
-
     def items():
-        chance.seed(5)
-        made = [
-            item(
-                [7 + n, *range(3 * n)],
-                Judge(
-                    random_tree(chance, (), size=1 + n, vocabulary_size=VOCABULARY_SIZE),
-                    propose=n % 3 != 2,
-                ),
-                SPECS[n % 3],
-            )
-            for n in range(8)
-        ]
-        return [*made, item(PROMPT, Draft()), item(PROMPT, Judge(Proposal((1, 2)), propose=True))]
-
-    def item(prefix, task, spec=SPEC):
-        made = Item(backend.new_cache(spec), spec, prefix=array("I", prefix), task=task)
-        if isinstance(task, Judge):
-            as_own(backend, made.cache, task.proposal)
+        chain_task = Judge(Proposal((1, 2)), propose=True)
+        chain_item = Item(backend.new_cache(SPEC), SPEC, prefix=array("I", PROMPT), task=chain_task)
+        made = [*mixed_judgements(backend, PROMPT, count=8), chain_item]
+        for item in made:
+            if isinstance(item.task, Judge):
+                as_own(backend, item.cache, item.task.proposal)
         return made
 
-    together = backend.run(items(), NEVER)
-    alone = [backend.run([each], NEVER)[0] for each in items()]
-    assert [each.judgement for each in together] == [each.judgement for each in alone]
-    dropped = [each.dropped_count for each in together]
-    assert dropped == [each.dropped_count for each in alone]
+    dropped = [each.dropped_count for each in check_as_alone(backend, items)]
     assert sum(dropped) > 0
     assert (dropped[2], dropped[5], dropped[8]) == (0, 0, 0)
 
@@ -289,9 +266,8 @@ def test_a_forward_that_failed_is_repeated_with_what_was_left(backend, plain, mo
         assert outcome.row_count == len(prefix) + len(tree)
 
 
-def test_through_the_librarys_layers_nothing_is_pruned(tiny_pair, adapter, monkeypatch):
-    monkeypatch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
-    model = TransformersBackend(str(tiny_pair.target), adapter=str(adapter), prune_below=1.0)
+def test_through_the_librarys_layers_nothing_is_pruned(tiny_pair, adapter):
+    model = loaded(tiny_pair.target, "library", adapter=str(adapter), prune_below=1.0)
     text = ModelText(model, SPEC)
     decode(text, count=8)
     assert text.dropped_count == 0

@@ -83,23 +83,9 @@ def test_a_proposal_has_the_same_guesses_under_every_parent():
     assert proposal == Proposal((7, 8, 5, 6, 5, 6), (0, 0, 1, 1, 2, 2))
 
 
-def test_a_chain_of_best_guesses_is_a_chain():
-    assert propose(cartesian_tree((1, 1, 1)), [[7], [5], [3]]).is_chain
-
-
 def test_nodes_without_a_guess_are_left_out_with_what_hangs_on_them():
     paths = ((0,), (1,), (0, 0), (1, 0), (0, 0, 0))
     assert propose(paths, [[7], [5, 6]]) == Proposal((7, 5), (0, 1))
-
-
-def test_a_pad_is_no_node():
-    """Nothing in a tree stands for "no token here", so token 0 is accepted only where it was meant.
-
-    Tables padded to one length, as Medusa's own code has them, can take a pad for token 0.
-    """
-    proposal = propose(((0,), (1,), (0, 0)), [[4, 9], [2]])
-    assert 0 not in proposal.token_ids
-    assert len(proposal) == 3
 
 
 @given(parents_and_probabilities(), st.floats(0, 1.5))
@@ -110,10 +96,3 @@ def test_pruning_keeps_only_nodes_whose_parents_it_keeps(tree, threshold):
     for index in range(len(parents)):
         above = parents[index] == 0 or parents[index] - 1 in kept
         assert (index in kept) == (above and probabilities[index] >= threshold)
-
-
-@given(parents_and_probabilities())
-def test_threshold_zero_prunes_nothing_and_above_one_everything(tree):
-    parents, probabilities = tree
-    assert prune_by_threshold(parents, probabilities, threshold=0) == tuple(range(len(parents)))
-    assert prune_by_threshold(parents, probabilities, threshold=1.0001) == ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from array import array
 from dataclasses import replace
 
@@ -15,8 +14,7 @@ from paceline_contract.proposal import Proposal
 from paceline_engine.deciding.decisions import judge_by, rank_from
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ModelLoadError
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
-from paceline_engine.terms.items import Draft, Item, Judge
+from paceline_engine.terms.items import Item, Judge
 from paceline_engine.terms.rank_paths import cartesian_tree, propose
 from paceline_engine.torch_backend.adapters.card import AdapterCard
 from paceline_engine.torch_backend.adapters.files import load_adapter
@@ -28,15 +26,18 @@ from paceline_model_server.settings import ModelServerSettings
 from support.device import on_a_cpu
 from support.self_speculation import StreamingDecoder
 from support.tiny_adapters import write_adapter
-from support.trees import random_tree
 from unit.engine.conftest import NEVER, call_on, chain, continuation, running
+from unit.engine.models import (
+    check_as_alone,
+    check_guesses,
+    decode_by_proposals,
+    loaded,
+    mixed_judgements,
+    specs,
+)
 
-SPEC = SessionSpec(200)
-SPECS = [
-    SPEC,
-    SessionSpec(200, SamplingParameters(0.8, top_p=0.9), seed=3),
-    SessionSpec(200, SamplingParameters(1.2, top_k=20), seed=8),
-]
+SPECS = specs()
+SPEC = SPECS[0]
 PROMPT = [5, 6, 7, 8, 9]
 REACH = 3
 # Unequal paths; more first guesses than there are likely ones, so that some are right.
@@ -53,12 +54,8 @@ def adapter(request, tiny_pair, tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["fused", "library", "together"])
 def backend(request, tiny_pair, adapter):
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "library":
-            patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
-        model = TransformersBackend(str(tiny_pair.target), adapter=str(adapter), dtype="float32")
+    model = loaded(tiny_pair.target, request.param, adapter=str(adapter))
     assert isinstance(model.decoder, FusedLlama) == (request.param != "library")
-    model.together = request.param == "together"
     return model
 
 
@@ -139,48 +136,25 @@ def test_it_says_how_far_and_with_what(backend, adapter, plain):
 
 @pytest.mark.parametrize("spec", SPECS, ids=["greedy", "nucleus", "top-k"])
 def test_what_is_proposed_is_what_the_modules_guess(backend, reference, spec):
-    chance = random.Random(spec.seed)
-    text = continuation(ModelText(backend, spec), PROMPT, 24)
-    served = ModelText(backend, spec)
-    done = 0
-    while done < 12:
-        right = text[done : done + chance.randint(0, 4)]
-        tree = random_tree(chance, right, size=9, vocabulary_size=VOCABULARY_SIZE)
-        given = tree if chance.random() < 0.5 else Proposal((*right, 7, 8))
-        judged = served.judge(
-            [*PROMPT, *text[:done]], given.token_ids, parents=given.parents, propose=True
-        )
-        accepted = given.along(judged.accepted_path)
-        assert [*accepted, judged.next_token] == text[done : done + len(accepted) + 1]
-        after = [*PROMPT, *text[:done], *accepted]
-        assert judged.proposal == expected(reference, after, spec)
-        done += len(accepted) + 1
+    check_guesses(backend, spec, PROMPT, lambda text, _next_token: expected(reference, text, spec))
 
 
 def test_decoding_by_proposals_takes_the_forwards_that_the_paper_says(backend, reference, plain):
-    served, text = ModelText(backend, SPEC), list(PROMPT)
-    proposal, forwards = Proposal(), 0
-    while len(text) < 30:
-        judged = served.judge(text, proposal.token_ids, parents=proposal.parents, propose=True)
-        text += [*proposal.along(judged.accepted_path), judged.next_token]
-        proposal, forwards = judged.proposal, forwards + 1
-    made = text[len(PROMPT) :]
+    made, judgements = decode_by_proposals(ModelText(backend, SPEC), PROMPT, count=25)
     assert made == continuation(ModelText(plain, SPEC), PROMPT, len(made))
-    assert forwards < len(made), "some guesses are right"
+    assert len(judgements) < len(made), "some guesses are right"
     if isinstance(backend.decoder, FusedLlama) and reference.module.upper_layers:
         slow = StreamingDecoder(reference.model, reference.module, PATHS)
         assert slow.decode(PROMPT, count=len(made)) == made
-        assert slow.forwards == forwards
+        assert slow.forwards == len(judgements)
 
 
 @on_a_cpu
 def test_logits_are_to_the_bit_what_they_are_without_an_adapter(backend, tiny_pair):
     if backend.together:
         pytest.skip("the other way of attending is asked for at load only")
-    with pytest.MonkeyPatch.context() as patch:
-        if not isinstance(backend.decoder, FusedLlama):
-            patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
-        without = TransformersBackend(str(tiny_pair.target), dtype="float32")
+    way = "fused" if isinstance(backend.decoder, FusedLlama) else "library"
+    without = loaded(tiny_pair.target, way)
     found = []
     for model, proposes in [(backend, True), (backend, False), (without, False)]:
         items = [
@@ -200,26 +174,7 @@ def test_logits_are_to_the_bit_what_they_are_without_an_adapter(backend, tiny_pa
 
 
 def test_each_gets_what_it_would_get_alone(backend):
-    chance = random.Random(5)
-
-    def items():
-        chance.seed(5)
-        return [
-            item(
-                backend,
-                [7 + n, *range(3 * n)],
-                Judge(
-                    random_tree(chance, (), size=1 + n, vocabulary_size=VOCABULARY_SIZE),
-                    propose=n % 3 != 2,
-                ),
-                SPECS[n % 3],
-            )
-            for n in range(7)
-        ] + [item(backend, PROMPT, Draft())]
-
-    together = backend.run(items(), NEVER)
-    alone = [backend.run([each], NEVER)[0] for each in items()]
-    assert [each.judgement for each in together] == [each.judgement for each in alone]
+    together = check_as_alone(backend, lambda: mixed_judgements(backend, PROMPT, count=7))
     proposed = [len(each.judgement.proposal) > 0 for each in together[:-1]]
     assert proposed == [n % 3 != 2 for n in range(7)]
 
@@ -326,16 +281,10 @@ def test_what_is_no_adapter_for_the_model_is_refused(kind, tiny_pair, tmp_path):
         said = {"kind": kind, "tree": cartesian_tree((2, 1)), **card}
         return write_adapter(tmp_path / name, tiny_pair.target, **said)
 
-    good = write("good")
-    assert "fingerprint" in refusal(tiny_pair.drafter, good)
-    assert "no readable card" in refusal(tiny_pair.target, tmp_path / "nowhere")
-    assert "format_version" in refusal(tiny_pair.target, write("newer", format_version=2))
+    assert "fingerprint" in refusal(tiny_pair.drafter, write("good"))
     many = cartesian_tree((257,))
     assert "257 guesses" in refusal(tiny_pair.target, write("bushy", tree=many))
     assert "0 guesses" in refusal(tiny_pair.target, write("bare", tree=()))
-    weights = good / "adapter.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    assert "damaged" in refusal(tiny_pair.target, good)
 
 
 @pytest.mark.parametrize(
@@ -352,11 +301,13 @@ async def test_only_a_target_has_one(settings, words):
         await host.start()
 
 
-def test_a_simulated_model_has_none():
-    with pytest.raises(ValueError, match="--adapter needs --backend transformers"):
-        ModelServerSettings(backend="simulated", adapter="adapter")
-
-
-def test_there_are_no_guesses_without_an_adapter():
-    with pytest.raises(ValueError, match="--guesses goes with --adapter"):
-        ModelServerSettings(model="somewhere", guesses=2)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"backend": "simulated", "adapter": "a"}, "--adapter needs --backend transformers"),
+        ({"model": "somewhere", "guesses": 2}, "--guesses goes with --adapter"),
+    ],
+)
+def test_settings_that_an_adapter_does_not_go_with_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        ModelServerSettings(**settings)

@@ -47,27 +47,6 @@ def test_the_output_is_that_of_plain_decoding(reach, layers, widths, threshold, 
         assert decoder.forwards <= (len(tokens) + 2) // 2
 
 
-def test_threshold_zero_is_no_pruning(model):
-    streams = random_adapter("streams", model, reach=2)
-    plain, pruned = (
-        StreamingDecoder(model, streams, cartesian_tree((40, 2)), threshold)
-        for threshold in (None, 0.0)
-    )
-    assert plain.decode(PROMPT, count=COUNT) == pruned.decode(PROMPT, count=COUNT)
-    assert plain.row_counts == pruned.row_counts
-
-
-def test_pruning_computes_fewer_rows(model):
-    streams = random_adapter("streams", model, reach=2)
-    rows = []
-    for threshold in (0.0, 0.05, 0.5):
-        decoder = StreamingDecoder(model, streams, cartesian_tree((40, 2)), threshold)
-        decoder.decode(PROMPT, count=COUNT)
-        rows.append(sum(decoder.row_counts) / decoder.forwards)
-    assert rows == sorted(rows, reverse=True)
-    assert rows[0] > rows[-1]
-
-
 def test_forwards_are_as_many_as_the_measured_hit_rates_say(model, plain):
     streams = random_adapter("streams", model, reach=2)
     paths = cartesian_tree((40, 5))
@@ -78,13 +57,3 @@ def test_forwards_are_as_many_as_the_measured_hit_rates_say(model, plain):
     text = torch.tensor([[*PROMPT, *plain[: len(tokens) + 1]]])
     ranks = guess_ranks(streams, model, Continuations(text, len(PROMPT)))[:, :decoded]
     assert tokens_per_forward(ranks, paths) == pytest.approx(decoded / forwards)
-
-
-def test_what_streams_say_does_not_change_the_output(model, plain):
-    for seed in range(3):
-        streams = random_adapter("streams", model, reach=2)
-        noise = torch.Generator().manual_seed(seed)
-        streams.embeddings.data.normal_(std=3, generator=noise)
-        decoder = StreamingDecoder(model, streams, cartesian_tree((4, 3)))
-        tokens = decoder.decode(PROMPT, count=COUNT)
-        assert tokens == plain[: len(tokens)]

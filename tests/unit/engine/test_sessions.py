@@ -7,8 +7,6 @@ import pytest
 from paceline.errors import (
     CacheExhaustedError,
     DrainingError,
-    PrefixMismatchError,
-    PrefixNotHeldError,
     SessionNotFoundError,
     StaleCallError,
     SupersededError,
@@ -211,21 +209,6 @@ def test_a_running_session_grows_when_a_new_one_is_refused(roomy):
         roomy.grow(session, 10 + 128)
 
 
-def test_a_session_is_there_for_its_owner_only(table):
-    grant = table.open(SessionSpec(10, owner="spiffe://a"), BACKEND.new_cache)
-    for caller in ("", "spiffe://b"):
-        with pytest.raises(SessionNotFoundError, match="no such session"):
-            table.find(grant.session_id, caller=caller)
-    assert table.find(grant.session_id, caller="spiffe://a").spec.owner == "spiffe://a"
-
-
-def test_closing_twice_releases_once(table):
-    session = open_session(table)
-    assert table.close(session.session_id) is session
-    assert table.close(session.session_id) is None
-    assert (table.opened_count, table.released_count, table.reserved_tokens) == (1, 1, 0)
-
-
 def test_a_lease_ends_unless_renewed(table, clock):
     session = open_session(table, lease_seconds=15.0)
     clock.now += 14.9
@@ -271,21 +254,3 @@ def test_the_one_rule_is_prefill_catch_up_and_rollback(table):
     session.hold([1, 2, 3, 4, 5])
     assert session.rebase(call_on("", 2, base=[1, 2, 3, 4], append=[9])).tolist() == [1, 2, 3, 4, 9]
     assert session.held_length == 4
-
-
-def test_a_longer_base_than_held_says_what_is_held(table):
-    session = open_session(table)
-    session.hold([1, 2, 3])
-    with pytest.raises(PrefixNotHeldError) as caught:
-        session.rebase(call_on("", 1, base=[1, 2, 3, 4], append=[]))
-    assert caught.value.metadata == {"held_length": "3"}
-    assert session.held_length == 3
-
-
-def test_another_base_is_a_mismatch(table):
-    session = open_session(table)
-    session.hold([1, 2, 3])
-    with pytest.raises(PrefixMismatchError):
-        session.rebase(call_on("", 1, base=[1, 7], append=[4]))
-    # The whole prefix again, as the caller is told to.
-    assert session.rebase(call_on("", 2, base=[], append=[1, 7, 4])).tolist() == [1, 7, 4]

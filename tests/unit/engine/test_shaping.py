@@ -57,15 +57,6 @@ def text(answer: list[int]) -> array[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_is_shaped_by_the_tokens_before_it(kind):
-    parameters = KINDS[kind]
-    rows = logits_of(1)
-    for answer in ([], [7], [7, 7, 1], [5, 6, 8, 9, 7]):
-        found = shaper(parameters).shape(rows, text(answer), NOTHING)
-        torch.testing.assert_close(found[0], oracle(rows[0], parameters, answer))
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_each_row_of_a_tree_is_shaped_by_its_own_path(kind):
     """One shaper, whose sequence grows, shrinks and turns elsewhere, as drafts come and go."""
     parameters, chance = KINDS[kind], random.Random(kind)

@@ -6,7 +6,6 @@ import math
 import random
 import weakref
 from array import array
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from paceline.errors import InternalError, InvalidFieldError, OverloadedError
 from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import SparseDistribution
 from paceline_engine.scheduling.model_text import ModelText
-from paceline_engine.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.terms import validation
 from paceline_engine.terms.backend import DeviceLostError, ForwardInterrupted
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
@@ -24,29 +22,20 @@ from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from unit.engine.conftest import NEVER, StopAtLayer, chain, continuation, instant
+from unit.engine.models import draft_together, loaded, specs
 
-SPEC = SessionSpec(200)
-SPECS = [
-    SPEC,
-    SessionSpec(200, SamplingParameters(0.8, top_p=0.9), seed=3),
-    SessionSpec(200, SamplingParameters(1.2, top_k=20), seed=8),
-]
+SPECS = specs()
+SPEC = SPECS[0]
 
 
-@pytest.fixture(scope="module", params=["simulated", "fused", "library", "together", "one by one"])
+WAYS = ["simulated", "fused", "library", "library, together", "library, one by one"]
+
+
+@pytest.fixture(scope="module", params=WAYS)
 def backend(request, tiny_pair):
     if request.param == "simulated":
         return instant()
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param != "fused":
-            patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
-        if request.param == "one by one":
-            patch.setattr(
-                "paceline_engine.torch_backend.loaded_model.rotations_change", lambda _: True
-            )
-        model = TransformersBackend(str(tiny_pair.target))
-    model.together = request.param == "together"
-    return model
+    return loaded(tiny_pair.target, request.param)
 
 
 def item(backend, prompt, task, spec=SPEC) -> Item:
@@ -57,16 +46,6 @@ def drafts(backend, count: int) -> list[Item]:
     return [
         item(backend, [7 + n, *range(n)], Draft(9), SPECS[n % len(SPECS)]) for n in range(count)
     ]
-
-
-def run_all(backend, items) -> list:
-    """Run items until each is done, and return what each got last."""
-    last, left = {}, list(items)
-    while left:
-        for each, outcome in zip(left, backend.run(left, NEVER), strict=True):
-            last[id(each)] = outcome
-        left = [each for each in left if not each.take(last[id(each)])]
-    return [last[id(each)] for each in items]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -148,7 +127,7 @@ def test_distributions_are_checked_once_however_many_parts_a_prompt_has(tiny_pai
 
 def test_a_text_without_memory_harms_no_other(tiny_pair, monkeypatch):
     model = TransformersBackend(str(tiny_pair.target))
-    items, expected = drafts(model, 5), run_all(model, drafts(model, 5))
+    items, expected = drafts(model, 5), draft_together(model, drafts(model, 5))
     make_room = KeyValues.make_room
 
     def run_out(self, count, **beside):
@@ -164,7 +143,7 @@ def test_a_text_without_memory_harms_no_other(tiny_pair, monkeypatch):
     for each, answer in zip(items, answers, strict=True):
         if each is not items[2]:
             each.take(answer)
-    assert [each.drafted for each in run_all(model, items)] == [each.drafted for each in expected]
+    assert draft_together(model, items) == expected
 
 
 def test_a_bug_in_one_items_text_harms_no_other(tiny_pair, monkeypatch):
@@ -184,7 +163,7 @@ def test_a_text_that_a_bug_left_half_done_is_computed_anew(tiny_pair, monkeypatc
         patch.setattr(broken.cache, "adopt", lambda _: 1 / 0)
         model.run([broken], NEVER)
     assert broken.cache.length == 0
-    assert run_all(model, [broken])[0].drafted == run_all(model, [whole])[0].drafted
+    assert draft_together(model, [broken]) == draft_together(model, [whole])
 
 
 def test_a_device_that_is_lost_before_the_forward_is_no_items_error(tiny_pair, monkeypatch):
@@ -252,8 +231,8 @@ def test_what_fails_for_all_is_tried_alone_and_told_to_each(tiny_pair):
     hook = model._layers[1].register_forward_hook(lambda *_: 1 / 0)
     assert [type(each) for each in model.run(items, NEVER)] == [ZeroDivisionError] * 3
     hook.remove()
-    expected = run_all(model, drafts(model, 3))
-    assert [each.drafted for each in run_all(model, items)] == [each.drafted for each in expected]
+    expected = draft_together(model, drafts(model, 3))
+    assert draft_together(model, items) == expected
 
 
 def test_items_that_are_tried_alone_find_the_memory_of_the_forward_that_failed(
@@ -278,7 +257,7 @@ def test_items_that_are_tried_alone_find_the_memory_of_the_forward_that_failed(
 
 def test_a_shared_forward_that_is_given_up_has_changed_no_text(tiny_pair):
     model = TransformersBackend(str(tiny_pair.target))
-    expected = run_all(model, drafts(model, 4))
+    expected = draft_together(model, drafts(model, 4))
     items = drafts(model, 4)
     for layer in (0, 2, 3):
         held = [each.cache.token_ids for each in items]
@@ -287,15 +266,4 @@ def test_a_shared_forward_that_is_given_up_has_changed_no_text(tiny_pair):
         assert [each.cache.token_ids for each in items] == held
         for each, answer in zip(items, model.run(items, NEVER), strict=True):
             each.take(answer)
-    assert [each.drafted for each in run_all(model, items)] == [each.drafted for each in expected]
-
-
-def test_a_simulated_forward_costs_once_what_all_its_texts_share():
-    model = SimulatedBackend(SimulatedModel(ttft_seconds=0.03, tpot_seconds=0.03))
-    texts = [item(model, [n], Draft(3)) for n in range(40)]
-    alone = [
-        continuation(ModelText(instant(), replace(SPEC, reserve_length=9)), [n], 3)
-        for n in range(40)
-    ]
-    run_all(model, texts)
-    assert [each.prefix.tolist()[1:] for each in texts] == alone
+    assert draft_together(model, items) == expected

@@ -24,6 +24,7 @@ from paceline_engine.terms.items import Draft, Item
 from support.distributions import fit
 from support.speakers import KINDS, TEXTS, make_speaker
 from unit.engine.conftest import NEVER
+from unit.engine.models import draft, draft_together
 from unit.engine.test_spoken_text import vocabulary_of
 
 FEW = [("byte level", "pieces"), ("unigram", "byte level")]
@@ -53,23 +54,6 @@ def speaking(tmp_path_factory):
 
 def spec_for(sampling, *, seed=0, rule=VerificationRule.EXACT) -> SessionSpec:
     return SessionSpec(reserve_length=64, sampling=sampling, seed=seed, rule=rule)
-
-
-def draft(backend, spec, prefix, count, *, cache=None):
-    """Draft step by step; return tokens and distributions."""
-    item = Item(
-        cache or backend.new_cache(spec), spec, prefix=array("I", prefix), task=Draft(count)
-    )
-    tokens, distributions = [], []
-    done = False
-    while not done:
-        (outcome,) = backend.run([item], NEVER)
-        if isinstance(outcome, Exception):
-            raise outcome
-        tokens += outcome.chain
-        distributions += outcome.drafted.distributions
-        done = item.take(outcome)
-    return tokens, distributions
 
 
 def gumbel(seed, position, token_id) -> float:
@@ -228,20 +212,13 @@ def test_a_target_without_a_tokenizer_of_bytes_is_refused_before_the_model_is_re
 def test_rows_of_several_sequences_are_computed_in_one_forward(speaking):
     backend = speaking("pieces", "byte level")
     spec = spec_for(SAMPLINGS[0])
-    alone = [draft(backend, spec, prefix, 1)[0] for prefix in prefixes("pieces")[:3]]
+    several = prefixes("pieces")[:3]
+    alone = [[*prefix, *draft(backend, spec, prefix, 1)[0]] for prefix in several]
     items = [
         Item(backend.new_cache(spec), spec, prefix=array("I", prefix), task=Draft(1))
-        for prefix in prefixes("pieces")[:3]
+        for prefix in several
     ]
-    found = {index: [] for index in range(3)}
-    left = dict(enumerate(items))
-    while left:
-        outcomes = backend.run([*left.values()], NEVER)
-        for (index, item), outcome in zip([*left.items()], outcomes, strict=True):
-            found[index] += outcome.chain
-            if item.take(outcome):
-                del left[index]
-    assert [*found.values()] == alone
+    assert draft_together(backend, items) == alone
 
 
 @pytest.mark.parametrize("backend", ["simulated", "vllm"])

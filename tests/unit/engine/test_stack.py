@@ -21,7 +21,6 @@ from paceline_engine.terms.backend import ForwardInterrupted, ModelLoadError
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Draft, Item
 from paceline_engine.torch_backend.transformers import TransformersBackend
-from support.device import on_a_cpu
 from support.distributions import fit
 from support.tiny_models import build_model
 from unit.engine.conftest import (
@@ -32,6 +31,7 @@ from unit.engine.conftest import (
     running,
     scores_after,
 )
+from unit.engine.models import draft, draft_together
 
 PROMPT = [5, 17, 9, 5, 17]
 GREEDY = SamplingParameters()
@@ -49,20 +49,6 @@ def stack_of(*models, matrix=VERTICAL, leniency=1.0, max_gram=MaxGram) -> StackB
 
 def draft_item(backend, cache, spec, prefix, count) -> Item:
     return Item(cache, spec, prefix=array("I", prefix), task=Draft(count))
-
-
-def draft(backend, spec, prefix, count, *, cache=None, interrupt=NEVER):
-    """Draft in the caller's thread, step by step; return tokens and distributions."""
-    item = draft_item(backend, cache or backend.new_cache(spec), spec, prefix, count)
-    tokens, distributions = [], []
-    while True:
-        (outcome,) = backend.run([item], interrupt)
-        if isinstance(outcome, Exception):
-            raise outcome
-        tokens += outcome.drafted.token_ids
-        distributions += outcome.drafted.distributions
-        if item.take(outcome):
-            return tokens, distributions
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
@@ -115,18 +101,12 @@ def test_drafts_of_several_sessions_share_the_forwards_of_each_model(target, dra
         draft_item(stack, stack.new_cache(spec), spec, [*PROMPT, seed], 12)
         for seed, spec in enumerate(specs)
     ]
-    found: list[list[int]] = [[] for _ in items]
-    left = dict(enumerate(items))
-    while left:
-        answers = stack.run(list(left.values()), NEVER)
-        for place, outcome in zip(list(left), answers, strict=True):
-            found[place] += outcome.drafted.token_ids
-            if left[place].take(outcome):
-                del left[place]
+    found = draft_together(stack, items)
     together = sum(stack.forward_counts)
     alone = stack_of(target, drafter, matrix=((1, 0), (0, 2)), max_gram=None)
     for seed, spec in enumerate(specs):
-        assert draft(alone, spec, [*PROMPT, seed], 12)[0] == found[seed]
+        tokens, _ = draft(alone, spec, [*PROMPT, seed], 12)
+        assert [*PROMPT, seed, *tokens] == found[seed]
     assert together < sum(alone.forward_counts) / 2
 
 
@@ -230,17 +210,6 @@ def test_a_text_whose_draft_was_broken_off_is_gone_without_a_collector(target, d
     assert [each() for each in (*gone, index)] == [None] * 4
 
 
-def test_it_cancels_between_layers_while_all_of_its_models_do(target, drafter):
-    stack = StackBackend([target, drafter], matrix=VERTICAL)
-    for model in (target, drafter):
-        known = model.description
-        assert stack.description.cancels_between_layers
-        model.description = replace(known, cancels_between_layers=False)
-        assert not stack.description.cancels_between_layers
-        model.description = known
-    assert stack.description.cancels_between_layers
-
-
 def test_models_with_different_tokenizers_make_no_stack(target, drafter):
     other = TransformersBackend.__new__(TransformersBackend)
     other.description = replace(drafter.description, tokenizer_fingerprint="x", name="other")
@@ -248,19 +217,6 @@ def test_models_with_different_tokenizers_make_no_stack(target, drafter):
     told = r"--then other: has another tokenizer than target \(token 0 is 'a' and '<\|end\|>'; "
     with pytest.raises(ModelLoadError, match=told):
         stack_of(target, other)
-
-
-@on_a_cpu
-def test_a_token_lies_in_all_models(target, drafter):
-    stack, memory = stack_of(target, drafter), [target.token_memory(), drafter.token_memory()]
-    both = sum(each.bytes_per_token for each in memory)
-    assert stack.token_memory().bytes_per_token > both
-    assert (
-        stack_of(target, drafter, matrix=((1, 0), (0, 1)), max_gram=None)
-        .token_memory()
-        .bytes_per_token
-        == both
-    )
 
 
 def test_another_stack_has_another_fingerprint(target, drafter):

@@ -57,23 +57,6 @@ def test_a_stream_depends_on_no_later_stream():
         assert not torch.allclose(after[:, :, changed], before[:, :, changed])
 
 
-def test_a_row_sees_nothing_that_comes_after_it():
-    model = tiny_model()
-    streams = random_adapter("streams", model)
-    whole = guesses(streams, model, TEXT)
-    torch.testing.assert_close(guesses(streams, model, TEXT[:, :6]), whole[:, :6], **CLOSE)
-
-
-def test_streams_beside_the_last_row_are_those_of_training():
-    model = tiny_model()
-    streams = random_adapter("streams", model)
-    trunk = compute_trunk(model, TEXT, upper_layers=2)
-    last = TEXT.shape[1] - 1
-    alone = rows_alone(streams, model, trunk, [last], torch.ones(1, last + 1, dtype=torch.bool))
-    logits = model.lm_head(model.model.norm(alone))
-    torch.testing.assert_close(logits[:, 0], guesses(streams, model, TEXT)[:, last], **CLOSE)
-
-
 def test_streams_beside_a_trees_nodes_are_those_of_each_path_as_a_text():
     """Two branches after five tokens, their main rows side by side behind the text's."""
     model = tiny_model()

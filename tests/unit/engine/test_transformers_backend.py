@@ -23,7 +23,6 @@ from transformers import (
 from paceline.errors import OverloadedError
 from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import NOTHING
-from paceline_engine.deciding.decisions import draft_from
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import (
     DeviceLostError,
@@ -329,44 +328,6 @@ def test_on_an_accelerator_a_part_of_a_prompt_ends_when_it_is_computed(tiny_pair
     assert (whole.row_count, waits) == (12, [4])
 
 
-def test_two_sessions_do_not_see_each_other(target):
-    prompts = [PROMPT, [100, 101, 102]]
-    alone = [continuation(ModelText(target, SPEC), prompt, 6) for prompt in prompts]
-    caches = [ModelText(target, SPEC) for _ in prompts]
-    texts = [array("I", prompt) for prompt in prompts]
-    for _ in range(6):
-        for cache, so_far in zip(caches, texts, strict=True):
-            so_far.extend(cache.draft(so_far).token_ids)
-    assert [so_far.tolist()[-6:] for so_far in texts] == alone
-
-
-def test_rejection_says_what_a_draft_was_drawn_from_and_takes_it_back(target, drafter):
-    spec = SessionSpec(512, SamplingParameters(1.0), seed=5, rule=VerificationRule.REJECTION)
-    model, prefix, said = ModelText(drafter, spec), list(PROMPT), []
-    for _ in range(3):
-        drafted = model.draft(prefix)
-        (distribution,) = drafted.distributions
-        assert drafted.token_ids[0] in distribution.token_ids
-        prefix.extend(drafted.token_ids)
-        said.append(distribution)
-    block = prefix[len(PROMPT) :]
-    judged = ModelText(target, spec).judge(PROMPT, block, distributions=said)
-    assert judged.accepted_path == path(len(judged.accepted_path))
-    assert judged == ModelText(target, spec).judge(PROMPT, block, distributions=said)
-
-
-@on_a_cpu
-def test_sampling_follows_the_model_on_sixteen_tokens(sixteen_token_model):
-    # n = 2000 seeds, 16 tokens; Hoeffding: 0.07 is passed with p = 2 exp(-2 n 0.07^2) = 6e-9 each.
-    backend = TransformersBackend(str(sixteen_token_model))
-    scores = scores_after(backend, backend.new_cache(SPEC), text(1, 2, 3))
-    counts = torch.zeros(16)
-    for seed in range(2000):
-        spec = SessionSpec(64, SamplingParameters(1.0), seed=seed)
-        counts[list(draft_from(scores, spec=spec, position=3).token_ids)] += 1
-    assert (counts / 2000 - scores[0].softmax(-1)).abs().max() < 0.07
-
-
 def test_a_sliding_window_model_can_be_rolled_back(tiny_pair, tmp_path):
     config = MistralConfig(
         vocab_size=300,
@@ -432,18 +393,10 @@ def test_a_setting_that_cannot_be_met_is_one_clear_line(tiny_pair, settings, wor
     assert "\n" not in str(caught.value)
 
 
-def test_a_configuration_of_an_unknown_kind_is_a_load_error(tiny_pair, tmp_path):
-    directory = shutil.copytree(tiny_pair.target, tmp_path / "odd")
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**config, "model_type": "odd"}))
-    with pytest.raises(ModelLoadError, match="odd") as caught:
-        TransformersBackend(str(directory))
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     "nonsense",
     [
+        {"model_type": "unheard of"},
         {"eos_token_id": "x"},
         {"eos_token_id": -5},
         {"eos_token_id": [0, True]},

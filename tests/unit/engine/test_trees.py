@@ -12,21 +12,14 @@ from paceline.errors import InternalError
 from paceline_contract.proposal import Proposal
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ForwardInterrupted
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
-from paceline_engine.torch_backend.cuda_graphs import CapturedForwards
 from paceline_engine.torch_backend.transformers import TransformersBackend
-from support import kernels_on_cpu
-from support.device import DEVICE
 from support.trees import chains_of, random_tree
 from unit.engine.conftest import NEVER, StopAtLayer, chain, continuation, instant
+from unit.engine.models import loaded, specs
 
-SPEC = SessionSpec(200)
-SPECS = [
-    SPEC,
-    SessionSpec(200, SamplingParameters(0.8, top_p=0.9), seed=3),
-    SessionSpec(200, SamplingParameters(1.2, top_k=20), seed=8),
-]
+SPECS = specs()
+SPEC = SPECS[0]
 PROMPT = [5, 6, 7, 8, 9]
 VOCABULARY_SIZE = 300
 
@@ -37,16 +30,7 @@ VOCABULARY_SIZE = 300
 def backend(request, tiny_pair):
     if request.param == "simulated":
         return instant(vocabulary_size=VOCABULARY_SIZE)
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "library":
-            patch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
-        is_invariant = request.param == "invariant"
-        captures = request.param == "captured" and DEVICE != "cpu"
-        model = TransformersBackend(str(tiny_pair.target), invariant=is_invariant, capture=captures)
-    model.together = request.param == "together"
-    if request.param == "captured" and DEVICE == "cpu":
-        model.captured = CapturedForwards(model.decoder, model._slabs.shape, kernels_on_cpu)
-    return model
+    return loaded(tiny_pair.target, request.param)
 
 
 def judged(tree: Proposal, *, right) -> tuple[tuple[int, ...], int]:

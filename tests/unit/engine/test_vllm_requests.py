@@ -16,9 +16,8 @@ from paceline_engine.loading import LoadOptions, load_backend
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Decode, Item, Judge
-from paceline_engine.vllm_backend.backend import VllmBackend
+from paceline_engine.vllm_backend.backend import PrefixText, VllmBackend
 from paceline_engine.vllm_backend.options import node_rank, parse_options, set_environment
-from paceline_engine.vllm_backend.prefix_text import PrefixText
 from paceline_engine.vllm_backend.requests import GivenTokens, Stream
 from paceline_engine.vllm_backend.row_tasks import model_of_row_task, read_row_task, row_task
 from paceline_model_server.settings import ModelServerSettings

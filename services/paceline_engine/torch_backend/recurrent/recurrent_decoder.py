@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _LENGTH = 80
-# Of two sequences: across the edge of a tile, with a part of no rows.
+# The parts of two sequences: across the edge of a tile, and one part of no rows.
 _PIECES = ((70, 4, 1, 5), (9, 1, 66, 4))
 
 

@@ -1,0 +1,157 @@
+"""Models that are computed in each way, and what they draft in the test's own thread."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline_contract.proposal import NOTHING, Proposal
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.items import Draft, Item, Judge
+from paceline_engine.torch_backend.cuda_graphs import CapturedForwards
+from paceline_engine.torch_backend.transformers import TransformersBackend
+from support import kernels_on_cpu
+from support.device import DEVICE
+from support.trees import random_tree
+from unit.engine.conftest import NEVER, continuation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from paceline_engine.terms.backend import Backend, Interrupt
+    from paceline_engine.terms.items import Judgement, Outcome
+    from paceline_engine.terms.model_cache import ModelCache
+
+
+def loaded(folder: Path, way: str, **settings: object) -> TransformersBackend:
+    """Load a model that is computed in some way, which is told in words.
+
+    `library` instead of fused layers; `one by one`: no forward is shared; `together`: one kernel
+    attends to all sequences, as on a GPU; `invariant`; `captured`: forwards are recorded.
+    """
+    module = "paceline_engine.torch_backend"
+    is_captured = way == "captured"
+    with pytest.MonkeyPatch.context() as patch:
+        if "library" in way:
+            patch.setattr(f"{module}.decoders.can_fuse", lambda _: False)
+        if "one by one" in way:
+            patch.setattr(f"{module}.loaded_model.rotations_change", lambda _: True)
+        backend = TransformersBackend(
+            str(folder),
+            invariant=way == "invariant",
+            capture=is_captured and DEVICE != "cpu",
+            **settings,  # type: ignore[arg-type]
+        )
+    backend.together = "together" in way
+    if is_captured and DEVICE == "cpu":
+        backend.captured = CapturedForwards(backend.decoder, backend._slabs.shape, kernels_on_cpu)
+    return backend
+
+
+def specs(reserve_length: int = 200) -> list[SessionSpec]:
+    """A greedy session, and two that sample: from a nucleus, and from the 20 likeliest tokens."""
+    return [
+        SessionSpec(reserve_length),
+        SessionSpec(reserve_length, SamplingParameters(0.8, top_p=0.9), seed=3),
+        SessionSpec(reserve_length, SamplingParameters(1.2, top_k=20), seed=8),
+    ]
+
+
+def draft(
+    backend: Backend,
+    spec: SessionSpec,
+    prefix: Sequence[int],
+    count: int,
+    *,
+    cache: ModelCache | None = None,
+    interrupt: Interrupt = NEVER,
+):
+    """Draft step by step; return the tokens and their distributions."""
+    cache = cache or backend.new_cache(spec)
+    item = Item(cache, spec, prefix=array("I", prefix), task=Draft(count))
+    tokens, distributions, is_done = [], [], False
+    while not is_done:
+        (outcome,) = backend.run([item], interrupt)
+        if isinstance(outcome, Exception):
+            raise outcome
+        tokens += outcome.chain
+        distributions += outcome.drafted.distributions
+        is_done = item.take(outcome)
+    return tokens, distributions
+
+
+def draft_together(backend: Backend, items: list[Item]) -> list[list[int]]:
+    """Draft in shared forwards until all are done; return prefixes and what follows them."""
+    left = items
+    while left:
+        outcomes = backend.run(left, NEVER)
+        left = [it for it, outcome in zip(left, outcomes, strict=True) if not it.take(outcome)]
+    return [item.prefix.tolist() for item in items]
+
+
+def decode_by_proposals(
+    text: ModelText, prompt: list[int], *, count: int
+) -> tuple[list[int], list[Judgement]]:
+    """Decode by the model's own proposals; return the tokens, and what each forward judged."""
+    made, proposal, judgements = [], NOTHING, []
+    while len(made) < count:
+        judged = text.judge(
+            [*prompt, *made], proposal.token_ids, parents=proposal.parents, propose=True
+        )
+        made += [*proposal.along(judged.accepted_path), judged.next_token]
+        proposal = judged.proposal
+        judgements.append(judged)
+    return made, judgements
+
+
+def mixed_judgements(backend: Backend, prompt: Sequence[int], *, count: int) -> list[Item]:
+    """Make so many judgements of trees by chance, every third without guesses, and a draft."""
+    chance, kinds, made = random.Random(5), specs(), []
+    for n in range(count):
+        tree = random_tree(chance, (), size=1 + n, vocabulary_size=300)
+        prefix, task = array("I", [7 + n, *range(3 * n)]), Judge(tree, propose=n % 3 != 2)
+        spec = kinds[n % 3]
+        made.append(Item(backend.new_cache(spec), spec, prefix=prefix, task=task))
+    cache = backend.new_cache(kinds[0])
+    return [*made, Item(cache, kinds[0], prefix=array("I", prompt), task=Draft())]
+
+
+def check_as_alone(backend: Backend, items: Callable[[], list[Item]]) -> list[Outcome]:
+    """Check that items get in one forward what each gets alone; return what they got."""
+    together = backend.run(items(), NEVER)
+    alone = [backend.run([item], NEVER)[0] for item in items()]
+    assert [it.judgement for it in together] == [it.judgement for it in alone]
+    assert [it.dropped_count for it in together] == [it.dropped_count for it in alone]
+    return together
+
+
+def check_guesses(
+    backend: Backend,
+    spec: SessionSpec,
+    prompt: list[int],
+    expected: Callable[[list[int], int], Proposal],
+) -> None:
+    """Check what is proposed after verdicts on trees and chains, of which a part is right.
+
+    Args:
+        expected: Returns what is to be proposed after a text and the next token.
+    """
+    chance = random.Random(spec.seed)
+    text = continuation(ModelText(backend, spec), prompt, 24)
+    served, done = ModelText(backend, spec), 0
+    while done < 12:
+        right = text[done : done + chance.randint(0, 4)]
+        tree = random_tree(chance, right, size=9, vocabulary_size=300)
+        given = tree if chance.random() < 0.5 else Proposal((*right, 7, 8))
+        judged = served.judge(
+            [*prompt, *text[:done]], given.token_ids, parents=given.parents, propose=True
+        )
+        accepted = given.along(judged.accepted_path)
+        assert [*accepted, judged.next_token] == text[done : done + len(accepted) + 1]
+        assert judged.proposal == expected([*prompt, *text[:done], *accepted], judged.next_token)
+        done += len(accepted) + 1
