@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from paceline_contract.calls import VerificationRule
 from paceline_orchestrator.planning.background_computation import let_others_run
-from paceline_orchestrator.planning.dispatch_limits import affordable_targets
 from paceline_orchestrator.planning.estimates import (
     Option,
+    affordable_targets,
     own_guesses_are_free,
     plain,
     speculative,

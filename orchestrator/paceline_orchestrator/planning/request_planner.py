@@ -24,8 +24,7 @@ from paceline_orchestrator.planning.background_computation import (
     BackgroundComputation,
     ComputationEndedError,
 )
-from paceline_orchestrator.planning.decaying_mean import DecayingMean
-from paceline_orchestrator.planning.hit_rates import HitRates, LearntRates, Pair
+from paceline_orchestrator.planning.hit_rates import DecayingMean, HitRates, LearntRates, Pair
 from paceline_orchestrator.planning.measurements import MOST_TREE_TOKENS, Measurements
 from paceline_orchestrator.planning.planner import Plan, Planner, Wish
 from paceline_protocol.draft_shape import CHAIN
