@@ -10,6 +10,7 @@ from paceline.errors import InvalidFieldError
 from paceline_contract.calls import VerificationRule
 from paceline_contract.limits import MOST_PROMPT_CHUNK_TOKENS
 from paceline_orchestrator.decoding.assigned_servers import AssignedServers
+from paceline_orchestrator.decoding.candidates import Candidates
 from paceline_orchestrator.decoding.driver import Driver
 from paceline_orchestrator.decoding.prompt_scoring import PromptScoring, ScoredTokens
 from paceline_orchestrator.decoding.recorder import Recorder
@@ -105,18 +106,22 @@ class Generation:
             show=self._show if order.options.stream_timeline else None,
         )
         pool.orders.begin(order.plan.note)
-        assigned = AssignedServers(
+        candidates = Candidates(
             pool,
             order.model,
-            make_spec=lambda it: order.session_spec(it, length=self._position),
+            rule=order.options.wish.rule,
+            self_drafting=order.plan.method.self_drafts or order.plan.own_guesses,
+            text=pool.familiarity.text(order.prefix, share=f"{order.share} {order.model.lora}"),
             suits=lambda it, role: order.suits(it, role=role, length=self._position),
+        )
+        assigned = AssignedServers(
+            candidates,
+            pool=pool,
+            make_spec=lambda it: order.session_spec(it, length=self._position),
             needs=order.server_needs,
             opener=opener,
             deadline=order.deadline,
             note_fallback=self._recorder.fallback,
-            rule=order.options.wish.rule,
-            self_drafting=order.plan.method.self_drafts or order.plan.own_guesses,
-            text=pool.familiarity.text(order.prefix, share=f"{order.share} {order.model.lora}"),
         )
         self._servers = RequestServers(assigned, pool=pool, text=_text_drafter(order, text_rules))
         self._driver = Driver(

@@ -15,6 +15,7 @@ from paceline import errors
 from paceline_contract.calls import CallTiming
 from paceline_orchestrator.decoding import probe
 from paceline_orchestrator.decoding.assigned_servers import AssignedServers
+from paceline_orchestrator.decoding.candidates import Candidates
 from paceline_orchestrator.decoding.deadline import Deadline
 from paceline_orchestrator.decoding.exchange import SessionSpec
 from paceline_orchestrator.decoding.session_opener import Opening
@@ -76,14 +77,13 @@ async def some_servers(pool, target_count=1, **options):
 
 def servers_to_be(pool, target_count=1, *, drafter_count=0, growth=None, text=()):
     return AssignedServers(
-        pool,
-        MODEL,
+        Candidates(pool, MODEL, text=pool.familiarity.text(text, share="")),
+        pool=pool,
         make_spec=lambda _: SessionSpec(fingerprint="it", reserve_length=1),
         needs=needs(target_count, drafter_count=drafter_count, growth=growth),
         opener=SimpleNamespace(open=opened_at_once, close=lambda *_: None),
         deadline=Deadline.after(60),
         note_fallback=lambda _: None,
-        text=pool.familiarity.text(text, share=""),
     )
 
 
