@@ -152,18 +152,6 @@ async def test_a_server_that_is_listed_under_two_names_counts_once(caplog):
         await logged(caplog, "b is not used: it is a, at another address")
 
 
-async def test_a_server_of_another_kind_is_told_of(caplog):
-    def listed(servers):
-        return [
-            Endpoint("t", servers[0].address, Role.TARGET),
-            Endpoint("d", servers[1].address, Role.TARGET),
-        ]
-
-    async with a_pool(a_target(), a_drafter(), listed=listed) as pool:
-        await stands(pool, "d", Word.OTHER_ROLE)
-        await logged(caplog, "d is not used: it is a drafter, not a target")
-
-
 class Ancient(FakeModelServer):
     """A server that is well, and has none of our services."""
 
@@ -345,18 +333,6 @@ async def test_what_keeps_a_server_from_a_part_of_the_work_is_said():
             "its context is 512 tokens, the longest 4096: longer texts go on without it;"
             " it works for no request under REJECTION",
         )
-
-
-async def test_a_target_with_a_shorter_context_than_its_like_is_used_and_told_of():
-    async with a_pool(a_target(), a_target(context_length=512)) as pool:
-        await soon(
-            lambda: len(pool.servers) == 2 and all(it.ready for it in pool.servers),
-            what="they are there",
-        )
-        assert standing_of(pool, "target-1") == Standing(
-            Word.USED, "its context is 512 tokens, the longest 4096: longer texts go on without it"
-        )
-        assert len(pool.targets(pool.model())) == 2
 
 
 async def test_a_target_that_drafts_for_itself_with_something_else_is_told_of():
