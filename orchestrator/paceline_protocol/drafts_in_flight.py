@@ -1,4 +1,4 @@
-"""Drafts of several drafters at once: who goes on after which token, and who rests.
+"""Drafts of several drafters at once: each drafter goes on after a token, or rests.
 
 Each drafter extends one chain of the token tree, a window at a time. The text itself, where it is
 one of them, does nothing unasked.
@@ -134,7 +134,7 @@ class DraftsInFlight:
         """Let a drafter that has none draft after a token.
 
         Args:
-            drafter: Who.
+            drafter: The drafter.
             tip: What its chain follows.
             window: How long the chain gets at most.
             task: What is asked of the request.
@@ -189,7 +189,7 @@ class DraftsInFlight:
         return [self.start(text, tip, window=min(window, task.draft_window), task=task)]
 
     def stop_stale(self) -> list[Command]:
-        """Withdraw those whose tokens are of no use any more."""
+        """Withdraw drafts whose tokens are of no use any more."""
         return [self._stop(draft) for draft in list(self._in_flight.values()) if draft.is_stale]
 
     def stop_all(self) -> list[Command]:

@@ -187,7 +187,7 @@ class AssignedServers:
         return pause_seconds
 
     def outgrow(self, session: RemoteSession) -> None:
-        """Do without a drafter from here on whose context the text has outgrown.
+        """Release a drafter whose context the text has outgrown.
 
         No server is to blame. The caller is to pass on the capacity that is left.
         """

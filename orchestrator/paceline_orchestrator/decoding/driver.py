@@ -375,7 +375,7 @@ class Driver:
                 self._finish = commands[-1]
             for command in commands:
                 self._obey(command)
-        except Exception as error:  # noqa: BLE001 - whoever runs the request hears of it
+        except Exception as error:  # noqa: BLE001 - `run` raises it
             self._fail(error)
 
     def _deliver_final(self) -> None:

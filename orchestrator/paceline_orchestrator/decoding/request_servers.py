@@ -173,7 +173,7 @@ class RequestServers:
             self._timers.append(asyncio.get_running_loop().call_later(pause, self._refill))
 
     def outgrow(self, sessions: Sequence[RemoteSession]) -> None:
-        """Do without drafters whose context the text has outgrown; others may take their slots."""
+        """Release drafters whose context the text has outgrown; others may take their slots."""
         for session in sessions:
             self._assigned.outgrow(session)
         if sessions:

@@ -61,14 +61,14 @@ class ServerPool:
         discovery: Where the servers are.
         open_channel: How to reach one.
         probe: Asks a server for a token, and tells whether it came.
-        draw_lot: From 0 to 1. Breaks ties between servers, the smallest comes first, and says who
-            minds a call that waits at a target. Without it several orchestrators, which know
-            nothing of each other, would choose the same servers.
+        draw_lot: Draws a number from 0 to 1. It breaks ties between servers (the smallest comes
+            first), and decides which requests mind a call that waits at a target. Without it
+            several orchestrators, which know nothing of each other, would choose the same servers.
 
     Attributes:
-        familiarity: Who has had which texts.
+        familiarity: Which servers have had which texts.
         latest_ready_at: When a server last became ready, on the monotonic clock.
-        orders: The requests so far: whoever begins one says so here.
+        orders: The requests so far; each request is counted here when it begins.
     """
 
     def __init__(

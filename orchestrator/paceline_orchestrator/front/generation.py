@@ -58,8 +58,7 @@ class Generation:
 
     Tokens wait in an outbox for a client that reads slowly; the order's max_tokens bound it, and
     the servers are free as soon as the last token is decoded. The prompt's log probabilities are
-    not computed faster than they are read. `close` it in the end, whatever
-    happened.
+    not computed faster than they are read. `close` it in the end, whatever happened.
 
     Args:
         order: What to decode.
@@ -272,7 +271,7 @@ class Generation:
         return self._change(order)
 
     def _stay(self, running: Plan) -> bool:
-        """Go on as it does, and let go whom only the method that was wanted has work for."""
+        """Keep the running method, and release the servers that only the wanted one needed."""
         if not self._driver.stay(replace(self._order, plan=running).server_needs):
             return False
         self._wanted = running

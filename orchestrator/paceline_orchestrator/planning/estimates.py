@@ -53,7 +53,7 @@ _DISPATCH_PARTS = 2
 _FREE_PRICE = 1.05
 
 BLOCK_ROWS = 2
-"""Of a block of DSI, to begin with: a draft token, and the row that decides what follows."""
+"""Rows of a block of DSI at first: a draft token, and the row that decides what follows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Option:
         target_count: Targets to use.
         token_ns: Expected time for each token after the first.
         keeps_up: Whether the drafter has its drafts ready when they are wanted.
-        note: What else went into it, for whoever asks why.
+        note: What else went into it, for the plan's explanation.
         shape: How wide drafts are.
         drafts_ahead: Whether SI's drafter goes on while the target verifies.
     """

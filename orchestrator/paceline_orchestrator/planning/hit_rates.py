@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from paceline_protocol.draft_statistics import DraftStatistics
 
 ASSUMED_ACCEPTANCE_RATE = 0.7
-"""Of two models that have not worked together yet."""
+"""The rate of two models that have not worked together yet."""
 
 # The assumption counts for so many values; after so many new values the older ones count half.
 _ASSUMED_COUNT = 20
@@ -67,7 +67,7 @@ class HitRates:
 
     @property
     def decays(self) -> tuple[float, ...]:
-        """Of the second rank and each further one."""
+        """The decay of the second rank and of each further rank."""
         return tuple(decay.value for decay in self._decays)
 
     @property
