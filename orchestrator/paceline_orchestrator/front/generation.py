@@ -142,7 +142,9 @@ class Generation:
         """Decode to the end. Never fails: a failure goes into the stream, after the tokens."""
         self._charge(len(self._order.prefix))
         try:
-            self._send(started_message(self._order, target_count=self._servers.target_count))
+            self._send(
+                started_message(self._order, target_count=self._servers.assigned.target_count)
+            )
             if self._order.options.include_prompt and not self._order.scores_prompt:
                 await self._tell_prompt()
             await self._driver.run()
@@ -200,7 +202,7 @@ class Generation:
     @property
     def has_outgrown_drafters(self) -> bool:
         """Whether its text is too long for the drafters that it had, and it has no other."""
-        return self._servers.has_outgrown_drafters
+        return self._servers.assigned.has_outgrown_drafters
 
     @property
     def verdicts(self) -> DraftStatistics:
@@ -295,7 +297,7 @@ class Generation:
 
     def _create_method(self, capacity: CapacityChanged) -> DecodingMethod:
         order = self._order
-        task = order.task(is_alone=self._servers.is_idle)
+        task = order.task(is_alone=self._servers.assigned.is_idle)
         return create_method(order.plan.strategy, task, capacity=capacity)
 
     def _prompt_scoring(self, pool: ServerPool) -> PromptScoring | None:
@@ -371,7 +373,7 @@ class Generation:
             order,
             reason=FinishReason.EOS if order.was_resumed_to_eos else reason,
             stop_string=self._text.stop_string,
-            lookahead=self._servers.lookahead or self._plans[-1].lookahead,
+            lookahead=self._servers.assigned.lookahead or self._plans[-1].lookahead,
             targets_used=self._recorder.targets_used,
             token_count=self._text.token_count,
             statistics=self.statistics(),

@@ -156,7 +156,8 @@ def test_a_request_in_blocks_wants_no_drafting_ahead(policy):
 @pytest.mark.parametrize("is_idle", [False, True])
 def test_only_a_request_that_is_alone_keeps_targets_busy_with_its_prompt(is_idle):
     order = an_order()
-    generation = SimpleNamespace(_order=order, _servers=SimpleNamespace(is_idle=is_idle))
+    servers = SimpleNamespace(assigned=SimpleNamespace(is_idle=is_idle))
+    generation = SimpleNamespace(_order=order, _servers=servers)
     capacity = CapacityChanged(targets=(0, 1, 2), drafters=(0,))
     method = Generation._create_method(generation, capacity)
     verifications = [it for it in method.start() if isinstance(it, StartVerify)]
