@@ -46,11 +46,12 @@ def endpoint(server, name):
 
 
 @asynccontextmanager
-async def a_pool(*servers, discovery=None):
+async def a_pool(*servers, discovery=None, listed=None):
+    """Run fake servers and a pool of them; `listed` makes their endpoints, if not one for each."""
     async with serving(*servers):
         named = [endpoint(it, f"{it.role}-{i}") for i, it in enumerate(servers)]
         pool = ServerPool(
-            discovery or StaticDiscovery(named),
+            discovery or StaticDiscovery(listed(servers) if listed else named),
             open_channel=lambda it: pod_channel(it.address, credentials=None),
             probe=probe.answers,
         )
@@ -101,23 +102,18 @@ async def test_a_server_that_was_killed_is_used_again_when_it_is_back():
 
 
 async def test_a_server_in_the_wrong_role_gets_no_work_and_says_why(caplog):
-    swapped = FakeModelServer("drafter")
-    async with serving(swapped):
-        listed = Endpoint("target-0", swapped.address, Role.TARGET)
-        pool = ServerPool(
-            StaticDiscovery([listed]),
-            open_channel=lambda it: pod_channel(it.address, credentials=None),
-            probe=probe.answers,
-        )
-        async with pool:
-            await soon(lambda: pool.servers and pool.servers[0].facts, what="it was reached")
-            (server,) = pool.servers
-            await soon(lambda: not server.health_status, what="it says that it is well")
-            assert (server.ready, server.status) == (False, "is a drafter, not a target")
-            with pytest.raises(errors.NoTargetError, match="target-0: is a drafter, not a target"):
-                pool.model()
-            assert pool.last_model() is None
-            assert pool.standings()[server].word is Word.OTHER_ROLE
+    def listed(servers):
+        return [Endpoint("target-0", servers[0].address, Role.TARGET)]
+
+    async with a_pool(FakeModelServer("drafter"), listed=listed) as pool:
+        await soon(lambda: pool.servers and pool.servers[0].facts, what="it was reached")
+        (server,) = pool.servers
+        await soon(lambda: not server.health_status, what="it says that it is well")
+        assert (server.ready, server.status) == (False, "is a drafter, not a target")
+        with pytest.raises(errors.NoTargetError, match="target-0: is a drafter, not a target"):
+            pool.model()
+        assert pool.last_model() is None
+        assert pool.standings()[server].word is Word.OTHER_ROLE
     assert caplog.messages.count("target-0 is not used: it is a drafter, not a target") == 1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
@@ -26,8 +25,6 @@ from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.fleet.server import ModelServer
 from paceline_orchestrator.fleet.wire import ModelFacts
 from paceline_orchestrator.planning.target_scaling import TargetScaling
-from support.fake_models import FakeModelServer
-from support.orchestrating import orchestrating
 
 MODEL = ModelFacts(
     model_name="it",
@@ -333,29 +330,6 @@ async def test_listeners_are_told_soon_when_a_target_becomes_a_primary_or_ceases
         second.close()
         await next_turn()
         assert told == [[1], [0]]
-
-
-@asynccontextmanager
-async def a_request(system, **options):
-    """Begin a request, and leave it in the end."""
-
-    async def read():
-        async for _ in system.call(**options):
-            pass
-
-    reading = asyncio.create_task(read())
-    yield
-    reading.cancel()
-    await asyncio.wait((reading,))
-
-
-async def test_as_many_requests_as_targets_have_one_each():
-    targets = [FakeModelServer("target", stalls=lambda _: True) for _ in range(3)]
-    async with orchestrating(targets=targets) as system:
-        async with a_request(system), a_request(system), a_request(system):
-            for target in targets:
-                await target.until(lambda it: it.running == 1)
-        await system.settled()
 
 
 async def test_who_listens_hears_once_of_all_that_changed_in_a_turn_of_the_loop():
