@@ -219,6 +219,8 @@ async def test_a_target_that_says_other_things_of_the_same_model_speaks_for_itse
         model = pool.model()
         assert model.eos_token_ids == frozenset(others[0].eos_ids)
         assert sorted(it.name for it in pool.targets(model)) == ["target-1", "target-2"]
+        odd_standing = pool.standings()[pool.servers[0]]
+        assert "its end tokens are others than most targets'" in odd_standing.detail
 
 
 async def test_discovery_adds_and_removes_servers():
@@ -540,6 +542,9 @@ async def test_a_model_with_an_adapter_can_do_what_the_targets_with_the_adapter_
 
         assert abilities(pool.model()) == (4000, True, True, True, True)
         assert abilities(pool.model(lora="law")) == (100, False, False, False, False)
+        told = pool.standings()[pool.servers[1]].detail
+        for words in ("with biases", "with prompt_logprobs", "with a grammar: it has none"):
+            assert f"it works for no request {words}" in told
 
 
 async def test_an_adapter_that_no_target_has_is_not_found_and_one_that_is_away_is_waited_for():

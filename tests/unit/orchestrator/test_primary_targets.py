@@ -25,6 +25,8 @@ from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.fleet.server import ModelServer
 from paceline_orchestrator.fleet.wire import ModelFacts
 from paceline_orchestrator.planning.target_scaling import TargetScaling
+from support.fake_models import FakeModelServer
+from support.orchestrating import orchestrating
 
 MODEL = ModelFacts(
     model_name="it",
@@ -356,3 +358,20 @@ async def test_a_request_that_needs_no_server_looks_at_none(monkeypatch):
     servers.vacate(servers.target(1), errors.CacheExhaustedError("full"))
     servers.fill()
     assert asked == [Role.TARGET]
+
+
+async def test_as_many_requests_as_targets_of_a_whole_system_have_one_each():
+    targets = [FakeModelServer("target", stalls=lambda _: True) for _ in range(3)]
+    async with orchestrating(targets=targets) as system:
+
+        async def read():
+            async for _ in system.call():
+                pass
+
+        reading = [asyncio.create_task(read()) for _ in targets]
+        for target in targets:
+            await target.until(lambda it: it.running == 1)
+        for task in reading:
+            task.cancel()
+        await asyncio.wait(reading)
+        await system.settled()

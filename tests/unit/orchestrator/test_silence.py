@@ -145,19 +145,20 @@ async def test_a_call_that_its_server_has_in_sight_waits_on_and_is_asked_for_aga
     assert asked == [1.0, 2.0, 3.0, 4.0]
 
 
+@pytest.mark.parametrize("ends_at", [1.6, 2.4], ids=["before", "after"])
 @virtually
-async def test_an_answer_that_comes_while_its_server_is_asked_counts():
+async def test_an_answer_that_comes_while_its_server_is_asked_counts(ends_at):
     """The server then says that it has the call no longer."""
 
     async def later():
-        await asyncio.sleep(1)
+        await asyncio.sleep(1.0)
         return False
 
     watch = SilenceWatch()
     waiting = begin(watch, is_in_sight=later)
     await move_to(1.5)
     watch.heard(waiting)
-    await move_to(2.4)
+    await move_to(ends_at)
     assert not waiting.is_given_up
     watch.end(waiting, rpc=waiting.rpc)
     await move_to(9.0)
