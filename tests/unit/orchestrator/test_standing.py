@@ -317,6 +317,18 @@ async def test_what_keeps_a_server_from_a_part_of_the_work_is_said():
         )
 
 
+async def test_a_target_with_a_shorter_context_than_its_like_is_used_and_told_of():
+    async with a_pool(a_target(), a_target(context_length=512)) as pool:
+        await soon(
+            lambda: len(pool.servers) == 2 and all(it.ready for it in pool.servers),
+            what="they are there",
+        )
+        assert standing_of(pool, "target-1") == Standing(
+            Word.USED, "its context is 512 tokens, the longest 4096: longer texts go on without it"
+        )
+        assert len(pool.targets(pool.model())) == 2
+
+
 async def test_a_target_that_drafts_for_itself_with_something_else_is_told_of():
     async with a_pool(a_target(self_draft_depth=3), a_target()) as pool:
         await stands(pool, "target-1", Word.USED)
