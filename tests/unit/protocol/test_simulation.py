@@ -222,7 +222,7 @@ def cells():
         yield pytest.param(drafter, rate, target_count, marks=mark)
 
 
-@pytest.mark.parametrize(("drafter", "acceptance_rate", "target_count"), cells())
+@pytest.mark.parametrize(("drafter", "acceptance_rate", "target_count"), [*cells()])
 def test_dsi_is_no_slower_than_the_better_of_si_and_plain_decoding(
     drafter, acceptance_rate, target_count
 ):
