@@ -112,12 +112,8 @@ class DistributedDecoding:
             return []
         commands: list[Command] = []
         match event:
-            case TokensDrafted(draft_id=draft_id) if draft_id in self._drafts:
+            case TokensDrafted() | DraftEnded() | DraftFailed() if event.draft_id in self._drafts:
                 commands += self._drafts.take(event)
-            case DraftEnded(draft_id=draft_id) if draft_id in self._drafts:
-                self._drafts.ended(draft_id)
-            case DraftFailed(draft_id=draft_id) if draft_id in self._drafts:
-                self._drafts.failed(draft_id)
             case BlockVerified(verify_id=verify_id) if verify_id in self._schedule:
                 self._take_verdict(self._schedule.answered(verify_id), event)
             case VerifyFailed(verify_id=verify_id) if verify_id in self._schedule:

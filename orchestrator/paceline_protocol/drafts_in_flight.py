@@ -1,4 +1,4 @@
-"""Drafts of several drafters at once: who goes on after which token, and who rests.
+"""Drafts of several drafters at once: each drafter goes on after a token, or rests.
 
 Each drafter extends one chain of the token tree, a window at a time. The text itself, where it is
 one of them, does nothing unasked.
@@ -9,15 +9,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline_protocol.drafts import Draft, can_grow
-from paceline_protocol.messages import StartDraft, StopDraft
+from paceline_protocol.messages import (
+    DraftEnded,
+    DraftFailed,
+    StartDraft,
+    StopDraft,
+    TokensDrafted,
+)
 from paceline_protocol.task import SPECULATION_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_contract.proposal import Proposal
     from paceline_protocol.branches import BranchQueue
     from paceline_protocol.commitment import Commitment
-    from paceline_protocol.messages import CapacityChanged, Command, TokensDrafted
+    from paceline_protocol.messages import CapacityChanged, Command
     from paceline_protocol.task import DecodingTask
     from paceline_protocol.tree import Node, TokenTree
 
@@ -62,11 +69,22 @@ class DraftsInFlight:
 
     # --- what happened ------------------------------------------------------------------------
 
-    def take(self, event: TokensDrafted) -> list[Command]:
-        """Take in what one has found."""
+    def take(self, event: TokensDrafted | DraftEnded | DraftFailed) -> list[Command]:
+        """Take in what became of one of them: its next tokens, or its end."""
         draft = self._in_flight[event.draft_id]
+        match event:
+            case TokensDrafted(proposal=proposal):
+                return self._grow(draft, proposal)
+            case DraftFailed():
+                self._rest(draft)
+            case DraftEnded() if not draft.fruitful:
+                self._rest(draft)
+        del self._in_flight[event.draft_id]
+        return []
+
+    def _grow(self, draft: Draft, proposal: Proposal) -> list[Command]:
         self._warm.add(draft.drafter)
-        branches = draft.graft(event.proposal, tree=self._tree, commitment=self._commitment)
+        branches = draft.graft(proposal, tree=self._tree, commitment=self._commitment)
         if self._waiting is not None:
             self._waiting.extend(branches)
         self.tips[draft.drafter] = draft.tip
@@ -75,16 +93,6 @@ class DraftsInFlight:
         elif not can_grow(draft.tip, self._commitment):
             return [self._stop(draft)]
         return []
-
-    def ended(self, draft_id: int) -> None:
-        """Take one off the list that has found all it will."""
-        draft = self._in_flight.pop(draft_id)
-        if not draft.fruitful:
-            self._rest(draft)
-
-    def failed(self, draft_id: int) -> None:
-        """Take one off the list that came to nothing."""
-        self._rest(self._in_flight.pop(draft_id))
 
     def change(self, capacity: CapacityChanged) -> list[Command]:
         """Stop those of drafters that are lost."""
@@ -134,7 +142,7 @@ class DraftsInFlight:
         """Let a drafter that has none draft after a token.
 
         Args:
-            drafter: Who.
+            drafter: The drafter.
             tip: What its chain follows.
             window: How long the chain gets at most.
             task: What is asked of the request.
@@ -189,7 +197,7 @@ class DraftsInFlight:
         return [self.start(text, tip, window=min(window, task.draft_window), task=task)]
 
     def stop_stale(self) -> list[Command]:
-        """Withdraw those whose tokens are of no use any more."""
+        """Withdraw drafts whose tokens are of no use any more."""
         return [self._stop(draft) for draft in list(self._in_flight.values()) if draft.is_stale]
 
     def stop_all(self) -> list[Command]:

@@ -22,9 +22,9 @@ class TokensDrafted:
 
     Attributes:
         draft_id: The draft they belong to.
-        proposal: One token or more. Of a draft of width 1 a chain, after the draft's prefix and the
-            tokens it found before. Else a piece of its tree, best first, with parents that refer to
-            all that the draft has found: i + 1 is the i-th of its tokens, from 0.
+        proposal: One token or more. A draft of width 1 brings a chain, after the draft's prefix
+            and the tokens it found before. A wider draft brings a piece of its tree, best first,
+            with parents that refer to all that the draft has found: i + 1 is its i-th token.
     """
 
     draft_id: int
@@ -51,10 +51,10 @@ class BlockVerified:
 
     Attributes:
         verify_id: The verification it answers.
-        accepted_path: Which of the proposal's tokens are accepted: indices, root first. Of a chain
-            the first n.
+        accepted_path: Which of the proposal's tokens are accepted: indices, root first. In a chain
+            they are the first n.
         next_token: The target's own token after them.
-        logprobs: If asked for, one for each accepted token and last the next one. Else empty.
+        logprobs: One for each accepted token, then the next token's; empty if not asked for.
         proposal: If asked for, what the target guesses to follow the next token; may be empty.
     """
 
@@ -79,7 +79,7 @@ class TokensDecoded:
     Attributes:
         decode_id: The decode they belong to.
         token_ids: One or more, after the prefix and those that it found before.
-        logprobs: If asked for, one for each. Else empty.
+        logprobs: One for each token; empty if not asked for.
     """
 
     decode_id: int
@@ -130,7 +130,8 @@ class CapacityChanged:
 class LookaheadChanged:
     """Drafts turned out to be right more often than expected: SI's blocks are longer from now on.
 
-    Of shorter ones a method that follows it is told at its start. Other methods take no notice.
+    Blocks become shorter only with another method, which is told so at its start. Other methods
+    than SI take no notice.
 
     Attributes:
         lookahead: Draft tokens in a verification, 1 or more.

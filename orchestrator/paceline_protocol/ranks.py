@@ -19,8 +19,8 @@ MOST_WIDTH = 16
 DEFAULT_RANK_DECAY = 0.4
 
 LLAMA_SHARES = tuple(rate / (1 - 0.634) for rate in (0.108, 0.057, 0.0225, 0.0195))
-"""Of a Llama pair: the second to fifth of the hit rates that come with Sequoia (Chen et al. 2024,
-arXiv 2402.12374), of which the first is 0.634. Later ranks are taken to be never right."""
+"""The shares of a Llama pair: the second to fifth of the hit rates that come with Sequoia (Chen et
+al. 2024, arXiv 2402.12374); the first is 0.634. Later ranks are taken to be never right."""
 
 
 def runner_up_shares(rank_decay: float = DEFAULT_RANK_DECAY) -> tuple[float, ...]:

@@ -17,14 +17,14 @@ judges as many as a tree may have, the likeliest first.
 Difference: if the task says so, the drafter drafts ahead while the target verifies a block: behind
 it, in case all of it is accepted and the target then says what the drafter would have said; and
 with branches behind the likeliest corrections. If the verdict's outcome is among those, the next
-block is there, or begun. Else the drafter begins anew, as in the papers after every verdict. The
-idea is that of speculative speculative decoding (arXiv 2603.03251), which keeps drafted outcomes in
-a cache; here they are the tree.
+block is there, or begun. Otherwise the drafter begins anew, as in the papers after every verdict.
+The idea is that of speculative speculative decoding (arXiv 2603.03251), which keeps drafted
+outcomes in a cache; here they are the tree.
 
 Where targets draft for themselves, their guesses may ride along as in DSI
 (`DecodingTask.own_guesses`): the next verification judges them beside its block. Where they lead
 the text beyond a block that was drafted ahead, the next one still ends where it would end without
-them. Else it would have to wait for more of the draft, and its tokens would come later.
+them. Otherwise it would have to wait for more of the draft, and its tokens would come later.
 
 While a block is drafted its target waits, and without drafting ahead the drafter waits while it is
 verified: then one device would do for both. So `Invariant.BUSY_FRONTIER` does not hold, and with a
@@ -89,7 +89,8 @@ class SpeculativeDecoding:
         self._drafted = TokenTree(task.prompt[-1], length=len(task.prompt), counter=counter)
         self._drafts = DraftsInFlight(self._drafted, commitment=self._commitment, capacity=capacity)
         self._schedule = TargetSchedule(self._drafted, counter=counter, capacity=capacity)
-        self._block_start = self._drafted.root.length  # the root's, but for the target's guesses
+        # Where the block would begin without the target's guesses.
+        self._block_start = self._drafted.root.length
         self._drafter_lost = False  # since something was committed
         self._finished = False
 
@@ -108,12 +109,8 @@ class SpeculativeDecoding:
             return []
         commands: list[Command] = []
         match event:
-            case TokensDrafted(draft_id=draft_id) if draft_id in self._drafts:
+            case TokensDrafted() | DraftEnded() | DraftFailed() if event.draft_id in self._drafts:
                 commands += self._drafts.take(event)
-            case DraftEnded(draft_id=draft_id) if draft_id in self._drafts:
-                self._drafts.ended(draft_id)
-            case DraftFailed(draft_id=draft_id) if draft_id in self._drafts:
-                self._drafts.failed(draft_id)
             case BlockVerified(verify_id=verify_id) if verify_id in self._schedule:
                 commands.append(self._take_verdict(self._schedule.answered(verify_id), event))
             case VerifyFailed(verify_id=verify_id) if verify_id in self._schedule:

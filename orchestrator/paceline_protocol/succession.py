@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Successor: TypeAlias = "Callable[[tuple[int, ...], CapacityChanged], DecodingMethod]"
 """Makes a method for the rest of a text, from the tokens that are final and the servers there are.
 
-Of the tokens it is told those that were emitted, without the prompt."""
+The tokens are those that were emitted, without the prompt."""
 
 Message = TypeVar("Message", bound="Command | Event")
 

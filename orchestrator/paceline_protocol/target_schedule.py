@@ -200,7 +200,7 @@ class TargetSchedule:
         return Depths(ends, root_length=self._tree.root.length)
 
     def _on_usable_targets(self) -> list[Verification]:
-        """Return those whose place another one could take."""
+        """Return the verifications that could make room for another one."""
         return [v for v in self._in_flight.values() if v.target in self._capacity.targets]
 
     def _preempt(self, candidates: Iterable[Verification]) -> Command:

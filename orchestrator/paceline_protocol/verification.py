@@ -54,7 +54,7 @@ class Verification:
     nodes: tuple[Node, ...] = field(init=False)
     _members: frozenset[Node] = field(init=False)
     _parents: tuple[int, ...] = field(init=False)
-    """Of each token that it judges, which of its nodes that follows."""
+    """For each token that it judges, the index of the node that the token follows."""
 
     def __post_init__(self) -> None:
         self.nodes = self.trunk + self.branches

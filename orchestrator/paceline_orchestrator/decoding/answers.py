@@ -34,7 +34,7 @@ class AnswerChecks:
         spec: What the session is for.
 
     Raises:
-        BadAnswerError: Of each method: the server answered what it was not asked.
+        BadAnswerError: Each method raises it where the server answered what it was not asked.
     """
 
     def __init__(self, server: ModelServer, spec: SessionSpec) -> None:
@@ -89,7 +89,7 @@ class AnswerChecks:
         demand(not goes_beyond, "token_ids", "go on after an end")
 
     def end(self, window: Window) -> None:
-        """Check a decode that is over: else it would be asked again, and end so again."""
+        """Check that a decode which is over has brought a token: else it would be repeated."""
         demand(window.found_count > 0, "an end without a token", _WAS_NOT_ASKED)
 
     def next(
@@ -113,7 +113,7 @@ class AnswerChecks:
     def _check_likeliest(
         self, likeliest: Sequence[LikeliestTokens], place_count: int, *, most: int
     ) -> None:
-        """Check what was likely: told of each place if it was asked, else of none."""
+        """Check the likeliest tokens: one list for each place if asked for, otherwise none."""
         demand(len(likeliest) == (place_count if most else 0), "top_logprobs", _WAS_NOT_ASKED)
         for tokens in likeliest:
             token_ids = [token_id for token_id, _ in tokens]

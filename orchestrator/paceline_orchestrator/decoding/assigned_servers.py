@@ -12,8 +12,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from paceline_contract.calls import VerificationRule
-from paceline_orchestrator.decoding.candidates import Candidates
 from paceline_orchestrator.decoding.session import RemoteSession
 from paceline_orchestrator.decoding.slots import PrimaryTarget, Slots
 from paceline_orchestrator.decoding.statistics import Fallback
@@ -24,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.errors import PacelineError
+    from paceline_orchestrator.decoding.candidates import Candidates
     from paceline_orchestrator.decoding.deadline import Deadline
     from paceline_orchestrator.decoding.exchange import SessionSpec
     from paceline_orchestrator.decoding.session_opener import SessionOpener
     from paceline_orchestrator.decoding.slots import ServerNeeds
-    from paceline_orchestrator.fleet.familiarity import FamiliarText
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
@@ -38,16 +36,12 @@ class AssignedServers:
     """The slots of one request: for all of them sessions are being opened from here on.
 
     Args:
-        pool: Where servers come from.
-        model: The target model that the request is pinned to.
+        candidates: The servers that the request may use.
+        pool: Told which server is its primary target.
         make_spec: What a session at a server is opened for, by what the server said of its model.
         needs: How many servers there is work for: so many slots there are at first.
         opener: Opens and closes sessions.
         note_fallback: Told of everything that did not go as planned, by its kind.
-        rule: How draft tokens are judged; see Candidates.
-        self_drafting: Whether targets that draft for themselves are taken first.
-        text: A server that has had it is taken first among equals.
-        suits: Whether a server's context is long enough, for a role; see Candidates.
 
     Attributes:
         lookahead: Draft tokens in a verification since targets came; None as long as planned.
@@ -55,23 +49,16 @@ class AssignedServers:
 
     def __init__(
         self,
-        pool: ServerPool,
-        model: ModelFacts,
+        candidates: Candidates,
         *,
+        pool: ServerPool,
         make_spec: Callable[[ModelFacts], SessionSpec],
         needs: ServerNeeds,
         opener: SessionOpener,
         deadline: Deadline,
         note_fallback: Callable[[Fallback], None],
-        rule: VerificationRule = VerificationRule.EXACT,
-        self_drafting: bool = False,
-        text: FamiliarText | None = None,
-        suits: Callable[[ModelFacts, Role], bool] = lambda *_: True,
     ) -> None:
-        self._candidates = Candidates(
-            pool, model, rule=rule, self_drafting=self_drafting, text=text, suits=suits
-        )
-        self._model = model
+        self._candidates = candidates
         self._make_spec = make_spec
         self._opener = opener
         self._deadline = deadline
@@ -200,7 +187,7 @@ class AssignedServers:
         return pause_seconds
 
     def outgrow(self, session: RemoteSession) -> None:
-        """Do without a drafter from here on whose context the text has outgrown.
+        """Release a drafter whose context the text has outgrown.
 
         No server is to blame. The caller is to pass on the capacity that is left.
         """
@@ -291,7 +278,7 @@ class AssignedServers:
             opener=self._opener,
             deadline=self._deadline,
             note_repair=self._note_fallback,
-            model=self._model,
+            model=self._candidates.model,
             tolerance=self._candidates.tolerance,
         )
         slots.opening[index] = session

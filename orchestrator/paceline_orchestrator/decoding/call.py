@@ -29,7 +29,7 @@ _REPAIRS = 3
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What was sent: the call's fence, its RPC, who waits, and since when (perf_counter_ns)."""
+    """What was sent: the call's fence, its RPC, the wait for it, and the time (perf_counter_ns)."""
 
     call: PrefixCall
     rpc: Any

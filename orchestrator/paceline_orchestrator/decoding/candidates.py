@@ -58,6 +58,7 @@ class Candidates:
         suits: Whether a server's context is long enough for the text by now: others are none.
 
     Attributes:
+        model: See above.
         tolerance: How many times as long as at first a server may have a call in sight. It doubles
             with each that is given up, so that one which needs long is let finish in the end.
     """
@@ -73,7 +74,7 @@ class Candidates:
         suits: Callable[[ModelFacts, Role], bool] = lambda *_: True,
     ) -> None:
         self._pool = pool
-        self._model = model
+        self.model = model
         self._rule = rule
         self._self_drafting = self_drafting
         self._text = text
@@ -106,7 +107,7 @@ class Candidates:
         return all(
             self._barred_until.get(it) == math.inf
             for it in targets
-            if it.facts and fits(it.facts, self._model) and self._suits(it.facts, Role.TARGET)
+            if it.facts and fits(it.facts, self.model) and self._suits(it.facts, Role.TARGET)
         )
 
     def note_opening(self, server: ModelServer) -> None:
@@ -154,12 +155,12 @@ class Candidates:
 
     def _ready(self, role: Role) -> list[ModelServer]:
         if role is Role.TARGET:
-            targets = self._pool.targets(self._model, self._text)
+            targets = self._pool.targets(self.model, self._text)
             if self._self_drafting:
                 targets.sort(key=lambda it: it.facts is None or not it.facts.self_draft_depth)
             return targets
         try:
-            drafters = self._pool.drafters(self._model, self._text)
+            drafters = self._pool.drafters(self.model, self._text)
         except TokenizerMismatchError:
             return []
         return [it for it in drafters if it.facts and it.facts.knows(self._rule)]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.silence import Waiting
     from paceline_orchestrator.fleet.wire import ModelFacts
 
-# A hung server is found out after this. Less takes a machine whose cores are all busy for one: with
+# A hung server is found out after this. A shorter time takes a busy machine for a hung server: with
 # 0.25 s, four model processes on two busy cores were late now and then.
 _LEAST_SECONDS = 1.0
 # Where a session begins, memory is allocated and a prompt's cost is guessed from other lengths.

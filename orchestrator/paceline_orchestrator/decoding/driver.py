@@ -235,7 +235,7 @@ class Driver:
         Returns:
             Whether there is still something to decode.
         """
-        if self._is_over or not self._servers.slot_count:
+        if self._is_over or not self._servers.assigned.slot_count:
             return False
 
         def begin(emitted: tuple[int, ...], capacity: CapacityChanged) -> DecodingMethod:
@@ -258,7 +258,7 @@ class Driver:
         Returns:
             Whether there is still something to decode.
         """
-        if self._is_over or not self._servers.slot_count:
+        if self._is_over or not self._servers.assigned.slot_count:
             return False
         if self._method is None:
             self._create_first = self._create_method
@@ -300,7 +300,7 @@ class Driver:
         while not scoring.is_done and self._failure is None:
             self._turned.clear()
             targets = self._servers.capacity.targets
-            session = self._servers.target(targets[0]) if targets else None
+            session = self._servers.assigned.target(targets[0]) if targets else None
             if session is None:
                 await self._turned.wait()
                 continue
@@ -375,7 +375,7 @@ class Driver:
                 self._finish = commands[-1]
             for command in commands:
                 self._obey(command)
-        except Exception as error:  # noqa: BLE001 - whoever runs the request hears of it
+        except Exception as error:  # noqa: BLE001 - `run` raises it
             self._fail(error)
 
     def _deliver_final(self) -> None:
@@ -401,7 +401,7 @@ class Driver:
             case StopDecode():
                 self._calls.withdraw(command, by_rejection=False)
             case StartVerify() | StartDecode():
-                self._start(command, self._servers.target(command.target))
+                self._start(command, self._servers.assigned.target(command.target))
             case StartDraft():
                 self._start_draft(command)
             case PromoteVerify():
@@ -419,7 +419,7 @@ class Driver:
         if self._text is not None and self._text.is_at(draft.drafter):
             self._draft_from(self._text, draft)
             return
-        session = self._servers.drafter(draft.drafter)
+        session = self._servers.assigned.drafter(draft.drafter)
         room = draft.max_tokens if session is None else session.limit_length - len(draft.prefix)
         if room > 0:
             self._start(replace(draft, max_tokens=min(room, draft.max_tokens)), session)

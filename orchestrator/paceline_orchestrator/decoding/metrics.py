@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -41,129 +42,91 @@ class RequestMetrics:
     """Prometheus metrics; labels come from fixed sets, and models' names from the servers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._incoming = Counter(
-            "paceline_incoming_requests", "Requests, refused ones included", registry=registry
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        seconds = partial(histogram, buckets=LATENCY_BUCKETS)
+        self._incoming = counter("paceline_incoming_requests", "Requests, refused ones included")
+        self._running = gauge("paceline_num_requests_running", "Requests being served")
+        self._waiting = gauge("paceline_num_requests_waiting", "Requests that wait for their turn")
+        self._queue = seconds(
+            "paceline_queue_seconds", "What a request waited for its turn before it was worked on"
         )
-        self._running = Gauge(
-            "paceline_num_requests_running", "Requests being served", registry=registry
+        self._duration = seconds(
+            "paceline_request_duration_seconds", "From a request's arrival to its end"
         )
-        self._waiting = Gauge(
-            "paceline_num_requests_waiting",
-            "Requests that wait for their turn",
-            registry=registry,
+        self._first_token = seconds(
+            "paceline_time_to_first_token_seconds", "From a request's arrival to its first token"
         )
-        self._queue = Histogram(
-            "paceline_queue_seconds",
-            "What a request waited for its turn before it was worked on",
-            registry=registry,
-            buckets=LATENCY_BUCKETS,
-        )
-        self._duration = Histogram(
-            "paceline_request_duration_seconds",
-            "From a request's arrival to its end",
-            registry=registry,
-            buckets=LATENCY_BUCKETS,
-        )
-        self._first_token = Histogram(
-            "paceline_time_to_first_token_seconds",
-            "From a request's arrival to its first token",
-            registry=registry,
-            buckets=LATENCY_BUCKETS,
-        )
-        self._token_gap = Histogram(
+        self._token_gap = seconds(
             "paceline_inter_token_latency_seconds",
             "From one final token to the next; those that became final together share the time",
-            registry=registry,
-            buckets=LATENCY_BUCKETS,
         )
-        self._hop = Histogram(
+        self._hop = histogram(
             "paceline_rpc_hop_seconds",
             "From a call to its first answer, less its server's queue and forwards",
             ["rpc"],
-            registry=registry,
             buckets=_HOP_BUCKETS,
         )
-        self._parallelism = Histogram(
+        self._parallelism = histogram(
             "paceline_speculation_parallelism",
             "The most targets that verified for a request at the same time",
-            registry=registry,
             buckets=_TARGET_BUCKETS,
         )
-        self._speed_up = Histogram(
+        self._speed_up = histogram(
             "paceline_speedup_vs_autoregressive",
             "Expected time of a token decoded plainly, over what tokens after the first took",
             ["strategy"],
-            registry=registry,
             buckets=_SPEED_UP_BUCKETS,
         )
-        self._walltime_improvement = Histogram(
+        self._walltime_improvement = histogram(
             "paceline_request_walltime_improvement",
             "SWI of a request all of whose calls said what they ran",
             ["strategy"],
-            registry=registry,
             buckets=_SPEED_UP_BUCKETS,
         )
-        self._acceptance_rate = Histogram(
+        self._acceptance_rate = histogram(
             "paceline_request_spec_decode_acceptance_rate",
             "Share of a request's judged draft tokens that were accepted",
-            registry=registry,
             buckets=_RATE_BUCKETS,
         )
-        self._drafted = Counter(
-            "paceline_spec_decode_num_draft_tokens", "Draft tokens received", registry=registry
+        self._drafted = counter("paceline_spec_decode_num_draft_tokens", "Draft tokens received")
+        self._accepted = counter(
+            "paceline_spec_decode_num_accepted_tokens", "Draft tokens that became output"
         )
-        self._accepted = Counter(
-            "paceline_spec_decode_num_accepted_tokens",
-            "Draft tokens that became output",
-            registry=registry,
-        )
-        self._wasted = Counter(
+        self._wasted = counter(
             "paceline_spec_decode_num_wasted_tokens",
             "Draft tokens that became no output",
             ["reason"],
-            registry=registry,
         )
-        self._forced = Counter(
+        self._forced = counter(
             "paceline_forced_tokens",
             "Draft tokens that a grammar forced, so that no forward found them",
-            registry=registry,
         )
-        self._forced_accepted = Counter(
+        self._forced_accepted = counter(
             "paceline_forced_tokens_accepted",
             "Tokens of the output that a grammar had forced, as draft tokens",
-            registry=registry,
         )
-        self._branch_rows = Counter(
+        self._branch_rows = counter(
             "paceline_branch_rows",
             "Tokens beside drafters' chains that targets were given to judge",
-            registry=registry,
         )
-        self._branch_rows_accepted = Counter(
-            "paceline_branch_rows_accepted",
-            "Of these, tokens that became output",
-            registry=registry,
+        self._branch_rows_accepted = counter(
+            "paceline_branch_rows_accepted", "Of these, tokens that became output"
         )
-        self._corrections_ahead = Counter(
-            "paceline_corrections_ahead",
-            "Corrections that a drafter had found as a runner-up",
-            registry=registry,
+        self._corrections_ahead = counter(
+            "paceline_corrections_ahead", "Corrections that a drafter had found as a runner-up"
         )
-        self._fallbacks = Counter(
-            "paceline_fallbacks",
-            "What did not go as planned, and cost no token",
-            ["kind"],
-            registry=registry,
+        self._fallbacks = counter(
+            "paceline_fallbacks", "What did not go as planned, and cost no token", ["kind"]
         )
-        self._drafter_forwards = Counter(
+        self._drafter_forwards = counter(
             "paceline_drafter_forwards",
             "Forwards of drafters' models whose answers arrived",
             ["model"],
-            registry=registry,
         )
-        self._cancelled = Counter(
+        self._cancelled = counter(
             "paceline_worthless_rpcs_cancelled",
             "Calls cancelled because a rejection made them worthless",
-            registry=registry,
         )
 
     def arrived(self) -> None:

@@ -29,7 +29,7 @@ class ScoredTokens:
     """Tokens of a prompt; see PromptChunk.
 
     Attributes:
-        position: Of the first token.
+        position: The position of the first token.
         logprobs: One for each token, none for the prompt's first.
         top_logprobs: One for each of these, or none.
     """

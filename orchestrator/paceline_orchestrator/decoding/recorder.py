@@ -44,7 +44,7 @@ class CallRecord:
             chain.
         decoded_count: How many tokens a decode has found so far.
         depth: How far a verification runs ahead.
-        models: Of a draft the names of the models that compute there.
+        models: The names of the models that compute a draft there.
         branch_count: Tokens beside the chain that a verification judges.
         is_branch: Whether it is a verification of a branch.
         is_running: Whether more may come of it.
@@ -120,7 +120,7 @@ class Recorder:
 
     @property
     def token_ns(self) -> float | None:
-        """What a token took on average, but for those that became final first, or None."""
+        """The average time of a token, without those that became final first; or None."""
         if not self._later_count:
             return None
         later_ns = self._since_arrival(self._emitted_ns) - self._statistics.time_to_first_token_ns

@@ -47,9 +47,13 @@ class RequestServers:
     """Owns a request's assigned servers and its text drafter, and tells which can be given work.
 
     Args:
-        assigned: The servers and their sessions: nothing else uses them from here on.
+        assigned: The servers and their sessions: nothing else changes them from here on.
         pool: Says when servers are back.
         text: The request's text as a drafter, if it is one.
+
+    Attributes:
+        assigned: See above; for questions.
+        text: See above.
     """
 
     def __init__(
@@ -59,9 +63,9 @@ class RequestServers:
         pool: ServerPool,
         text: TextDrafter | None,
     ) -> None:
-        self._assigned = assigned
+        self.assigned = assigned
         self._pool = pool
-        self._text = text
+        self.text = text
         self._changed: Callable[[CapacityChanged], None] = lambda _: None
         self._given_up: Callable[[PacelineError], None] = lambda _: None
         self._barrier = StartBarrier()
@@ -79,50 +83,12 @@ class RequestServers:
         """Have it called, once or more often, when targets have been missing for too long."""
         self._given_up = given_up
 
-    @property
-    def text(self) -> TextDrafter | None:
-        """The request's text as a drafter, if it is one."""
-        return self._text
-
-    @property
-    def slot_count(self) -> int:
-        """How many targets could work on the request: 0 if there is nothing to do."""
-        return self._assigned.slot_count
-
-    @property
-    def target_count(self) -> int:
-        """How many targets work on it, or are about to."""
-        return self._assigned.target_count
-
-    @property
-    def lookahead(self) -> int | None:
-        """Draft tokens in a verification since targets came; None as long as planned."""
-        return self._assigned.lookahead
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether this orchestrator uses the targets for nothing else."""
-        return self._assigned.is_idle
-
-    @property
-    def has_outgrown_drafters(self) -> bool:
-        """Whether the text is too long for those that drafted, and no other drafter is there."""
-        return self._assigned.has_outgrown_drafters
-
-    def target(self, index: int) -> RemoteSession | None:
-        """Return the open session in a target's slot."""
-        return self._assigned.target(index)
-
-    def drafter(self, index: int) -> RemoteSession | None:
-        """Return the open session in a drafter's slot."""
-        return self._assigned.drafter(index)
-
     @contextmanager
     def at_work(self, tasks: asyncio.TaskGroup) -> Iterator[None]:
         """Renew leases and fill empty slots inside the block."""
         self._tasks = tasks
         renewing = tasks.create_task(
-            renew_sessions(lambda: self._assigned.sessions), name="renew sessions"
+            renew_sessions(lambda: self.assigned.sessions), name="renew sessions"
         )
         try:
             with self._pool.listening(self._refill):
@@ -149,9 +115,9 @@ class RequestServers:
             timer.cancel()
         self._barrier.end()
         self._shortages.close()
-        self._assigned.close()
-        if self._text is not None:
-            self._text.close()
+        self.assigned.close()
+        if self.text is not None:
+            self.text.close()
 
     def note_verdict(self) -> None:
         """Take notice that a target has room."""
@@ -162,9 +128,9 @@ class RequestServers:
         is_target = session.server.role is Role.TARGET
         if is_target and isinstance(error, CacheExhaustedError | OverloadedError):
             self._shortages.note_refusal(
-                session.server, error, targets=self._assigned.target_servers
+                session.server, error, targets=self.assigned.target_servers
             )
-        pause = self._assigned.vacate(session, error)
+        pause = self.assigned.vacate(session, error)
         self._tell()
         self._refill()
         if is_target and is_refusal(error):
@@ -173,23 +139,23 @@ class RequestServers:
             self._timers.append(asyncio.get_running_loop().call_later(pause, self._refill))
 
     def outgrow(self, sessions: Sequence[RemoteSession]) -> None:
-        """Do without drafters whose context the text has outgrown; others may take their slots."""
+        """Release drafters whose context the text has outgrown; others may take their slots."""
         for session in sessions:
-            self._assigned.outgrow(session)
+            self.assigned.outgrow(session)
         if sessions:
-            self._assigned.fill()
+            self.assigned.fill()
             self._tell()
 
     def widen(self, needs: ServerNeeds) -> None:
         """Look for the further servers that another method has work for."""
-        self._assigned.widen(needs)
+        self.assigned.widen(needs)
         self._tell()
 
     def resize(self, needs: ServerNeeds) -> None:
         """Release servers that the present method does not need. Their calls must be withdrawn."""
-        if self._text is not None:
-            self._text.drafts = needs.drafts
-        self._assigned.resize(needs)
+        if self.text is not None:
+            self.text.drafts = needs.drafts
+        self.assigned.resize(needs)
         self._tell()
 
     def _session_opened(self, session: RemoteSession, error: PacelineError | None) -> None:
@@ -197,12 +163,12 @@ class RequestServers:
         if error is not None:
             self.lose(session, error)
             return
-        self._assigned.fill()  # its server may be about to end already
+        self.assigned.fill()  # its server may be about to end already
         self._tell()
 
     def _note_refusal(self, error: PacelineError) -> None:
         """Give up at once if no target can do it; otherwise the others do it."""
-        if self._assigned.is_refused:
+        if self.assigned.is_refused:
             words = f"every target refuses this request: {error.message}"
             self._give_up(_as_the_clients(error) or UnsupportedError(words))
 
@@ -212,31 +178,36 @@ class RequestServers:
     @property
     def capacity(self) -> CapacityChanged:
         """The slots that can be given work now."""
-        capacity = self._assigned.capacity
-        return capacity if self._text is None else self._text.join(capacity)
+        capacity = self.assigned.capacity
+        return capacity if self.text is None else self.text.join(capacity)
 
     def _refill(self) -> None:
         """Find servers that are ready for empty slots."""
-        if self._assigned.fill():
+        if self.assigned.fill():
             self._tell()
 
     def _tell(self) -> None:
         """Tell which slots can be given work; end the barrier if there is no reason to wait."""
         self._have_text_read()
         capacity = self.capacity
-        if self.slot_count:
+        if self.assigned.slot_count:
             self._shortages.note_targets(has_targets=bool(capacity.targets))
         self._changed(capacity)
         has_target = bool(capacity.targets)
-        is_whole = (has_target and self._assigned.has_opened_all) or not self.slot_count
+        is_whole = (has_target and self.assigned.has_opened_all) or not self.assigned.slot_count
         self._barrier.update(has_target=has_target, is_whole=is_whole)
 
     def _have_text_read(self) -> None:
         """Have the text read its prompt, the first time that it is wanted as a drafter."""
-        text, tasks = self._text, self._tasks
-        if text is None or tasks is None or self._reading is not None or not self.slot_count:
+        text, tasks = self.text, self._tasks
+        if (
+            text is None
+            or tasks is None
+            or self._reading is not None
+            or not self.assigned.slot_count
+        ):
             return
-        if text.is_wanted(self._assigned.capacity) and self._assigned.has_opened_all:
+        if text.is_wanted(self.assigned.capacity) and self.assigned.has_opened_all:
             self._reading = tasks.create_task(self._read_prompt(text), name="read the prompt")
 
     async def _read_prompt(self, text: TextDrafter) -> None:

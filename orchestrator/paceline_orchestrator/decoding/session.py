@@ -298,7 +298,7 @@ class RemoteSession:
         """
         while True:
             opening = self._opening
-            # Shielded: whoever waits may be cancelled, the opening goes on and is closed later.
+            # Shielded: this task may be cancelled, but the opening goes on and is closed later.
             opened = await asyncio.shield(opening)
             if opening is self._opening:  # else it was lost meanwhile, and is opened anew
                 if opened.error is not None:

@@ -47,7 +47,7 @@ class TimelineEvent:
     Attributes:
         start_ns: Since the request's arrival; so is end_ns.
         branch_count: Tokens beside the chain, besides token_ids.
-        is_branch: Of a verification: whether it is one of a branch.
+        is_branch: Whether it is about a verification of a branch.
     """
 
     kind: EventKind
@@ -69,8 +69,8 @@ class TextStatistics:
 
     Attributes:
         drafted: Its tokens.
-        accepted: Those that are what became output there, whoever else drafted the same.
-        rejected: Those that are not, after others that are.
+        accepted: Tokens that became output at their place, also if a server drafted the same.
+        rejected: Tokens at whose place another one became output, after accepted ones.
         predicted: Tokens that the client predicted.
         predicted_accepted: Those accepted that were copied from them.
     """

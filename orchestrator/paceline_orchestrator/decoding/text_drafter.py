@@ -6,7 +6,7 @@ What the client predicts of the answer is read before the prompt, behind a copy 
 tokens. So the end of the prompt stands before the prediction, too, and is copied from there.
 
 It has a slot behind those of the servers. Its drafts are answered in the very turn in which they
-are asked for: an answer takes microseconds. To read a prompt takes some 10 to 50 us a token, so
+are asked for: an answer takes microseconds. Reading a prompt takes some 10 to 50 us a token, so
 that is done piece by piece, between other work, and only once the text is to draft. And it takes
 memory, for which there is one room in a process: what comes when that is nearly full has less of
 its prompt searched, or guesses nothing.

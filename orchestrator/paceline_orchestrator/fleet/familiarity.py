@@ -59,7 +59,7 @@ class Familiarity:
 
 
 class FamiliarText:
-    """A text's beginnings, and who had them when its request came.
+    """A text's beginnings, and the servers that had them when its request came.
 
     Args:
         beginnings: Lengths in tokens and digests, the shortest first.

@@ -26,11 +26,11 @@ _NAME_CHARACTERS = 64
 def commonest_model(said: Iterable[ModelFacts | None]) -> ModelFacts | None:
     """Return the model that most of the servers have; None where none has said what it has.
 
-    A lone server must not speak for the others. Of equally many those count that compute the same
-    bits whatever is beside, since who asked for that must not lose it. Its context is the longest
-    of them: a target with less is used for what it has room for. It knows REJECTION, shapes
-    logits, and scores prompts, where one of them does: the others are passed over. Its grammars are
-    enforced by what most of them have for that.
+    A lone server must not speak for the others. Between two models of equally many servers the one
+    counts that computes the same bits whatever is beside, since its users must not lose that. The
+    model's context is the longest of its servers: a target with less is used for what it has room
+    for. The model knows REJECTION, shapes logits, and scores prompts, where one of its servers
+    does: the others are passed over. Grammars are enforced by the engine that most of them have.
 
     Args:
         said: What each server said of its model; None: nothing yet.

@@ -1,4 +1,4 @@
-"""Who shares hardware: servers that compute on it at the same time take time from each other."""
+"""Shared hardware: servers that compute on it at the same time take time from each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def count_side_by_side(targets: Iterable[Hardware | None], *, drafter: Hardware 
 
     Args:
         targets: What each computes on, those first that are preferred; None shares nothing.
-        drafter: Of the one that drafts for them.
+        drafter: What their drafter computes on.
     """
     taken: defaultdict[str, float] = defaultdict(float)
     count = 0

@@ -36,7 +36,7 @@ async def why_unreachable(channel: grpc.aio.Channel) -> str:
     """Say, in the words of the transport, why a server that nothing is heard of cannot be reached.
 
     A call that waits for the connection never says it: a name that does not exist, a port where
-    nobody listens, or a certificate for another name are only told to who does not wait.
+    nobody listens, or a certificate for another name are only told to a call that does not wait.
 
     Returns:
         At most 200 characters; empty if the server can be reached.

@@ -1,4 +1,4 @@
-"""Who is told of changes: soon, and once for all the changes of one turn of the event loop."""
+"""Listeners to changes: told soon, and once for all the changes of one turn of the event loop."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _log = logging.getLogger(__name__)
 
 
 class Listeners:
-    """They are called in the next turn: whoever makes a change is in the middle of something.
+    """Listeners are called in the next turn: the code that makes a change is not finished yet.
 
-    Each is called in its own context, so that its logs and calls bear the name of who listens.
+    A listener is called in its own context, so that its logs and calls bear its request's name.
     """
 
     def __init__(self) -> None:

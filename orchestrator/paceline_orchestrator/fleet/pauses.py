@@ -1,4 +1,4 @@
-"""Who gets no work for a while, though health says that it is well."""
+"""Pauses: servers that get no work for a while, though their health says that they are well."""
 
 from __future__ import annotations
 

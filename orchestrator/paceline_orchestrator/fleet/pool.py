@@ -11,33 +11,27 @@ import asyncio
 import logging
 import time
 from bisect import insort
-from collections import Counter, deque
+from collections import Counter
 from contextlib import suppress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Self, TypeAlias
 
-from paceline.errors import ModelNotFoundError, NoTargetError, TokenizerMismatchError
-from paceline_orchestrator.fleet import shortage
+from paceline.errors import NoTargetError, TokenizerMismatchError
 from paceline_orchestrator.fleet.discovery import MODEL_ROLES, Role, out_of_sight
 from paceline_orchestrator.fleet.endurance import endured_seconds
 from paceline_orchestrator.fleet.familiarity import Familiarity
-from paceline_orchestrator.fleet.fitting import (
-    commonest_adapters,
-    commonest_model,
-    commonest_with_lora,
-    drafter_obstacle,
-    fits,
-)
+from paceline_orchestrator.fleet.fitting import drafter_obstacle, fits
 from paceline_orchestrator.fleet.health_watch import HealthWatch
 from paceline_orchestrator.fleet.listeners import Listeners
 from paceline_orchestrator.fleet.pauses import Pauses
+from paceline_orchestrator.fleet.served_model import ServedModel
 from paceline_orchestrator.fleet.server import REMOVED, ModelServer, ServerLoad
 from paceline_orchestrator.fleet.silence import SilenceWatch
 from paceline_orchestrator.fleet.standing import Orders, standings
 from paceline_orchestrator.fleet.standing_log import StandingLog
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping
     from contextlib import AbstractContextManager
 
     import grpc
@@ -55,12 +49,9 @@ _name = attrgetter("name")
 
 _log = logging.getLogger(__name__)
 
-# So many targets are named where none is ready; all are in GetSystemInfo.
-_NAMED_TARGETS = 3
 # How often a choice of targets is put off by one call that waits. If always, the requests of two
 # orchestrators that met at a target would leave it together, and meet again.
 _PUT_OFF_SHARE = 0.5
-_MOST_GONE = 256
 
 
 class ServerPool:
@@ -70,14 +61,14 @@ class ServerPool:
         discovery: Where the servers are.
         open_channel: How to reach one.
         probe: Asks a server for a token, and tells whether it came.
-        draw_lot: From 0 to 1. Breaks ties between servers, the smallest comes first, and says who
-            minds a call that waits at a target. Without it several orchestrators, which know
-            nothing of each other, would choose the same servers.
+        draw_lot: Draws a number from 0 to 1. It breaks ties between servers (the smallest comes
+            first), and decides which requests mind a call that waits at a target. Without it
+            several orchestrators, which know nothing of each other, would choose the same servers.
 
     Attributes:
-        familiarity: Who has had which texts.
+        familiarity: Which servers have had which texts.
         latest_ready_at: When a server last became ready, on the monotonic clock.
-        orders: The requests so far: whoever begins one says so here.
+        orders: The requests so far; each request is counted here when it begins.
     """
 
     def __init__(
@@ -98,8 +89,7 @@ class ServerPool:
         self._in_order: dict[Role, list[ModelServer]] = {role: [] for role in Role}
         self._watches: dict[_Key, asyncio.Task[None]] = {}
         self._listeners = Listeners()
-        # Targets with LoRA adapters that were removed: when, and what they were.
-        self._gone: deque[tuple[float, ModelFacts]] = deque(maxlen=_MOST_GONE)
+        self._served = ServedModel(self._in_order[Role.TARGET])
         self._unlisted: set[_Key] = set()  # discovery lost them, their own health says SERVING
         self._tasks = asyncio.TaskGroup()
         self._pauses = Pauses(self._tasks, answers=probe, tell=self._tell)
@@ -135,71 +125,16 @@ class ServerPool:
         return sum(server.call_count for server in self._servers.values())
 
     def model(self, *, lora: str = "") -> ModelFacts:
-        """Return the model that new requests are served with: that of most of the ready targets.
-
-        Args:
-            lora: The name of the LoRA adapter that it is to have; empty: none.
-
-        Raises:
-            NoTargetError: No target is ready, or none with this adapter: one that has it is away,
-                or a target has not said yet what it has.
-            ModelNotFoundError: No target has this adapter.
-        """
-        targets = self._in_order[Role.TARGET]
-        ready = [it.facts for it in targets if it.ready]
-        model = commonest_model(ready)
-        if model is None:
-            raise _no_target(_why_none_is_ready(targets))
-        if not lora:
-            return model
-        found = commonest_with_lora(ready, model, name=lora)
-        if found is not None:
-            return found
-        raise self._why_without(model, lora)
+        """Return the model that new requests are served with; see `ServedModel.choose`."""
+        return self._served.choose(lora=lora)
 
     def lora_adapters(self) -> Mapping[str, str]:
         """Return the model's fingerprint with each LoRA adapter that it has, also if it is away."""
-        model = self.last_model()
-        if model is None:
-            return {}
-        ready = [it.facts for it in self._in_order[Role.TARGET] if it.ready]
-        known = commonest_adapters(self._known_facts, model)
-        return {**known, **commonest_adapters(ready, model)}
+        return self._served.lora_adapters()
 
     def last_model(self) -> ModelFacts | None:
         """Return `model()`, or what the targets that are known were last; None if none has said."""
-        with suppress(NoTargetError):
-            return self.model()
-        return commonest_model(it.facts for it in self._listed)
-
-    def _why_without(self, model: ModelFacts, lora: str) -> PacelineError:
-        """Say why no target is ready with a LoRA adapter of a model: for now, or for good."""
-        if lora in commonest_adapters(self._known_facts, model):
-            return _no_target(f"no target with the LoRA adapter {lora!r} is ready")
-        silent = [it.name for it in self._listed if it.facts is None]
-        if silent:
-            return _no_target(
-                f"no target that is ready has a LoRA adapter {lora!r}, and {silent[0]} has not said"
-                " yet what it has"
-            )
-        words = f"lora: no target has a LoRA adapter {lora!r}"
-        for it in self._listed:
-            if it.facts and it.facts.with_lora(lora):
-                words += f" of {model.model_name!r}; {it.name} has one of {it.facts.model_name!r}"
-                break
-        return ModelNotFoundError(words)
-
-    @property
-    def _listed(self) -> list[ModelServer]:
-        """The targets, without those that have said that they are something else."""
-        return [it for it in self._in_order[Role.TARGET] if not it.misfit]
-
-    @property
-    def _known_facts(self) -> list[ModelFacts | None]:
-        """What these targets have, and those that discovery has dropped a short while ago."""
-        since = time.monotonic() - shortage.ADAPTER_SECONDS
-        gone = (facts for gone_at, facts in self._gone if gone_at > since)
-        return [*(it.facts for it in self._listed), *gone]
+        return self._served.last()
 
     def targets(self, model: ModelFacts, text: FamiliarText | None = None) -> list[ModelServer]:
         """Return the ready targets with exactly this model, the least loaded first.
@@ -351,8 +286,8 @@ class ServerPool:
             self._in_order[server.role].remove(server)
             self._pauses.forget(server)
             server.health_status = REMOVED
-            if server.role is Role.TARGET and server.facts and server.facts.lora_fingerprints:
-                self._gone.append((time.monotonic(), server.facts))
+            if server.role is Role.TARGET:
+                self._served.note_removed(server)
             self._tell(server)
             await server.channel.close(None)
             await asyncio.sleep(0)
@@ -388,15 +323,3 @@ class ServerPool:
                 server.twin = twin
                 changed.append(server)
         return changed
-
-
-def _no_target(message: str) -> NoTargetError:
-    return NoTargetError(message, retry_after_seconds=shortage.RETRY_SECONDS)
-
-
-def _why_none_is_ready(targets: Sequence[ModelServer]) -> str:
-    if not targets:
-        return "no target is known"
-    states = [f"{it.name}: {it.status}" for it in targets[:_NAMED_TARGETS]]
-    more = ["..."] if len(targets) > _NAMED_TARGETS else []
-    return f"no target is ready ({', '.join(states + more)})"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NOT_REACHED = "NOT_REACHED"
 """The health status of a server that nothing was heard of, or whose connection has ended."""
 LOADING = "LOADING"
-"""That of one whose model is not there yet; or the trouble of one that says NOT_SERVING for it."""
+"""The health status, or the trouble beside NOT_SERVING, of a server whose model is not loaded."""
 NOT_SERVING = "NOT_SERVING"
 """The health status of a server that can be reached, and says that it takes nothing new."""
 REMOVED = "REMOVED"
@@ -68,7 +68,7 @@ class ModelServer:
         facts: What it said of its model; None before it was reached.
         latency: What its calls cost.
         silence: Gives up the calls that it leaves unanswered.
-        handles: Of the sessions that this orchestrator has open there.
+        handles: The handles of the sessions that this orchestrator has open there.
         session_count: Sessions that this orchestrator has open there.
         call_count: Verifications or drafts of this orchestrator that run or wait there.
         primary_count: Requests of this orchestrator whose primary target it is.
@@ -157,7 +157,7 @@ class ModelServer:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Of the models that compute there: a stack's, largest first, or the one."""
+        """The names of the models that compute there: a stack's, largest first, or the one."""
         if self.facts is None:
             return ()
         return self.facts.stage_names or (self.facts.model_name,)
@@ -225,8 +225,8 @@ class ModelServer:
     def _forget_the_process(self) -> None:
         """Forget what was learnt of a process that has gone: of its model, its load, its room.
 
-        How often calls failed stays, since that may be the device's fault; and one that was silent
-        has to compute a token, whoever it is now.
+        The count of failed calls stays, since they may be the device's fault. A server that was
+        silent has to compute a token first, also as another process.
         """
         self.latency = ObservedLatency()
         self.silence.forget()

@@ -1,4 +1,4 @@
-"""How it is found out that a server is alive and does not answer.
+"""How a server is found out that is alive and does not answer.
 
 Connections, pings and health can all be well while a model is stuck. So every call is watched: it
 waits for as long as it may be expected to take, several times over. Then its server is asked
@@ -172,7 +172,7 @@ class SilenceWatch:
             inquiry.cancel()
 
     def end_unanswered(self, waiting: Waiting) -> bool:
-        """Watch a call no longer whose request ended before its answer came.
+        """Stop watching a call whose request ended before the answer came.
 
         Returns:
             Whether the server has left such calls waiting, without any answer between them, for
@@ -193,7 +193,7 @@ class SilenceWatch:
 
     @property
     def longest_wait_seconds(self) -> float:
-        """How long the call has waited whose last answer is the longest ago; 0 if none waits."""
+        """The longest time that a waiting call has been without an answer; 0 if none waits."""
         now = asyncio.get_running_loop().time()
         return max((now - it.answered_at for it in self._waiting), default=0.0)
 

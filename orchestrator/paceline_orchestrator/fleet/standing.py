@@ -1,4 +1,4 @@
-"""How each server stands, in a word and a sentence: worked out here for all who tell it.
+"""How each server stands, in a word and a sentence: for the log, the metrics and GetSystemInfo.
 
 A server that takes work is used, or rests. Which of the two follows from the requests of this
 orchestrator: a server that none of many took rests, for whatever reason; the sentence has what is

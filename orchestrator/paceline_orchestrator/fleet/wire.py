@@ -78,7 +78,7 @@ class ModelFacts:
         self_draft_depth: How many tokens ahead it drafts for itself; 0 if it does not.
         self_draft_kind: What with.
         is_invariant: Whether its choices are the same bit by bit.
-        stage_names: Of a stack its models' names, largest first; Max-Gram's, if it is there, last.
+        stage_names: The names of a stack's models, largest first; Max-Gram's comes last.
         hardware: What computes it; None if it did not say.
         incarnation: Which process said so; empty if it did not say.
         dtype: The arithmetic's; empty if it did not say.
@@ -89,7 +89,7 @@ class ModelFacts:
         scores_prompts: Whether it has log probabilities of tokens that are given.
         sampling_defaults: What the model's files say of sampling, by the names of the proto.
         grammar_engine: What enforces grammars there, with its version; empty: nothing does.
-        lora_fingerprints: Of the model with each LoRA adapter, by the adapter's name.
+        lora_fingerprints: Fingerprints of the model with each LoRA adapter, by the adapter's name.
         lora: The adapter that it is described with (`with_lora`); empty: none.
         cancels_forwards: Whether every withdrawn forward stops before its end.
     """

@@ -10,6 +10,7 @@ from paceline.errors import InvalidFieldError
 from paceline_contract.calls import VerificationRule
 from paceline_contract.limits import MOST_PROMPT_CHUNK_TOKENS
 from paceline_orchestrator.decoding.assigned_servers import AssignedServers
+from paceline_orchestrator.decoding.candidates import Candidates
 from paceline_orchestrator.decoding.driver import Driver
 from paceline_orchestrator.decoding.prompt_scoring import PromptScoring, ScoredTokens
 from paceline_orchestrator.decoding.recorder import Recorder
@@ -57,8 +58,7 @@ class Generation:
 
     Tokens wait in an outbox for a client that reads slowly; the order's max_tokens bound it, and
     the servers are free as soon as the last token is decoded. The prompt's log probabilities are
-    not computed faster than they are read. `close` it in the end, whatever
-    happened.
+    not computed faster than they are read. `close` it in the end, whatever happened.
 
     Args:
         order: What to decode.
@@ -105,18 +105,22 @@ class Generation:
             show=self._show if order.options.stream_timeline else None,
         )
         pool.orders.begin(order.plan.note)
-        assigned = AssignedServers(
+        candidates = Candidates(
             pool,
             order.model,
-            make_spec=lambda it: order.session_spec(it, length=self._position),
+            rule=order.options.wish.rule,
+            self_drafting=order.plan.method.self_drafts or order.plan.own_guesses,
+            text=pool.familiarity.text(order.prefix, share=f"{order.share} {order.model.lora}"),
             suits=lambda it, role: order.suits(it, role=role, length=self._position),
+        )
+        assigned = AssignedServers(
+            candidates,
+            pool=pool,
+            make_spec=lambda it: order.session_spec(it, length=self._position),
             needs=order.server_needs,
             opener=opener,
             deadline=order.deadline,
             note_fallback=self._recorder.fallback,
-            rule=order.options.wish.rule,
-            self_drafting=order.plan.method.self_drafts or order.plan.own_guesses,
-            text=pool.familiarity.text(order.prefix, share=f"{order.share} {order.model.lora}"),
         )
         self._servers = RequestServers(assigned, pool=pool, text=_text_drafter(order, text_rules))
         self._driver = Driver(
@@ -138,7 +142,9 @@ class Generation:
         """Decode to the end. Never fails: a failure goes into the stream, after the tokens."""
         self._charge(len(self._order.prefix))
         try:
-            self._send(started_message(self._order, target_count=self._servers.target_count))
+            self._send(
+                started_message(self._order, target_count=self._servers.assigned.target_count)
+            )
             if self._order.options.include_prompt and not self._order.scores_prompt:
                 await self._tell_prompt()
             await self._driver.run()
@@ -196,7 +202,7 @@ class Generation:
     @property
     def has_outgrown_drafters(self) -> bool:
         """Whether its text is too long for the drafters that it had, and it has no other."""
-        return self._servers.has_outgrown_drafters
+        return self._servers.assigned.has_outgrown_drafters
 
     @property
     def verdicts(self) -> DraftStatistics:
@@ -267,7 +273,7 @@ class Generation:
         return self._change(order)
 
     def _stay(self, running: Plan) -> bool:
-        """Go on as it does, and let go whom only the method that was wanted has work for."""
+        """Keep the running method, and release the servers that only the wanted one needed."""
         if not self._driver.stay(replace(self._order, plan=running).server_needs):
             return False
         self._wanted = running
@@ -291,7 +297,7 @@ class Generation:
 
     def _create_method(self, capacity: CapacityChanged) -> DecodingMethod:
         order = self._order
-        task = order.task(is_alone=self._servers.is_idle)
+        task = order.task(is_alone=self._servers.assigned.is_idle)
         return create_method(order.plan.strategy, task, capacity=capacity)
 
     def _prompt_scoring(self, pool: ServerPool) -> PromptScoring | None:
@@ -367,7 +373,7 @@ class Generation:
             order,
             reason=FinishReason.EOS if order.was_resumed_to_eos else reason,
             stop_string=self._text.stop_string,
-            lookahead=self._servers.lookahead or self._plans[-1].lookahead,
+            lookahead=self._servers.assigned.lookahead or self._plans[-1].lookahead,
             targets_used=self._recorder.targets_used,
             token_count=self._text.token_count,
             statistics=self.statistics(),

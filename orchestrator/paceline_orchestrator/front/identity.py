@@ -1,4 +1,4 @@
-"""Who a client is, as far as its call tells: what limits and queues are shared fairly by."""
+"""The client of a call, as far as the call tells: limits and queues are shared fairly by client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def share_of(context: Any, caller: Caller | None = None) -> str:
 
 
 def lane_of(context: Any) -> str:
-    """Name whose request it is among those of the same share, as its client, a proxy, says."""
+    """Return the lane that the client names: a proxy has one for each of its own clients."""
     return lane_in(context.invocation_metadata())
 
 

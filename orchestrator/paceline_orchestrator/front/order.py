@@ -120,7 +120,7 @@ class Order:
 
     @property
     def server_needs(self) -> ServerNeeds:
-        """Whom it has work for; nobody if everything was resumed."""
+        """The servers that it has work for; none if everything was resumed."""
         return ServerNeeds(
             target_count=self._target_count,
             drafter_count=self.drafter_count,

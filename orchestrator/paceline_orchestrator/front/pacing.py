@@ -10,7 +10,7 @@ It depends as much on how often drafts are right, which a request's own verdicts
 (`evidence`). So with each of them it is asked whether drafting still pays, and with how long
 blocks; and now and then whether a request that decodes plainly would draft if drafts were right.
 
-To plan takes a millisecond. So plans are kept for a second, for all requests that are alike.
+Planning takes a millisecond. So plans are kept for a second, for all requests that are alike.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Pace:
     """When a request may change, and what it has shown.
 
     Attributes:
-        evidence: Of its drafts.
+        evidence: What its drafts have shown.
         not_before: When it may follow the load again, on the loop's clock.
         wait_seconds: For how long it stays so after its next change.
         rests: Whether it decodes plainly because drafts are wrong, and not because of the load.
@@ -152,8 +152,8 @@ class Pacing:
     def _suits(self, plan: Plan, generation: Generation, first: Generation) -> bool:
         """Whether a plan for one request suits another, whose drafts may be more often right.
 
-        If drafting pays for one, it does for those whose drafts are better; and if it does not even
-        where all drafts are right, for nobody.
+        If drafting pays for one request, it pays for requests with better drafts. If it does not
+        pay even where all drafts are right, it pays for none.
         """
         rate, first_rate = (self._paces[it].evidence.rate for it in (generation, first))
         if plan.method.drafts:
@@ -208,7 +208,7 @@ class Pacing:
             self._rest(generation, pace)
 
     def _would_draft(self, generation: Generation) -> bool:
-        """Whether drafting would pay if all drafts were right: else the load is why it does not."""
+        """Whether drafting would pay if all drafts were right; if not, the load is the reason."""
         plan = self._plan(generation, rate=1.0)
         return plan is not None and plan.method.drafts
 

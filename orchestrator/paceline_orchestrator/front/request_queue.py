@@ -163,7 +163,7 @@ class RequestQueue:
         return waited_seconds
 
     def leave(self, share: str) -> None:
-        """Give a place back, to whoever is next."""
+        """Give a place back; the next request takes it."""
         self.running_count -= 1
         self._places.give_back(share)
         if self._looks:

@@ -146,35 +146,28 @@ _CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
     ("seed", f"must be in [0, 2^{_SEED_BITS})", lambda it: it.seed < 2**_SEED_BITS),
     ("strategy", "is unknown", lambda it: it.strategy in pb.Strategy.values()),
     ("drafter", "is unknown", lambda it: it.drafter in pb.DrafterKind.values()),
-    (
-        "lookahead",
-        f"must be in [1, {MOST_LOOKAHEAD}]",
-        lambda it: not it.HasField("lookahead") or 1 <= it.lookahead <= MOST_LOOKAHEAD,
+    *(
+        (
+            name,
+            f"must be in [1, {most}]",
+            lambda it, name=name, most=most: (
+                not it.HasField(name) or 1 <= getattr(it, name) <= most
+            ),
+        )
+        for name, most in (
+            ("lookahead", MOST_LOOKAHEAD),
+            ("target_count", MOST_TARGETS),
+            ("drafter_count", MOST_DRAFTERS),
+            ("width", MOST_WIDTH),
+        )
     ),
-    (
-        "target_count",
-        f"must be in [1, {MOST_TARGETS}]",
-        lambda it: not it.HasField("target_count") or 1 <= it.target_count <= MOST_TARGETS,
-    ),
-    (
-        "drafter_count",
-        f"must be in [1, {MOST_DRAFTERS}]",
-        lambda it: not it.HasField("drafter_count") or 1 <= it.drafter_count <= MOST_DRAFTERS,
-    ),
-    (
-        "width",
-        f"must be in [1, {MOST_WIDTH}]",
-        lambda it: not it.HasField("width") or 1 <= it.width <= MOST_WIDTH,
-    ),
-    (
-        "top_logprobs",
-        f"must be in [0, {MOST_TOP_LOGPROBS}]",
-        lambda it: it.top_logprobs <= MOST_TOP_LOGPROBS,
-    ),
-    (
-        "prompt_logprobs",
-        f"must be in [0, {MOST_TOP_LOGPROBS}]",
-        lambda it: it.prompt_logprobs <= MOST_TOP_LOGPROBS,
+    *(
+        (
+            name,
+            f"must be in [0, {MOST_TOP_LOGPROBS}]",
+            lambda it, name=name: getattr(it, name) <= MOST_TOP_LOGPROBS,
+        )
+        for name in ("top_logprobs", "prompt_logprobs")
     ),
     ("branches", f"must be in [0, {MOST_BRANCHES}]", lambda it: it.branches <= MOST_BRANCHES),
     ("branches", "needs a width of 2 or more", lambda it: not it.branches or it.width > 1),
@@ -193,16 +186,8 @@ _CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
         "needs a seed, unless the temperature is 0",
         lambda it: not it.resume_token_ids or it.HasField("seed") or is_greedy(it),
     ),
-    (
-        "request_id",
-        f"must be {NAME_RULE}",
-        lambda it: is_name(it.request_id),
-    ),
-    (
-        "lora",
-        f"must be {NAME_RULE}",
-        lambda it: is_name(it.lora),
-    ),
+    ("request_id", f"must be {NAME_RULE}", lambda it: is_name(it.request_id)),
+    ("lora", f"must be {NAME_RULE}", lambda it: is_name(it.lora)),
 )
 
 

@@ -242,7 +242,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def GetSystemChatTemplate(  # noqa: N802
         self, _request: pb.GetSystemChatTemplateRequest, _context: Any
     ) -> pb.GetSystemChatTemplateResponse:
-        """Ask a target for its model's chat template; whoever needs it often keeps it.
+        """Ask a target for its model's chat template; a client that needs it often keeps it.
 
         Raises:
             UnsupportedError: The model has none.
@@ -441,7 +441,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         )
 
     async def _wait_for_begin(self, timeout_seconds: float) -> None:
-        """Wait for the first target and its tokenizer: who starts a system may ask it at once."""
+        """Wait for the first target and its tokenizer: the first request may come before."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._begun.wait()

@@ -54,7 +54,7 @@ class TextWorkers:
     async def run(
         self, work: Callable[[], _T], *, size: int, share: str, field: str = "text"
     ) -> _T:
-        """Do it here and now if it is short, else in a thread.
+        """Do it here and now if it is short, otherwise in a thread.
 
         Once a short text took long, it is not done here any more.
 
@@ -143,7 +143,7 @@ def _in_thread(work: Callable[[], _T]) -> asyncio.Future[_T]:
     def do() -> None:
         try:
             answer = work()
-        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+        except BaseException as error:  # noqa: BLE001 - the waiting task gets it
             _tell(loop, done, error=error)
         else:
             _tell(loop, done, answer=answer)

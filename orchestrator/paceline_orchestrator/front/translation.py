@@ -102,7 +102,7 @@ def read_options(request: pb.GenerateRequest) -> Options:
 
 
 def _drafter(request: pb.GenerateRequest) -> DrafterKind | None:
-    """Return who drafts; what is predicted is right more often than any drafter."""
+    """Return the drafter kind; a prediction is right more often than any drafter."""
     chosen = _DRAFTERS.get(request.drafter)
     has_drafter = request.strategy != pb.STRATEGY_SELF_SPECULATIVE
     is_open = chosen is None and has_drafter

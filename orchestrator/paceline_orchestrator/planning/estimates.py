@@ -46,11 +46,14 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.planning.measurements import Measurements
 
+# Dispatching may take this part of the time of the event loop, which has one core: one of so many.
+# Beyond, answers begin to wait for one another, and a rejection for its restart.
+_DISPATCH_PARTS = 2
 # What a forward may take with rows that count as free: less than this is noise.
 _FREE_PRICE = 1.05
 
 BLOCK_ROWS = 2
-"""Of a block of DSI, to begin with: a draft token, and the row that decides what follows."""
+"""Rows of a block of DSI at first: a draft token, and the row that decides what follows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class Option:
         target_count: Targets to use.
         token_ns: Expected time for each token after the first.
         keeps_up: Whether the drafter has its drafts ready when they are wanted.
-        note: What else went into it, for whoever asks why.
+        note: What else went into it, for the plan's explanation.
         shape: How wide drafts are.
         drafts_ahead: Whether SI's drafter goes on while the target verifies.
     """
@@ -282,3 +285,25 @@ def on_its_part(measurements: Measurements) -> Measurements:
 def stretch(measurements: Measurements, lookahead: int) -> float:
     """Return how many times as long DSI takes as on its own part, for others and for its rows."""
     return measurements.turn_ns(lookahead + 1) / measurements.forward_ns(BLOCK_ROWS)
+
+
+def affordable_lookahead(measurements: Measurements) -> int:
+    """Return the smallest lookahead of DSI whose verifications this process can dispatch.
+
+    However many requests there are, they verify what the drafters draft: one block of lookahead
+    tokens after the other. A drafter that shares forwards drafts for all of them at the same time.
+    """
+    drafters = measurements.request_count
+    if not measurements.drafter_prices.shares_forwards:
+        drafters = min(measurements.drafter_count, drafters)
+    dispatching_ns = _DISPATCH_PARTS * drafters * measurements.dispatch_ns
+    return min(max(1, -(-dispatching_ns // measurements.drafter_step_ns)), MOST_LOOKAHEAD)
+
+
+def affordable_targets(measurements: Measurements) -> int:
+    """Return how many targets of each request this process can give one verification after another.
+
+    It is what `affordable_lookahead` is where drafts are there at once.
+    """
+    dispatching_ns = _DISPATCH_PARTS * measurements.request_count * measurements.dispatch_ns
+    return measurements.verification_ns // max(1, dispatching_ns)

@@ -6,10 +6,10 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from paceline_contract.limits import MOST_LOOKAHEAD
-from paceline_orchestrator.planning.dispatch_limits import affordable_lookahead
 from paceline_orchestrator.planning.equation import needed_target_count, smallest_lookahead
 from paceline_orchestrator.planning.estimates import (
     Option,
+    affordable_lookahead,
     distributed_token_ns,
     on_its_part,
     plain,

@@ -5,18 +5,41 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline_orchestrator.planning.decaying_mean import DecayingMean
 from paceline_protocol.ranks import DEFAULT_RANK_DECAY, MOST_WIDTH, hit_rates, shares_of
 
 if TYPE_CHECKING:
     from paceline_protocol.draft_statistics import DraftStatistics
 
 ASSUMED_ACCEPTANCE_RATE = 0.7
-"""Of two models that have not worked together yet."""
+"""The rate of two models that have not worked together yet."""
 
+# The assumption counts for so many values; after so many new values the older ones count half.
+_ASSUMED_COUNT = 20
+_REMEMBERED_COUNT = 2000
 # Pairs that are remembered, those used last: models come and go with each rollout. With each of its
 # LoRA adapters, which may be 64, a model is a pair of its own.
 _MOST_PAIRS = 256
+
+
+class DecayingMean:
+    """A mean in which later values count more."""
+
+    def __init__(self, assumed: float) -> None:
+        self._sum = assumed * _ASSUMED_COUNT
+        self._count = float(_ASSUMED_COUNT)
+
+    @property
+    def value(self) -> float:
+        """What a value is expected to be."""
+        return self._sum / self._count
+
+    def add(self, amount: float, *, count: int) -> None:
+        """Take in the sum of so many values."""
+        if self._count > _REMEMBERED_COUNT:
+            self._sum /= 2
+            self._count /= 2
+        self._sum += amount
+        self._count += count
 
 
 class Pair(NamedTuple):
@@ -44,7 +67,7 @@ class HitRates:
 
     @property
     def decays(self) -> tuple[float, ...]:
-        """Of the second rank and each further one."""
+        """The decay of the second rank and of each further rank."""
         return tuple(decay.value for decay in self._decays)
 
     @property

@@ -11,7 +11,7 @@ MOST_TREE_TOKENS = 64
 """The most tokens of a tree: what accelerators compute in about the time of one row."""
 
 EQUAL_ROWS = RowPrices()
-"""Of servers that have not said what rows cost."""
+"""The prices of servers that have not said what rows cost."""
 
 # All targets compute side by side, however many there are.
 _NOTHING_SHARED = sys.maxsize

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from paceline_contract.calls import VerificationRule
 from paceline_orchestrator.planning.background_computation import let_others_run
-from paceline_orchestrator.planning.dispatch_limits import affordable_targets
 from paceline_orchestrator.planning.estimates import (
     Option,
+    affordable_targets,
     own_guesses_are_free,
     plain,
     speculative,
@@ -122,7 +122,8 @@ class Wish:
         rule: How draft tokens are judged; only the request chooses it.
         dispatch: When verifications are sent; only the request chooses it.
         drafter: Who drafts.
-        shape: How wide drafts are. Left to the planner only where the method is, too: else a chain.
+        shape: How wide drafts are. The planner chooses it only where it chooses the method, too;
+            otherwise None is a chain.
         may_draft_ahead: Whether SI's drafter may go on while the target verifies.
         has_prediction: Whether the text can be drafted from what the client predicts.
         has_grammar: Whether the text follows a grammar, which can force tokens.

@@ -1,8 +1,8 @@
 """Plans requests from the measured latencies, costs and load, and from how often drafts are right.
 
-The orchestrator is stateless, and one of several. Of its own requests it knows where they are; of
-the others' it hears in the answers of the servers: how many calls were in a forward, and how long
-one waited for it. Whichever of the two says that more requests share the servers is believed.
+The orchestrator is stateless, and one of several. It knows where its own requests are. It hears of
+the others' requests in the answers of the servers: how many calls were in a forward, and how long
+a call waited for it. The larger of the two numbers of requests is believed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from paceline_orchestrator.planning.background_computation import (
     BackgroundComputation,
     ComputationEndedError,
 )
-from paceline_orchestrator.planning.decaying_mean import DecayingMean
-from paceline_orchestrator.planning.hit_rates import HitRates, LearntRates, Pair
+from paceline_orchestrator.planning.hit_rates import DecayingMean, HitRates, LearntRates, Pair
 from paceline_orchestrator.planning.measurements import MOST_TREE_TOKENS, Measurements
 from paceline_orchestrator.planning.planner import Plan, Planner, Wish
 from paceline_protocol.draft_shape import CHAIN
@@ -43,15 +42,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Where nothing was measured yet. Of the latencies, their ratios are what matters.
+# Where nothing was measured yet. The ratios of the latencies matter, not the latencies.
 _ASSUMED_TEXT_RATE = 0.4
-# Of what a client predicts; its blocks are long, for where it is wrong little is drafted.
+# Acceptance rate of what a client predicts. Its blocks are long: where the prediction is wrong,
+# little of it is drafted.
 _PREDICTED_RATE = 0.9
 _ASSUMED_TARGET_NS = 30_000_000
 _ASSUMED_DRAFTER_NS = 5_000_000
 _ASSUMED_CALL_NS = 1_000_000
 _ASSUMED_DISPATCH_NS = 1_000_000
-# Of a target that drafts for itself: the nodes that `paceline train` gives a tree, and how many of
+# A target that drafts for itself: the nodes of a tree as `paceline train` makes it, and how many of
 # them become output, below what the papers' tables say of any model.
 _ASSUMED_GUESSES = 16.0
 _ASSUMED_GUESSES_ACCEPTED = 1.0
@@ -59,10 +59,10 @@ _ASSUMED_GUESSES_ACCEPTED = 1.0
 _TRIAL_ROUNDS = 3
 # The text itself drafts a token in some 20 us.
 _TEXT_STEP_NS = 20_000
-# Of the calls that one of ours meets, on average: our own last one, where a forward that has become
-# worthless has to run to its end.
+# The part of the calls met, on average, that is our own last call: a forward that has become
+# worthless may have to run to its end.
 _IGNORED_CALLS = 0.5
-# For so long plans may wait for a moment at rest in which to be refined.
+# Plans may wait this long for a moment at rest in which to be refined.
 _PATIENCE_SECONDS = 10.0
 
 
@@ -107,7 +107,7 @@ class RequestPlanner:
         Args:
             wish: What it says.
             model: Its target model.
-            prompt_length: Of its text, with what was resumed.
+            prompt_length: Tokens of its text, with what was resumed.
             limit_length: The most tokens that the text may have: targets without so much room do
                 not count.
 
@@ -173,7 +173,7 @@ class RequestPlanner:
         Args:
             wish: What it said.
             model: Its target model.
-            length: Of its text by now.
+            length: Tokens of its text by now.
             limit_length: The most tokens that the text may have; see `plan`.
             drafts: Whether it has a drafter.
             acceptance_rate: How often its drafts are right by its own verdicts; None: as often as
@@ -223,7 +223,7 @@ class RequestPlanner:
 
         Args:
             model: Its target model.
-            length: Of its text.
+            length: Tokens of its text.
 
         Returns:
             The time of so many tokens of plain decoding; 1 while a server is missing, since then
@@ -348,9 +348,9 @@ class RequestPlanner:
             computing.end()  # a thread goes on where its task was cancelled
 
     def _targets(self, model: ModelFacts, *, limit_length: int) -> list[ModelServer]:
-        """Return those that have room for a text of so many tokens.
+        """Return the targets that have room for a text of so many tokens.
 
-        While none has, all of them: whoever works on the request waits for one that has.
+        While none has room, all targets are returned: the request then waits for one that has.
         """
         targets = self._pool.targets(model)
         with_room = [it for it in targets if it.facts and limit_length <= it.facts.context_length]
@@ -380,8 +380,8 @@ class RequestPlanner:
         Args:
             targets: Where it may be verified.
             drafters: Where it may be drafted.
-            length: Of its text.
-            rates: Of its models.
+            length: Tokens of its text.
+            rates: The hit rates of its models.
             rule: How its draft tokens are judged. A target's own guesses are judged by equality.
             is_here: Whether it has a primary target by now, and is counted there.
             drafts: Whether it has a drafter by now.

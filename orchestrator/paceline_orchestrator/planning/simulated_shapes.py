@@ -65,8 +65,8 @@ class ShapeCase:
         setting: The servers.
         rejected: How many of 10,000 draft tokens the target rejects.
         decays: In tenths, how often each runner-up is right where all before it are wrong.
-        target_prices: Of a target's rows.
-        drafter_prices: Of the drafter's.
+        target_prices: Prices of a target's rows.
+        drafter_prices: Prices of the drafter's rows.
         tree_tokens: See DecodingTask; tree_depth and drafts_ahead likewise.
         targets_run_on: Whether a withdrawn forward runs to its end at a target.
         drafter_runs_on: The same at the drafter.

@@ -10,7 +10,7 @@ from paceline_orchestrator.planning.equation import needed_target_count, smalles
 # beside the drafter's is worth a fifth of the time, and so are two targets more; further ones gain
 # next to nothing, and what they are asked costs this process time.
 TEXT_LOOKAHEAD, TEXT_TARGETS = 2, 2
-"""Of a request whose text drafts beyond a drafter: its shortest blocks, and its further targets."""
+"""The shortest blocks and the further targets of a request whose text drafts beyond a drafter."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""How many targets the service wants, and telling who provides them."""
+"""How many targets the service wants, and how scalers hear of it."""

@@ -1,4 +1,4 @@
-"""Says how many verifiers are wanted, for the whole service: as a gauge, and to who asks."""
+"""Says how many verifiers the whole service wants: as a gauge, and to scalers that ask."""
 
 from __future__ import annotations
 

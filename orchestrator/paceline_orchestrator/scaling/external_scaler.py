@@ -109,7 +109,7 @@ def _response(values: Mapping[str, int]) -> pb.GetMetricsResponse:
 
 
 def read_demand(response: pb.GetMetricsResponse) -> tuple[int, Demand]:
-    """Read another replica's answer: who it is, and what its streams ask.
+    """Read another replica's answer: its id, and what its streams ask.
 
     Raises:
         BadAnswerError: It is no such answer, or says what cannot be.

@@ -55,7 +55,7 @@ class ServerLatency:
         price: Instead of that, how many times as long as one of one row a later one takes, by its
             rows; None: see `row`.
         runs_on: Whether a forward that was withdrawn runs to its end, and keeps its server till
-            then. Else it frees its server at once.
+            then. Otherwise it frees its server at once.
     """
 
     first: Time
@@ -77,7 +77,7 @@ class SimulationResult:
         total_time: When the method finished.
         spans: All that servers did, by start.
         target_forwards: Answered forwards of targets.
-        drafter_forwards: Answered forwards of drafters, but for those that take no time.
+        drafter_forwards: Answered forwards of drafters, without those that take no time.
         drafted_count: Tokens that drafters found, those of trees included.
         judged_count: Tokens that answered verifications were about.
     """
@@ -106,8 +106,8 @@ def simulate(
     A draft of width 2 or more is answered with its tree, what a forward finds together; a tree is
     judged along its right path, and what follows is guessed if that was asked for. A drafter whose
     forwards take no time, as the text itself, gives a chain at once. Withdrawn work frees its
-    server at once, unless a server `runs_on`. Of what happens at the same time, drafted tokens come
-    first, then verdicts, each in the order of their start.
+    server at once, unless a server `runs_on`. Drafted tokens come before verdicts of the same
+    moment, and both in the order of their start.
 
     Args:
         method: Not yet started, and told of as many servers as there are latencies.

@@ -30,11 +30,11 @@ class Span:
         end: When it was answered or withdrawn.
         position: Where its first token stands, the prompt counted.
         token_ids: What was drafted or decoded, or the proposal that was judged.
-        parents: Of a tree, as in a proposal; of a chain none.
+        parents: The parents in a tree, as in a proposal; a chain has none.
         depth: A verification's depth at its start.
         withdrawn: Whether it was given up before its (last) answer.
-        accepted_count: Of an answered verification.
-        next_token: Of an answered verification.
+        accepted_count: How many tokens an answered verification accepted.
+        next_token: The next token that an answered verification found.
     """
 
     kind: SpanKind

@@ -54,7 +54,7 @@ def drafted_worths(
     Args:
         hit_rates: See `speculative_speed`.
         branch_count: Likewise.
-        forward_count: Of the drafter.
+        forward_count: How many forwards the drafter computes.
     """
     tree, ranked = DraftedTree(branch_count), list(enumerate(hit_rates))
     total, worths = 0.0, []

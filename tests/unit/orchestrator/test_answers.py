@@ -7,11 +7,10 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from google.protobuf.duration_pb2 import Duration
 
 from paceline.v1.drafter_service_pb2 import DraftResponse
 from paceline.v1.target_service_pb2 import DecodeResponse, VerifyResponse
-from paceline_contract.calls import DecodeOptions, DraftOptions, VerificationRule
+from paceline_contract.calls import DecodeOptions, DraftOptions, VerificationRule, VerifyOptions
 from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding.deadline import Deadline, patience_seconds
 from paceline_orchestrator.decoding.exchange import SessionSpec
@@ -45,15 +44,13 @@ class Silence:
     """Remembers how long each answer may take."""
 
     def __init__(self):
-        self.patience, self.heard_count = [], 0
+        self.patience = []
 
-    def begin(self, _rpc, *, patience_seconds, is_in_sight, **_more):
+    def begin(self, _rpc, *, patience_seconds, **_more):
         self.patience.append(patience_seconds)
-        self.is_in_sight = is_in_sight
         return SimpleNamespace(is_given_up=False)
 
     def heard(self, _waiting, *, patience_seconds=None):
-        self.heard_count += 1
         if patience_seconds is not None:
             self.patience.append(patience_seconds)
 
@@ -61,14 +58,11 @@ class Silence:
         pass
 
 
-def a_server(*, verdict=None, drafts=(), decodes=(), live_sequence=0):
+def a_server(*, verdict=None, drafts=(), decodes=()):
     """A server that answers each call with this."""
 
     async def judge():
         return VerifyResponse(**verdict)
-
-    async def renew():
-        return SimpleNamespace(live_sequence=live_sequence, lease=Duration(seconds=15))
 
     return SimpleNamespace(
         name="it",
@@ -77,7 +71,6 @@ def a_server(*, verdict=None, drafts=(), decodes=(), live_sequence=0):
             Verify=lambda *_, **__: judge(), Decode=lambda *_, **__: Messages(*decodes)
         ),
         drafter=SimpleNamespace(Draft=lambda *_, **__: Messages(*drafts)),
-        sessions=SimpleNamespace(RenewSession=lambda *_, **__: renew()),
         latency=ObservedLatency(clock=lambda: 0.0),
         silence=Silence(),
         session_count=0,
@@ -97,8 +90,9 @@ def a_session(server, *, rule=VerificationRule.EXACT):
     )
 
 
-async def verified(server, *, block=(5, 6)):
-    return await a_session(server).verify(TEXT, Proposal(block), final_length=4)
+async def verified(server, **options):
+    block = Proposal((5, 6))
+    return await a_session(server).verify(TEXT, block, VerifyOptions(**options), final_length=4)
 
 
 async def drafted(server, *, reported=None, rule=VerificationRule.EXACT):
@@ -149,6 +143,32 @@ async def test_a_verdict_on_something_else_is_an_error(wrong):
         await verified(a_server(verdict={**RIGHT, **wrong}))
 
 
+LIKELIEST = {"token_ids": [5], "logprobs": [-0.5]}
+TOLD = {"logprobs": [-0.5, -0.5], "top_logprobs": [LIKELIEST, LIKELIEST]}
+
+
+async def test_what_was_likely_is_believed_of_each_token():
+    told = await verified(a_server(verdict={**RIGHT, **TOLD}), logprobs=True, top_logprobs=1)
+    assert told.logprobs == (-0.5, -0.5)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"logprobs": [-0.5] * 3},
+        {"logprobs": []},
+        {"top_logprobs": [LIKELIEST]},
+        {"top_logprobs": [{"logprobs": [-0.5]}, LIKELIEST]},
+        {"top_logprobs": [{"token_ids": [SIZE], "logprobs": [-0.5]}, LIKELIEST]},
+    ],
+    ids=str,
+)
+async def test_what_is_said_to_be_likely_of_other_tokens_is_an_error(wrong):
+    server = a_server(verdict={**RIGHT, **TOLD, **wrong})
+    with pytest.raises(BadAnswerError, match="logprobs"):
+        await verified(server, logprobs=True, top_logprobs=1)
+
+
 def draft(start_length, *token_ids, sequence=1, **more):
     return {
         "sequence": sequence,
@@ -161,6 +181,8 @@ def draft(start_length, *token_ids, sequence=1, **more):
 async def test_draft_tokens_that_follow_on_the_text_are_reported():
     server = a_server(drafts=[draft(4, 7), draft(5, 8, 9)])
     assert await drafted(server) == [7, 8, 9]
+    server = a_server(drafts=[draft(4, 7, parents=[0]), draft(5, 8, parents=[1])])
+    assert await drafted(server) == [7, 8], "a chain may spell out its parents"
 
 
 @pytest.mark.parametrize(
@@ -171,7 +193,12 @@ async def test_draft_tokens_that_follow_on_the_text_are_reported():
         draft(6, 8),
         draft(5, SIZE),
         draft(5, 8, 2**32 - 1),
+        draft(5),
+        draft(5, 8, 9, 10, 11),
+        draft(5, 8, parents=[0]),
+        draft(5, 8, parents=[5]),
         draft(5, 8, 9, parents=[0, 0]),
+        draft(5, 8, distributions=[{"token_ids": [8], "probabilities": [1.0]}]),
     ],
     ids=str,
 )
@@ -262,15 +289,6 @@ async def test_a_prompt_may_take_what_it_takes_and_a_server_that_says_nothing_a_
     await verified(known)
     # Four tokens of the prompt and two of the block.
     assert known.silence.patience == [patience_seconds(600 * MS, is_cold=True)] == [2.4]
-
-
-@pytest.mark.parametrize(("live_sequence", "is_in_sight"), [(1, True), (0, False), (2, False)])
-async def test_a_server_that_is_late_is_asked_whether_it_has_a_call_that_was_sent(
-    live_sequence, is_in_sight
-):
-    server = a_server(verdict=RIGHT, live_sequence=live_sequence)
-    await verified(server)
-    assert await server.silence.is_in_sight() is is_in_sight
 
 
 def drawn_from(token_ids, probabilities):

@@ -183,16 +183,6 @@ def byte_ids(content):
     return ids(FALLBACK, *(f"<0x{byte:02X}>" for byte in content.encode()))
 
 
-def test_characters_of_byte_tokens_are_sent_as_they_are_complete():
-    text = StreamedText(codec_of(FALLBACK))
-    found = []
-    for token_id in byte_ids("😁你") * 20:
-        text.push(FinalToken(token_id, accepted=False))
-        piece = text.take()
-        found.append(piece.text if piece else "")
-    assert found == ["", "", "", "😁", "", "", "你"] * 20
-
-
 def test_a_run_of_byte_tokens_that_ends_in_a_character_loses_that_character_alone():
     text = StreamedText(codec_of(FALLBACK))
     sent = "".join(it.text for it in pieces(text, (byte_ids("😁你水") * 4)[:39]))

@@ -11,9 +11,10 @@ from dataclasses import replace
 import pytest
 
 from paceline_orchestrator.fleet.row_prices import RowPrices
-from paceline_orchestrator.planning.dispatch_limits import affordable_lookahead, affordable_targets
 from paceline_orchestrator.planning.estimates import (
     Option,
+    affordable_lookahead,
+    affordable_targets,
     distributed_token_ns,
     on_its_part,
     own_guesses_are_free,

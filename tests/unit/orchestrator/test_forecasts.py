@@ -15,7 +15,6 @@ from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.planning.estimates import distributed_token_ns, on_its_part
 from paceline_orchestrator.planning.forecasts import FORECASTS, Case
 from paceline_orchestrator.planning.measurements import Measurements
-from paceline_orchestrator.planning.target_scaling import TargetScaling
 from paceline_protocol.methods import Strategy
 
 NODE = Measurements(
@@ -91,12 +90,3 @@ def test_a_lookahead_is_taken_only_if_its_verifications_can_be_dispatched():
     assert "DSI from lookahead 2 on" in forecast(busy).note
     assert forecast(busy, lookahead=1, rehearsed={1: 300}).token_ns == 300, "it was asked for"
     assert forecast(flat()).note == ""
-
-
-def test_growth_needs_what_equation_1_says_and_two_targets_more_for_the_text():
-    def limits(lookahead, *, is_fixed):
-        each = (TargetScaling(lookahead, is_fixed=is_fixed, has_text=it) for it in (False, True))
-        return [it.target_limit(50, 10) for it in each]
-
-    assert limits(3, is_fixed=False) == [5, 7]
-    assert limits(3, is_fixed=True) == [2, 4]

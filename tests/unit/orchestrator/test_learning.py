@@ -11,54 +11,27 @@ from paceline_contract.calls import CallTiming
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.planning.hit_rates import HitRates, Pair
-from paceline_orchestrator.planning.planner import DrafterKind, Wish
+from paceline_orchestrator.planning.planner import DrafterKind
 from paceline_orchestrator.planning.request_planner import RequestPlanner
 from paceline_protocol.draft_shape import Shape
 from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.methods import METHODS, Strategy
+from unit.orchestrator.test_request_planner import a_plan, a_planning, a_server
 
 MS = 1_000_000
-MODEL = SimpleNamespace(fingerprint="target", tree_token_limit=0, lora="")
 SI = Strategy.SPECULATIVE
+TARGET = a_server(30, row_ms=2)
 ASSUMED = 20  # values that an assumption counts for
 
 
-def a_server(step_ms, *, row_ms, self_draft_depth=0):
-    """A server whose forward of n rows takes a step, and so much for each row beyond the first."""
-    latency = ObservedLatency(clock=lambda: 0.0)
-    table = ((1, step_ms * MS), (11, (step_ms + 10 * row_ms) * MS))
-    latency.adopt(table, prefill_fixed_ns=0, prefill_ns_per_token=0)
-    facts = SimpleNamespace(
-        context_length=4096,
-        self_draft_depth=self_draft_depth,
-        tree_token_limit=0,
-        with_lora=lambda _: None,
-        tree_depth_limit=0,
-        fingerprint="d",
-        cancels_forwards=True,
-    )
-    return SimpleNamespace(
-        latency=latency, primary_count=0, session_count=0, hardware=None, facts=facts
-    )
-
-
-def a_planning(*, drafts=True, self_draft_depth=0):
-    target = a_server(30, row_ms=2, self_draft_depth=self_draft_depth)
-    drafters = [a_server(3, row_ms=0)] if drafts else []
-    pool = SimpleNamespace(targets=lambda _: [target], drafters=lambda _: drafters)
+def a_text_planning():
+    """A target beside which nothing but the text drafts."""
+    pool = SimpleNamespace(targets=lambda _: [TARGET], drafters=lambda _: [])
     return RequestPlanner(pool)
 
 
-def a_plan(planning, **wish):
-    """Plan a request, and begin it."""
-    wish = Wish(**wish)
-    plan = planning.plan(wish, MODEL, prompt_length=5)
-    planning.begin(plan, wish, model=MODEL)
-    return plan
-
-
 def learn(planning, drafts, *, strategy=SI, **text):
-    plan = SimpleNamespace(method=METHODS[strategy], shape=Shape(1), pair=Pair("target", "d"))
+    plan = SimpleNamespace(method=METHODS[strategy], shape=Shape(1), pair=Pair("target", "drafter"))
     planning.learn(drafts, plan=plan, verification_count=0, **text)
 
 
@@ -88,14 +61,14 @@ def test_a_runner_up_is_known_only_by_places_that_had_one_and_were_reached():
 
 
 def test_a_request_that_was_left_before_any_verdict_teaches_nothing_of_drafts():
-    planning = a_planning()
+    planning = a_planning([TARGET])
     before = a_plan(planning).hit_rates
     learn(planning, DraftStatistics(drafted=500, discarded=500))
     assert a_plan(planning).hit_rates == before
 
 
 def test_where_the_text_drafted_too_only_the_text_is_known_better():
-    planning = a_planning()
+    planning = a_planning([TARGET])
     before = a_plan(planning).hit_rates
     counts = {"text_accepted_count": 0, "text_rejected_count": 30}
     learn(planning, DraftStatistics(drafted=90, accepted=3, rejected=60), **counts)
@@ -104,7 +77,7 @@ def test_where_the_text_drafted_too_only_the_text_is_known_better():
 
 def test_what_the_text_is_worth_follows_from_what_was_accepted_and_rejected_of_it():
     """SI takes a call of 1 ms and a forward of two rows, 32 ms, and the text 0.02 ms to draft."""
-    planning = a_planning(drafts=False)
+    planning = a_text_planning()
     drafts = DraftStatistics(drafted=900, accepted=700, rejected=100, discarded=100)
     for _ in range(100):
         learn(planning, drafts, text_accepted_count=30, text_rejected_count=10)
@@ -114,7 +87,7 @@ def test_what_the_text_is_worth_follows_from_what_was_accepted_and_rejected_of_i
 
 def test_a_text_that_is_not_used_is_doubted_less_and_less():
     """Where it drafts badly it is left out, and with each request believed a little more again."""
-    planning = a_planning(drafts=False)
+    planning = a_text_planning()
     asked = {"strategy": SI, "lookahead": 1, "drafter": DrafterKind.MAX_GRAM}
     learn(planning, DraftStatistics(), text_accepted_count=0, text_rejected_count=200)
     bad = a_plan(planning, **asked).token_ns
@@ -127,7 +100,7 @@ def test_a_targets_own_guesses_are_counted_for_each_verdict_that_had_some_to_jud
 
     Those after a wrong one are not judged, and their rows are computed all the same.
     """
-    planning = a_planning(self_draft_depth=4)
+    planning = a_planning([a_server(30, row_ms=2, self_draft_depth=4)])
     own = Strategy.SELF_SPECULATIVE
     drafts = DraftStatistics(drafted=10, accepted=3, rejected=2, discarded=5, own=3)
     for _ in range(2000):
@@ -182,6 +155,16 @@ def test_what_was_seen_of_others_has_faded_when_the_next_answer_comes():
     assert meter.queue_ns == round(queue_ns / 2)
     waited = round(queue_ns / 2) / 100
     assert meter.other_calls == pytest.approx((1 + beside / 2) * (1 + waited) - 1)
+
+
+def test_a_step_is_what_the_server_says_of_itself_until_its_answers_say_something_else():
+    meter = ObservedLatency(clock=lambda: 0.0)
+    assert (meter.step_ns, meter.expected_ns(1), meter.other_calls) == (0, 0, 0.0)
+    meter = a_meter()
+    assert meter.step_ns == 100
+    for _ in range(60):
+        meter.observe(CallTiming(0, 400, 2, 2), elapsed_ns=500)
+    assert meter.step_ns == 200
 
 
 def test_an_answer_whose_forward_began_before_its_call_came_says_nothing_of_the_way():

@@ -72,20 +72,6 @@ def test_a_deadline_that_is_over_leaves_no_time():
     assert Deadline.after(-1).remaining_seconds == 0
 
 
-def test_latencies_start_with_what_the_server_says_and_follow_what_it_does():
-    meter = ObservedLatency()
-    assert meter.expected_ns(1) == 0
-    meter.adopt(((1, 100), (8, 150)), prefill_fixed_ns=1000, prefill_ns_per_token=10)
-    assert meter.step_ns == 100
-    assert meter.expected_ns(4) == 150
-    assert meter.expected_ns(100) == 2000
-    for _ in range(50):
-        timing = CallTiming(queue_ns=60, forward_ns=400, forward_count=2, row_count=2)
-        meter.observe(timing, elapsed_ns=500)
-    assert meter.step_ns == 200
-    assert round(meter.queue_ns, -1) == 30
-
-
 def test_the_way_of_a_call_is_told_from_the_lag_of_its_further_answers():
     meter = ObservedLatency()
     assert meter.call_ns is None
@@ -98,52 +84,6 @@ def test_the_way_of_a_call_is_told_from_the_lag_of_its_further_answers():
         meter.observe(timing, elapsed_ns=660, is_first=False)
     assert meter.lag_ns == 80
     assert meter.call_ns == 800
-
-
-def test_what_was_seen_of_a_queue_ages():
-    clock = SimpleNamespace(now=5.0)
-    meter = ObservedLatency(clock=lambda: clock.now)
-    assert (meter.queue_ns, meter.other_calls) == (0, 0.0)
-    for _ in range(60):
-        timing = CallTiming(queue_ns=900, forward_ns=300, forward_count=1, row_count=1)
-        meter.observe(timing, elapsed_ns=1200)
-    assert meter.queue_ns == pytest.approx(900, rel=0.01)
-    assert meter.other_calls == pytest.approx(3, rel=0.01)
-    clock.now += 1
-    assert meter.queue_ns == pytest.approx(450, rel=0.01)
-    clock.now += 9
-    assert meter.other_calls < 0.01
-
-
-def test_calls_that_share_a_forward_are_met_and_age():
-    clock = SimpleNamespace(now=5.0)
-    meter = ObservedLatency(clock=lambda: clock.now)
-    meter.adopt(((1, 300), (16, 600)), prefill_fixed_ns=0, prefill_ns_per_token=0)
-    for _ in range(60):
-        beside = CallTiming(0, 400, 1, 1, shared_row_count=6, shared_call_count=6)
-        meter.observe(beside, elapsed_ns=500)
-    assert meter.other_calls == pytest.approx(5, rel=0.01)
-    assert meter.step_ns == 300, "what the rows of the others take is theirs"
-    clock.now += 1
-    assert meter.other_calls == pytest.approx(2.5, rel=0.01)
-    clock.now += 9
-    assert meter.other_calls < 0.01
-
-
-def test_a_call_that_waits_for_a_forward_of_many_meets_those_as_well():
-    meter = ObservedLatency(clock=lambda: 0.0)
-    meter.adopt(((1, 300),), prefill_fixed_ns=0, prefill_ns_per_token=0)
-    for _ in range(60):
-        one_of_two_groups = CallTiming(300, 300, 1, 5, shared_row_count=40, shared_call_count=8)
-        meter.observe(one_of_two_groups, elapsed_ns=700)
-    assert meter.other_calls == pytest.approx(15, rel=0.01)
-
-
-def test_somebody_elses_prompt_in_a_forward_says_nothing_of_a_decoding_step():
-    meter = ObservedLatency()
-    timing = CallTiming(0, 10**9, 1, 1, shared_row_count=1000, shared_call_count=2)
-    meter.observe(timing, elapsed_ns=10**9)
-    assert meter.step_ns == 0
 
 
 def test_rows_cost_what_lies_between_those_that_were_measured():
@@ -168,12 +108,6 @@ def test_a_server_seems_free_for_a_while_after_an_answer_that_did_not_wait():
     assert not meter.seems_free
     meter.observe(CallTiming(0, 300, 1, 1, shared_row_count=2, shared_call_count=2), elapsed_ns=400)
     assert not meter.seems_free, "somebody is there, though a forward has room for both"
-
-
-def test_a_prefill_says_nothing_of_a_decoding_step():
-    meter = ObservedLatency()
-    meter.observe(CallTiming(forward_ns=10**9, forward_count=1, row_count=1000), elapsed_ns=10**9)
-    assert meter.step_ns == 0
 
 
 def an_order(*, tree_token_limit=0, **plan):
@@ -222,7 +156,8 @@ def test_a_request_in_blocks_wants_no_drafting_ahead(policy):
 @pytest.mark.parametrize("is_idle", [False, True])
 def test_only_a_request_that_is_alone_keeps_targets_busy_with_its_prompt(is_idle):
     order = an_order()
-    generation = SimpleNamespace(_order=order, _servers=SimpleNamespace(is_idle=is_idle))
+    servers = SimpleNamespace(assigned=SimpleNamespace(is_idle=is_idle))
+    generation = SimpleNamespace(_order=order, _servers=servers)
     capacity = CapacityChanged(targets=(0, 1, 2), drafters=(0,))
     method = Generation._create_method(generation, capacity)
     verifications = [it for it in method.start() if isinstance(it, StartVerify)]

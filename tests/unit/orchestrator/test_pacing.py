@@ -259,19 +259,6 @@ async def test_what_is_taken_back_before_a_request_has_a_server_is_not_how_it_be
     assert requests.calls("Decode", since=0.0) == []
 
 
-@pytest.mark.parametrize(
-    "wish", [{"strategy": pb.STRATEGY_SPECULATIVE}, {"drafter": pb.DRAFTER_KIND_SERVER}]
-)
-@virtually
-async def test_what_a_request_says_of_its_method_stays(wish):
-    async with system_by_count() as system, _Requests(system) as requests:
-        stream = requests.ask(100, **wish)
-        await asyncio.sleep(0.3)
-        requests.ask(30)
-        await asyncio.sleep(0.3)
-    assert changes(stream) == 0
-
-
 @virtually
 async def test_the_text_takes_no_prompt_in_for_who_is_about_to_decode_plainly(monkeypatch):
     read = []

@@ -1,4 +1,4 @@
-"""Plans: Equation 1, closed forms, and what AUTO makes of them."""
+"""Plans: what AUTO makes of forecasts. Their numbers are in test_estimates and test_forecasts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from paceline_orchestrator.planning import simulated_lookaheads, simulated_shape
 from paceline_orchestrator.planning.equation import needed_target_count, smallest_lookahead
 from paceline_orchestrator.planning.measurements import Measurements
 from paceline_orchestrator.planning.planner import DrafterKind, Planner, Wish
-from paceline_orchestrator.planning.simulated_lookaheads import _MOST_REHEARSED
 from paceline_orchestrator.planning.simulated_shapes import OPEN_SHAPES
 from paceline_protocol.draft_shape import CHAIN, Shape
 from paceline_protocol.methods import METHODS, Strategy
@@ -37,20 +36,6 @@ def refined(measurements: Measurements, wish: Wish | None = None, *, times: int 
         planner.choose(measurements, wish or Wish())
         planner.refine()
     return planner
-
-
-@pytest.mark.parametrize(
-    ("target_ns", "drafter_ns", "lookahead", "needed"),
-    [(100, 5, 5, 4), (100, 10, 2, 5), (7, 1, 1, 7), (101, 5, 5, 5), (10, 20, 1, 1)],
-)
-def test_equation_1_is_exact(target_ns, drafter_ns, lookahead, needed):
-    assert needed_target_count(target_ns, drafter_ns, lookahead=lookahead) == needed
-
-
-def test_equation_1_is_exact_where_floating_point_is_not():
-    third = 3 * 10**17 + 1
-    assert needed_target_count(3 * third, third, lookahead=1) == 3
-    assert needed_target_count(3 * third + 1, third, lookahead=1) == 4
 
 
 @pytest.mark.parametrize("target_count", range(1, 9))
@@ -187,23 +172,6 @@ def test_with_one_target_auto_drafts_ahead_and_says_so():
     assert plan.note.startswith("SI with lookahead 4, drafting ahead: 19.2 ms per token")
 
 
-def test_drafting_ahead_is_expected_to_take_the_longer_of_forward_and_drafts():
-    plan = Planner().choose(STARCODER, Wish(strategy=Strategy.SPECULATIVE))
-    assert (plan.lookahead, plan.drafts_ahead) == (2, True)
-    # Three tokens are drafted in a forward; a rejection costs two drafts and a forward.
-    rate = 0.93**3
-    expected = (21 * rate + 35 * (1 - rate)) / (1 + 0.93 + 0.93**2)
-    assert plan.token_ns == pytest.approx(expected * MS, rel=1e-6)
-
-
-def test_a_verdict_that_is_there_before_the_draft_is_waited_for_and_so_is_the_call():
-    far = replace(STARCODER, target_step_ns=50 * MS, call_ns=2 * MS)
-    plan = Planner().choose(far, Wish(strategy=Strategy.SPECULATIVE, lookahead=2))
-    rate = 0.93**3
-    expected = (52 * rate + 68 * (1 - rate)) / (1 + 0.93 + 0.93**2)
-    assert plan.token_ns == pytest.approx(expected * MS, rel=1e-6)
-
-
 @pytest.mark.parametrize("lookahead", [1, 3, 8])
 @pytest.mark.parametrize("rate", [0.0, 0.6, 0.95, 1.0])
 @pytest.mark.parametrize("drafter_ms", [1, 10, 21, 60])
@@ -327,20 +295,6 @@ def test_no_more_targets_are_used_than_there_are():
     assert plan.target_count == 2
 
 
-def test_the_closed_form_of_si_is_the_papers():
-    wish = Wish(strategy=Strategy.SPECULATIVE, lookahead=2, may_draft_ahead=False)
-    plan = Planner().choose(VICUNA, wish)
-    expected = (2 * 2.5 + 37.7) / (1 + 0.63 + 0.63**2)
-    assert plan.token_ns == pytest.approx(expected * MS, rel=1e-6)
-
-
-def test_the_closed_form_of_dsi_with_lookahead_1_is_proposition_1():
-    even = replace(VICUNA, target_step_ns=7 * MS, drafter_step_ns=MS, acceptance_rate=0.8)
-    plan = Planner().choose(even, Wish(strategy=Strategy.DISTRIBUTED))
-    assert plan.lookahead == 1
-    assert plan.token_ns == pytest.approx((0.8 * 1 + 0.2 * 7) * MS, rel=1e-6)
-
-
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_certain_drafters_are_no_special_case(rate):
     certain = replace(VICUNA, acceptance_rate=rate, target_count=7, drafter_step_ns=6 * MS)
@@ -403,76 +357,6 @@ def test_where_nothing_is_accepted_dsi_dispatches_next_to_nothing():
     assert plan.target_count == 1
 
 
-def test_of_many_cases_the_last_few_are_simulated(monkeypatch):
-    settings = []
-    monkeypatch.setattr(
-        "paceline_orchestrator.planning.simulated_lookaheads.rehearse",
-        lambda setting, **_: settings.append(setting.target_count) or [1],
-    )
-    planner = Planner()
-    for _ in range(2):
-        for target_count in range(3, 8):
-            planner.choose(replace(VICUNA, target_count=target_count))
-    planner.refine()
-    planner.refine()
-    assert list(dict.fromkeys(settings)) == [7, 6, 5, 4]
-
-
-def test_a_case_that_comes_again_while_it_is_simulated_is_simulated_once(monkeypatch):
-    planner = Planner()
-    lookaheads = []
-
-    def rehearse(_setting, *, lookahead, **_):
-        lookaheads.append(lookahead)
-        planner.choose(VICUNA)  # as a request does meanwhile, on another thread
-        return [1]
-
-    monkeypatch.setattr("paceline_orchestrator.planning.simulated_lookaheads.rehearse", rehearse)
-    planner.choose(VICUNA)
-    planner.refine()
-    assert len(lookaheads) == len(set(lookaheads)) > 0
-
-
-def test_a_case_whose_simulation_failed_is_simulated_again(monkeypatch):
-    outcomes = [MemoryError("once")]
-
-    def rehearse(_setting, *, lookahead, **_):
-        if outcomes:
-            raise outcomes.pop()
-        return [1]
-
-    monkeypatch.setattr("paceline_orchestrator.planning.simulated_lookaheads.rehearse", rehearse)
-    planner = Planner()
-    planner.choose(VICUNA)
-    with pytest.raises(MemoryError):
-        planner.refine()
-    unrefined = planner.choose(VICUNA)
-    planner.refine()
-    assert planner.choose(VICUNA).lookahead != unrefined.lookahead
-
-
-def test_however_many_cases_there_were_the_simulations_of_those_used_last_are_kept(monkeypatch):
-    settings = []
-    monkeypatch.setattr(
-        "paceline_orchestrator.planning.simulated_lookaheads.rehearse",
-        lambda setting, **_: settings.append(setting.target_count) or [1],
-    )
-    planner = Planner()
-
-    def simulated(target_count):
-        settings.clear()
-        planner.choose(replace(VICUNA, target_count=target_count))
-        planner.refine()
-        return bool(settings)
-
-    every = range(3, 3 + 3 * _MOST_REHEARSED)
-    assert all(map(simulated, every))
-    assert not simulated(every[-_MOST_REHEARSED])  # used, so the next one is older now
-    assert simulated(every[0])
-    assert not simulated(every[-_MOST_REHEARSED])
-    assert simulated(every[-_MOST_REHEARSED + 1])
-
-
 def test_what_is_kept_of_a_setting_is_small_however_many_wander_by():
     """Where latencies wander there are always new ones: as lists of numbers 30 KB each."""
     planner = refined(VICUNA)
@@ -490,26 +374,6 @@ def test_what_is_kept_of_a_setting_is_small_however_many_wander_by():
     assert (after - before) / len(settings) < 10_000
 
 
-# --- what a call costs -------------------------------------------------------------------------
-
-
-def test_a_call_costs_si_a_way_to_the_drafter_and_one_to_the_target():
-    far = replace(VICUNA, call_ns=3 * MS)
-    wish = Wish(strategy=Strategy.SPECULATIVE, lookahead=2, may_draft_ahead=False)
-    plan = Planner().choose(far, wish)
-    expected = (3 + 2 * 2.5 + 37.7 + 3) / (1 + 0.63 + 0.63**2)
-    assert plan.token_ns == pytest.approx(expected * MS, rel=1e-6)
-
-
-def test_a_call_costs_dsi_a_way_to_the_target_and_one_to_the_drafter_if_it_drafts_at_all():
-    far = replace(
-        VICUNA, target_step_ns=7 * MS, drafter_step_ns=MS, acceptance_rate=0.8, call_ns=MS
-    )
-    plan = Planner().choose(far, Wish(strategy=Strategy.DISTRIBUTED, lookahead=2))
-    drafting = 0.8 * 1 + 2 * 1 * 0.8 / (1 - 0.8**2)
-    assert plan.token_ns == pytest.approx(0.2 * (7 + 1 + drafting) * MS, rel=1e-6)
-
-
 def test_where_calls_cost_more_than_forwards_one_target_is_best_served_by_plain_decoding():
     quick = replace(
         VICUNA,
@@ -522,32 +386,6 @@ def test_where_calls_cost_more_than_forwards_one_target_is_best_served_by_plain_
     assert Planner().choose(replace(quick, call_ns=5 * MS)).strategy is Strategy.AUTOREGRESSIVE
 
 
-@pytest.mark.parametrize(
-    ("dispatch_ms", "drafter_ms", "drafters", "requests", "lookahead"),
-    [
-        (0.0, 2.5, 1, 1, 1),  # costs nothing
-        (1.2, 2.5, 1, 1, 1),  # 2 x 1.2 <= 2.5
-        (1.5, 2.5, 1, 1, 2),  # 2 x 1.5 <= 2 x 2.5
-        (1.5, 0.5, 1, 1, 6),
-        (1.5, 2.5, 1, 64, 2),  # all of them verify what the one drafter drafts
-        (1.5, 2.5, 4, 1, 2),  # one request uses one drafter
-        (1.5, 2.5, 4, 3, 4),  # three times as many blocks in the same time
-    ],
-)
-def test_dispatching_takes_no_more_than_half_of_the_event_loop(
-    dispatch_ms, drafter_ms, drafters, requests, lookahead
-):
-    many = replace(
-        VICUNA,
-        drafter_step_ns=round(drafter_ms * MS),
-        dispatch_ns=round(dispatch_ms * MS),
-        target_count=1000,
-        drafter_count=drafters,
-        request_count=requests,
-    )
-    assert Planner().choose(many, Wish(strategy=Strategy.DISTRIBUTED)).lookahead == lookahead
-
-
 def test_targets_for_the_text_are_those_that_can_be_dispatched_to():
     wish = Wish(strategy=Strategy.DISTRIBUTED, drafter=DrafterKind.SERVER_AND_MAX_GRAM)
     slow = replace(VICUNA, drafter_step_ns=40 * MS, target_first_ns=1)
@@ -556,37 +394,9 @@ def test_targets_for_the_text_are_those_that_can_be_dispatched_to():
         assert plan.target_count == count
 
 
-def test_a_lookahead_below_the_affordable_is_taken_only_when_asked_for():
-    costly = replace(VICUNA, dispatch_ns=1_500_000)
-    planner = refined(costly)
-    plan = planner.choose(costly)
-    assert (plan.strategy, plan.lookahead) == (Strategy.DISTRIBUTED, 2)
-    assert "DSI from lookahead 2 on, at 1.5 ms of CPU for a verification" in plan.note
-    asked = planner.choose(costly, Wish(strategy=Strategy.DISTRIBUTED, lookahead=1))
-    assert asked.lookahead == 1
-
-
-@pytest.mark.parametrize(
-    ("strategy", "change", "ride"),
-    [
-        (Strategy.DISTRIBUTED, {}, True),
-        (Strategy.SPECULATIVE, {}, True),
-        (Strategy.SPECULATIVE, {"drafter_step_ns": 13 * MS}, True),
-        (Strategy.SPECULATIVE, {"target_prices": RowPrices(((1, 1.0), (16, 1.2)))}, False),
-        (Strategy.SELF_SPECULATIVE, {}, False),
-        (Strategy.AUTOREGRESSIVE, {}, False),
-        (Strategy.DISTRIBUTED, {"guess_count": 0.0}, False),
-        # Nothing is known of rows; they have a price; others' rows share the forward.
-        (Strategy.DISTRIBUTED, {"target_prices": RowPrices()}, False),
-        (Strategy.DISTRIBUTED, {"target_prices": RowPrices(((1, 1.0), (16, 1.2)))}, False),
-        (Strategy.DISTRIBUTED, {"request_count": 70}, False),
-        # A block of 3 takes longer than a forward.
-        (Strategy.DISTRIBUTED, {"drafter_step_ns": 13 * MS}, False),
-        (Strategy.DISTRIBUTED, {"drafter_step_ns": 12 * MS}, True),
-    ],
-)
-def test_targets_own_guesses_ride_along_where_that_can_only_gain(strategy, change, ride):
-    free = RowPrices(((1, 1.0), (32, 1.02), (64, 1.5)))
-    known = replace(VICUNA, guess_count=16.0, guesses_accepted=1.0, target_prices=free)
-    plan = Planner().choose(replace(known, **change), Wish(strategy=strategy, lookahead=3))
-    assert plan.own_guesses == ride
+@pytest.mark.parametrize("row_price", [1.02, 1.2])
+def test_targets_own_guesses_ride_along_where_their_rows_are_free(row_price):
+    prices = RowPrices(((1, 1.0), (32, row_price)))
+    known = replace(VICUNA, guess_count=16.0, guesses_accepted=1.0, target_prices=prices)
+    plan = Planner().choose(known, Wish(strategy=Strategy.SPECULATIVE, lookahead=3))
+    assert plan.own_guesses is (row_price < 1.05)

@@ -4,7 +4,6 @@ decoding."""
 from __future__ import annotations
 
 import heapq
-import math
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -56,15 +55,6 @@ def test_a_request_counts_on_its_part_of_the_targets(targets, requests, part):
     assert node.part == part
     plan = Planner().choose(node, Wish(strategy=DSI, lookahead=1))
     assert plan.target_count == part
-
-
-@pytest.mark.parametrize(
-    ("requests", "drafters", "ahead"), [(1, 1, True), (4, 1, False), (4, 4, True)]
-)
-def test_a_drafter_works_ahead_only_where_nobody_else_has_work_for_it(requests, drafters, ahead):
-    plan = plan_with(requests, drafting=1, node=replace(NODE, drafter_count=drafters), strategy=SI)
-    assert plan.drafts_ahead is ahead
-    assert not plan_with(requests, drafting=2, strategy=SI).drafts_ahead
 
 
 def test_with_a_target_for_each_request_dsi_has_retreated_to_si():
@@ -147,26 +137,6 @@ def shared_node(*, row_ms=0.2, drafter_row_ms=0.02, node=NODE):
     )
 
 
-@pytest.mark.parametrize("requests", [8, 16, 64])
-def test_a_forward_for_all_takes_as_long_as_its_rows(requests):
-    near = replace(shared_node(), call_ns=0)
-    plan = plan_with(requests, node=near, strategy=PLAIN)
-    assert plan.token_ns == pytest.approx((40 + 0.2 * (requests / 4 - 1)) * MS)
-
-
-def test_who_drafts_while_others_verify_is_in_every_second_forward():
-    plan = plan_with(64, node=shared_node(drafter_row_ms=0), strategy=SI, lookahead=3)
-    forward_ms = 40 + 0.2 * (8 * 4 - 1)  # half of 16 requests, with 4 rows each
-    assert plan.token_ns == pytest.approx(2 * forward_ms * MS / (1 + 0.8 + 0.8**2 + 0.8**3))
-
-
-def test_a_block_whose_drafting_takes_long_waits_for_half_a_forward_besides():
-    plan = plan_with(64, node=shared_node(drafter_row_ms=0), strategy=SI, lookahead=12)
-    forward_ms = 40 + 0.2 * (8 * 13 - 1)
-    round_ms = 2 * 1 + 12.5 * 4 + 1.5 * forward_ms
-    assert plan.token_ns == pytest.approx(round_ms * MS / sum(0.8**n for n in range(13)))
-
-
 def test_while_rows_are_nearly_free_everybody_speculates_however_many_there_are():
     for requests in (1, 4, 16, 64):
         assert plan_with(requests, node=shared_node(drafter_row_ms=0)).strategy is not PLAIN
@@ -188,14 +158,6 @@ def test_a_price_for_rows_that_one_request_pays_alone_counts_as_well():
     assert plan_with(1, node=dear, strategy=SI).lookahead < plan_with(1, strategy=SI).lookahead
     nothing = replace(dear, target_prices=RowPrices(((1, 1.0), (2, 3.0))))
     assert plan_with(1, node=nothing).strategy is PLAIN
-
-
-def test_a_shared_drafter_drafts_for_all_at_once_and_each_costs_cpu_of_its_own():
-    shared = replace(shared_node(), dispatch_ns=2 * MS)
-    for requests in (1, 2, 4):
-        drafter_ms = 4 + 0.02 * (requests - 1)
-        asked = plan_with(requests, node=replace(shared, target_count=64), strategy=DSI)
-        assert asked.lookahead == math.ceil(2 * requests * 2 / drafter_ms)
 
 
 @given(measurements, st.floats(0, 1), st.floats(0, 1), st.booleans())

@@ -44,35 +44,3 @@ def test_what_can_make_no_difference_is_not_simulated(monkeypatch):
     assert not known.is_better(a_start(targets=1))
     assert not known.is_better(a_start(first=1))
     known.simulate_missing()
-
-
-def test_a_start_is_simulated_once_however_often_it_is_asked_for(monkeypatch):
-    simulated = []
-    monkeypatch.setattr(
-        prefill_broadcast, "is_better_broadcast", lambda it, **_: simulated.append(it) or True
-    )
-    known = PrefillBroadcasts()
-    for _ in range(3):
-        known.is_better(a_start())
-        known.simulate_missing()
-        known.is_better(a_start())
-    assert simulated == [a_start()]
-
-
-def test_a_start_whose_simulation_failed_is_forgotten_until_it_is_asked_for_again(monkeypatch):
-    outcomes = [MemoryError("once")]
-
-    def simulate(_, **__):
-        if outcomes:
-            raise outcomes.pop()
-        return True
-
-    monkeypatch.setattr(prefill_broadcast, "is_better_broadcast", simulate)
-    known = PrefillBroadcasts()
-    known.is_better(a_start())
-    with pytest.raises(MemoryError):
-        known.simulate_missing()
-    known.simulate_missing()
-    assert not known.is_better(a_start())
-    known.simulate_missing()
-    assert known.is_better(a_start())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from paceline import errors
 from paceline_contract.calls import CallTiming
 from paceline_orchestrator.decoding import probe
 from paceline_orchestrator.decoding.assigned_servers import AssignedServers
+from paceline_orchestrator.decoding.candidates import Candidates
 from paceline_orchestrator.decoding.deadline import Deadline
 from paceline_orchestrator.decoding.exchange import SessionSpec
 from paceline_orchestrator.decoding.session_opener import Opening
@@ -76,14 +76,13 @@ async def some_servers(pool, target_count=1, **options):
 
 def servers_to_be(pool, target_count=1, *, drafter_count=0, growth=None, text=()):
     return AssignedServers(
-        pool,
-        MODEL,
+        Candidates(pool, MODEL, text=pool.familiarity.text(text, share="")),
+        pool=pool,
         make_spec=lambda _: SessionSpec(fingerprint="it", reserve_length=1),
         needs=needs(target_count, drafter_count=drafter_count, growth=growth),
         opener=SimpleNamespace(open=opened_at_once, close=lambda *_: None),
         deadline=Deadline.after(60),
         note_fallback=lambda _: None,
-        text=pool.familiarity.text(text, share=""),
     )
 
 
@@ -335,29 +334,6 @@ async def test_listeners_are_told_soon_when_a_target_becomes_a_primary_or_ceases
         assert told == [[1], [0]]
 
 
-@asynccontextmanager
-async def a_request(system, **options):
-    """Begin a request, and leave it in the end."""
-
-    async def read():
-        async for _ in system.call(**options):
-            pass
-
-    reading = asyncio.create_task(read())
-    yield
-    reading.cancel()
-    await asyncio.wait((reading,))
-
-
-async def test_as_many_requests_as_targets_have_one_each():
-    targets = [FakeModelServer("target", stalls=lambda _: True) for _ in range(3)]
-    async with orchestrating(targets=targets) as system:
-        async with a_request(system), a_request(system), a_request(system):
-            for target in targets:
-                await target.until(lambda it: it.running == 1)
-        await system.settled()
-
-
 async def test_who_listens_hears_once_of_all_that_changed_in_a_turn_of_the_loop():
     pool, calls = KnownTargets(3), []
     with pool.listening(lambda: calls.append(pool.primaries)):
@@ -382,3 +358,20 @@ async def test_a_request_that_needs_no_server_looks_at_none(monkeypatch):
     servers.vacate(servers.target(1), errors.CacheExhaustedError("full"))
     servers.fill()
     assert asked == [Role.TARGET]
+
+
+async def test_as_many_requests_as_targets_of_a_whole_system_have_one_each():
+    targets = [FakeModelServer("target", stalls=lambda _: True) for _ in range(3)]
+    async with orchestrating(targets=targets) as system:
+
+        async def read():
+            async for _ in system.call():
+                pass
+
+        reading = [asyncio.create_task(read()) for _ in targets]
+        for target in targets:
+            await target.until(lambda it: it.running == 1)
+        for task in reading:
+            task.cancel()
+        await asyncio.wait(reading)
+        await system.settled()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -18,11 +17,9 @@ from paceline_orchestrator.decoding.statistics import (
     EventKind,
     Fallback,
     ModelForwards,
-    Statistics,
 )
 from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.messages import EmitTokens, StartDecode, StartDraft, StartVerify
-from paceline_protocol.methods import Strategy
 
 PROMPT = (1, 2, 3)
 TIMING = CallTiming(queue_ns=10, forward_ns=100, forward_count=1, row_count=1)
@@ -239,29 +236,6 @@ def test_the_timeline_tells_branches_from_the_chain():
         ("ACCEPTED", (8,), 0, False),
         ("DISCARDED", (7, 9), 0, False),
     ]
-
-
-def test_metrics_tell_what_branches_took_and_won():
-    registry = CollectorRegistry()
-    drafts = DraftStatistics(branch_judged=9, branch_accepted=3, corrections_ahead=2)
-    served = SimpleNamespace(
-        strategy=Strategy.DISTRIBUTED,
-        targets_used=1,
-        speed_up=None,
-        statistics=lambda: Statistics(drafts=drafts),
-    )
-    with RequestMetrics(registry).request(served, arrived_ns=0):
-        pass
-    names = ("branch_rows", "branch_rows_accepted", "corrections_ahead")
-    assert [registry.get_sample_value(f"paceline_{it}_total") for it in names] == [9, 3, 2]
-
-
-def test_fallbacks_are_counted_by_kind():
-    recorder = a_recorder()
-    for kind in (Fallback.TARGET_LOST, Fallback.DEADLINE, Fallback.TARGET_LOST):
-        recorder.fallback(kind)
-    found = recorder.statistics(DraftStatistics()).fallbacks
-    assert found == {Fallback.TARGET_LOST: 2, Fallback.DEADLINE: 1}
 
 
 def test_what_later_tokens_took_is_averaged_without_those_of_the_first_answer(monkeypatch):

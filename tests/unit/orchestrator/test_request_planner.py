@@ -302,14 +302,6 @@ def test_where_the_text_drafts_too_growth_goes_two_targets_further_and_keeps_its
     assert TargetScaling(1, is_fixed=True, has_text=True).lookahead_with(4, **times) == 1
 
 
-def test_verdicts_change_what_a_drafter_is_worth():
-    planning = a_planning([a_server(30)])
-    assert a_plan(planning).strategy is Strategy.SPECULATIVE
-    for _ in range(40):
-        planning.learn(**took(rejected=100))
-    assert a_plan(planning).strategy is Strategy.AUTOREGRESSIVE
-
-
 def test_a_verification_costs_the_cpu_time_of_requests_over_their_verifications():
     clock = SimpleNamespace(ns=0)
     planning = a_planning([a_server(30) for _ in range(7)], cpu_clock=lambda: clock.ns)
@@ -381,17 +373,6 @@ def test_what_a_target_guesses_is_not_judged_by_rejection_sampling():
         a_plan(planning, rule=VerificationRule.REJECTION, strategy=SELF)
 
 
-def test_verdicts_change_what_a_targets_own_guesses_are_worth():
-    planning = a_self_drafting_planning()
-    for _ in range(40):
-        planning.learn(**took(forwards=101, accepted=300, rejected=700, strategy=SELF))
-    plan = a_plan(planning)
-    assert plan.token_ns == pytest.approx((30 + 10 * 0.1 + 1) * MS / 4, rel=0.05)
-    for _ in range(200):
-        planning.learn(**took(forwards=101, rejected=1000, strategy=SELF))
-    assert a_plan(planning).strategy is Strategy.AUTOREGRESSIVE
-
-
 def test_a_targets_own_guesses_say_nothing_of_the_drafter():
     planning = a_planning([a_server(30, self_draft_depth=4)])
     before = a_plan(planning).hit_rates[0]
@@ -441,13 +422,6 @@ def test_auto_uses_trees_once_simulation_says_that_they_pay(target_count, strate
     assert plan.shape.width > 1
     assert plan.token_ns < before.token_ns / 1.05
     assert str(plan.shape) in plan.note
-
-
-def test_auto_stays_with_chains_where_rows_are_dear_and_says_so():
-    plan = simulated(a_tree_planning(row_ms=3))
-    assert plan.strategy is not Strategy.AUTOREGRESSIVE
-    assert plan.shape == CHAIN
-    assert "trees do not pay" in plan.note
 
 
 def test_auto_stays_with_chains_where_runners_up_are_never_right_but_doubts_it_in_time():

@@ -20,8 +20,6 @@ from support.virtual_system import virtual_system
 from support.virtual_time import virtually
 
 GREEDY, MODEST = "10.0.0.1", "10.0.0.2"
-# What a request with 4 tokens takes, about.
-REQUEST_SECONDS = 0.2
 
 
 class Ends(list):
@@ -35,6 +33,16 @@ class Ends(list):
 def request(system, **options):
     options.setdefault("max_tokens", 4)
     return system.generate(strategy=pb.STRATEGY_AUTOREGRESSIVE, **options)
+
+
+def a_queue(request_limit):
+    settings = OrchestratorSettings(targets=("127.0.0.1:1",), request_limit=request_limit)
+    return RequestQueue(settings, metrics=RequestMetrics(CollectorRegistry()))
+
+
+def entering(queue, share="a"):
+    """Ask for a place, with a minute's time."""
+    return queue.enter(share, size=1, deadline=Deadline.after(60))
 
 
 async def begun(tasks, *requests):
@@ -200,14 +208,10 @@ async def test_a_request_that_is_cancelled_while_it_waits_leaves_nothing():
 
 @virtually
 async def test_a_place_that_is_given_to_a_request_as_it_is_cancelled_goes_to_the_next():
-    settings = OrchestratorSettings(targets=("127.0.0.1:1",), request_limit=1)
-    queue = RequestQueue(settings, metrics=RequestMetrics(CollectorRegistry()))
-    deadline = Deadline.after(60)
-    await queue.enter("a", size=1, deadline=deadline)
+    queue = a_queue(1)
+    await entering(queue)
     async with asyncio.TaskGroup() as tasks:
-        second, third = await begun(
-            tasks, *(queue.enter("a", size=1, deadline=deadline) for _ in range(2))
-        )
+        second, third = await begun(tasks, entering(queue), entering(queue))
         queue.leave("a")  # to the second one, which goes in this turn of the loop
         second.cancel()
         await third
@@ -218,21 +222,14 @@ async def test_a_place_that_is_given_to_a_request_as_it_is_cancelled_goes_to_the
 
 @virtually
 async def test_of_clients_with_as_many_places_the_one_served_longest_ago_is_next():
-    settings = OrchestratorSettings(targets=("127.0.0.1:1",), request_limit=4)
-    queue = RequestQueue(settings, metrics=RequestMetrics(CollectorRegistry()))
-    deadline = Deadline.after(60)
-    ends = Ends()
-
-    def entering(share):
-        return queue.enter(share, size=1, deadline=deadline)
-
+    queue, ends = a_queue(4), Ends()
     for share in ("first", "second", "second"):
-        await entering(share)
+        await entering(queue, share)
     queue.leave("second")  # which keeps the other one of its places
     for share in ("third", "fourth"):
-        await entering(share)
+        await entering(queue, share)
     async with asyncio.TaskGroup() as tasks:
-        await begun(tasks, *(ends.note(it, entering(it)) for it in ("second", "first")))
+        await begun(tasks, *(ends.note(it, entering(queue, it)) for it in ("second", "first")))
         assert queue.waiting_count == 2
         queue.leave("third")
         queue.leave("fourth")
@@ -313,15 +310,12 @@ async def test_a_flood_is_let_in_before_it_begins_and_then_begins_step_by_step()
 
 @virtually
 async def test_arrivals_without_end_do_not_hold_requests_back_for_ever():
-    settings = OrchestratorSettings(targets=("127.0.0.1:1",), request_limit=100)
-    queue = RequestQueue(settings, metrics=RequestMetrics(CollectorRegistry()))
+    queue, waiting = a_queue(100), []
     async with asyncio.TaskGroup() as tasks:
 
         def arrive():
-            entering = queue.enter("a", size=1, deadline=Deadline.after(60))
-            waiting.append(tasks.create_task(entering))
+            waiting.append(tasks.create_task(entering(queue)))
 
-        waiting = []
         for _ in range(40):
             arrive()
         began = asyncio.get_running_loop().time()
@@ -335,15 +329,12 @@ async def test_arrivals_without_end_do_not_hold_requests_back_for_ever():
 
 @virtually
 async def test_a_place_that_becomes_free_is_given_at_once_however_many_arrive():
-    settings = OrchestratorSettings(targets=("127.0.0.1:1",), request_limit=40)
-    queue = RequestQueue(settings, metrics=RequestMetrics(CollectorRegistry()))
+    queue, waiting = a_queue(40), []
     async with asyncio.TaskGroup() as tasks:
 
         def arrive():
-            entering = queue.enter("a", size=1, deadline=Deadline.after(60))
-            waiting.append(tasks.create_task(entering))
+            waiting.append(tasks.create_task(entering(queue)))
 
-        waiting = []
         for _ in range(100):
             arrive()
         await asyncio.sleep(1)

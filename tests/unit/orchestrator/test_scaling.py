@@ -216,23 +216,3 @@ def test_replicas_converge_to_what_is_wanted_within_the_limits(
     for _ in range(300 // 15 + 40 * 60 // 15):
         hpa.sync(wanted)
     assert hpa.replicas == wanted
-
-
-@given(st.lists(st.integers(1, 40), min_size=1))
-def test_more_are_there_at_the_next_look_and_a_metric_that_is_gone_changes_nothing(wishes):
-    hpa = Autoscaler(1, 40)
-    for wish in wishes:
-        assert hpa.sync(wish) >= wish
-        assert hpa.sync(None) == hpa.replicas
-
-
-def test_what_flickers_does_not_scale():
-    hpa = Autoscaler(1, 40)
-    seen = {hpa.sync(3 + step % 2) for step in range(200)} - {3}
-    assert seen == {4}
-
-
-def test_the_default_tolerance_would_ignore_a_step_of_one_from_ten_on():
-    default = Autoscaler(1, 40, tolerance=Fraction(1, 10), replicas=10)
-    ours = Autoscaler(1, 40, replicas=10)
-    assert (default.sync(11), ours.sync(11)) == (10, 11)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline import errors
-from paceline_contract.calls import DraftOptions, PrefixCall, VerifyOptions
+from paceline_contract.calls import DraftOptions, PrefixCall
 from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding.deadline import Deadline
 from paceline_orchestrator.decoding.exchange import SessionSpec
@@ -22,7 +22,7 @@ from paceline_orchestrator.fleet.server import ModelServer
 from paceline_orchestrator.fleet.wire import fetch_facts
 from paceline_serving.transport import pod_channel
 from support.fake_models import FakeModelServer, serving
-from support.fake_text import VOCABULARY_SIZE, continuation
+from support.fake_text import continuation
 
 TEXT = (1, 2, 3, 4)
 
@@ -233,18 +233,6 @@ async def test_a_drafter_keeps_what_it_streamed_when_it_is_stopped():
         assert not session.repairs
 
 
-async def test_a_drafter_that_falls_silent_is_noticed():
-    fake = FakeModelServer("drafter")
-    async with a_session(fake) as session:
-        await session.draft(TEXT, DraftOptions(max_tokens=1), final_length=4, report=lambda _: None)
-        fake.faults.append("hang")
-        with pytest.raises(errors.DeadlineError):
-            await session.draft(
-                (*TEXT, 5), DraftOptions(max_tokens=1), final_length=4, report=lambda _: None
-            )
-        await fake.until(lambda it: len(it.cancelled) == 1)
-
-
 @pytest.mark.parametrize(("role", "method"), [("target", "Verify"), ("drafter", "Draft")])
 async def test_a_call_has_a_second_more_than_its_request(role, method):
     """So that it is the request's end that ends it, and a server that hears nothing ends it too."""
@@ -270,14 +258,6 @@ async def test_a_call_has_a_second_more_than_its_request(role, method):
         assert after + 1 <= timeout <= before + 1
 
 
-async def test_no_call_outlives_the_request():
-    fake = FakeModelServer("target")
-    async with a_session(fake, seconds=0.05) as session:
-        fake.faults.append("hang")
-        with pytest.raises(errors.DeadlineError):
-            await verify(session, TEXT)
-
-
 async def test_an_idle_session_is_renewed_and_a_busy_one_is_not():
     fake = FakeModelServer("target")
     async with a_session(fake) as session:
@@ -286,76 +266,3 @@ async def test_an_idle_session_is_renewed_and_a_busy_one_is_not():
         assert fake.renewed == 0
         await session.renew(idle_seconds=0)
         assert fake.renewed == 1
-
-
-async def test_a_refused_session_says_why():
-    fake = FakeModelServer("target")
-    fake.open_error = errors.CacheExhaustedError("full", retry_after_seconds=3)
-    async with a_session(fake) as session:
-        with pytest.raises(errors.CacheExhaustedError) as caught:
-            await verify(session, TEXT)
-        assert caught.value.retry_after_seconds == 3
-
-
-@pytest.mark.parametrize(
-    "distort",
-    [
-        pytest.param(lambda it: it.logprobs.append(-1.0), id="a log probability too many"),
-        pytest.param(lambda it: it.ClearField("logprobs"), id="no log probabilities"),
-        pytest.param(lambda it: it.top_logprobs.pop(), id="a place of which nothing is said"),
-        pytest.param(lambda it: it.top_logprobs[0].ClearField("token_ids"), id="nothing likely"),
-        pytest.param(
-            lambda it: it.top_logprobs[0].token_ids.__setitem__(0, VOCABULARY_SIZE),
-            id="no token that is likely",
-        ),
-        pytest.param(lambda it: it.accepted_path.append(7), id="a path beyond the proposal"),
-        pytest.param(lambda it: it.accepted_path.__setitem__(0, 1), id="a path that skips"),
-        pytest.param(lambda it: setattr(it, "next_token_id", VOCABULARY_SIZE), id="no token"),
-        pytest.param(lambda it: setattr(it, "sequence", 99), id="another call"),
-    ],
-)
-async def test_a_verdict_that_fits_no_call_is_none(distort):
-    fake = FakeModelServer("target")
-    fake.distort = distort
-    async with a_session(fake) as session:
-        proposal = Proposal(tuple(continuation(TEXT, 2)))
-        options = VerifyOptions(logprobs=True, top_logprobs=1)
-        with pytest.raises(BadAnswerError):
-            await session.verify(TEXT, proposal, options, final_length=len(TEXT))
-
-
-@pytest.mark.parametrize(
-    "distort",
-    [
-        pytest.param(lambda it: it.proposal.ClearField("token_ids"), id="no token"),
-        pytest.param(lambda it: it.proposal.token_ids.extend([1] * 9), id="beyond the window"),
-        pytest.param(lambda it: it.proposal.parents.append(5), id="a parent to come"),
-        pytest.param(
-            lambda it: it.start_length > len(TEXT) and it.proposal.parents.append(0), id="a sibling"
-        ),
-        pytest.param(
-            lambda it: it.proposal.distributions.add(token_ids=[1], probabilities=[1.0]),
-            id="a distribution under EXACT",
-        ),
-        pytest.param(lambda it: it.proposal.token_ids.__setitem__(0, VOCABULARY_SIZE), id="no id"),
-    ],
-)
-async def test_draft_tokens_that_fit_no_draft_are_none(distort):
-    fake = FakeModelServer("drafter")
-    fake.distort = distort
-    async with a_session(fake) as session:
-        with pytest.raises(BadAnswerError):
-            await session.draft(
-                TEXT, DraftOptions(max_tokens=4), final_length=len(TEXT), report=lambda _: None
-            )
-
-
-async def test_a_chain_may_spell_out_its_parents():
-    fake = FakeModelServer("drafter")
-    found = []
-    fake.distort = lambda it: it.proposal.parents.append(it.start_length - len(TEXT))
-    async with a_session(fake) as session:
-        await session.draft(
-            TEXT, DraftOptions(max_tokens=4), final_length=len(TEXT), report=found.append
-        )
-    assert [it.proposal.parents for it in found] == [()] * 4

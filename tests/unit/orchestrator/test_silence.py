@@ -1,10 +1,8 @@
-"""Calls that a server leaves unanswered are given up, on a clock that the test moves."""
+"""Calls that a server leaves unanswered are given up; on virtual time."""
 
 from __future__ import annotations
 
-import heapq
-from contextlib import suppress
-from itertools import count
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -12,49 +10,22 @@ import pytest
 from paceline_contract.calls import PrefixCall
 from paceline_orchestrator.decoding import deadline as deadline_module
 from paceline_orchestrator.decoding.deadline import Patience, patience_seconds
-from paceline_orchestrator.fleet import silence
 from paceline_orchestrator.fleet.silence import SilenceWatch, Work
+from support.virtual_system import now
+from support.virtual_time import virtually
+
+BEGIN = 1000.0  # of every virtual clock
 
 
-class Clock:
-    """An event loop's clock and timers, moved by hand."""
-
-    def __init__(self):
-        self.now = 0.0
-        self._timers = []
-        self._tasks = []
-        self._order = count()
-
-    def time(self):
-        return self.now
-
-    def call_at(self, at, callback):
-        timer = SimpleNamespace(when=lambda: at, is_cancelled=False)
-        timer.cancel = lambda: setattr(timer, "is_cancelled", True)
-        heapq.heappush(self._timers, (at, next(self._order), timer, callback))
-        return timer
-
-    def create_task(self, work, *, name):
-        """Let it run as far as it comes, once the callback that made it is over."""
-        self._tasks.append(work)
-        return SimpleNamespace(cancel=work.close)
-
-    def move_to(self, now):
-        while self._timers and self._timers[0][0] <= now:
-            self.now, _, timer, callback = heapq.heappop(self._timers)
-            if not timer.is_cancelled:
-                callback()
-            while self._tasks:
-                with suppress(StopIteration):
-                    self._tasks.pop().send(None)
-        self.now = now
+def since_begin():
+    return now() - BEGIN
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(silence.asyncio, "get_running_loop", lambda: clock)
-    return clock
+async def move_to(at):
+    """Let it become so many seconds since the test began, and what is due then happen."""
+    await asyncio.sleep(at - since_begin())
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 class Rpc:
@@ -73,34 +44,38 @@ def begin(watch, patience_seconds=1.0, is_in_sight=out_of_sight):
     return watch.begin(Rpc(), patience_seconds=patience_seconds, is_in_sight=is_in_sight)
 
 
-def test_a_call_is_given_up_when_its_patience_is_over_and_no_earlier(clock):
+@virtually
+async def test_a_call_is_given_up_when_its_patience_is_over_and_no_earlier():
     waiting = begin(SilenceWatch())
-    clock.move_to(0.999)
+    await move_to(0.999)
     assert not waiting.is_given_up
-    clock.move_to(1.0)
+    await move_to(1.0)
     assert waiting.is_given_up
     assert waiting.rpc.is_cancelled
 
 
-def test_each_call_has_its_own_patience_whatever_was_begun_before(clock):
+@virtually
+async def test_each_call_has_its_own_patience_whatever_was_begun_before():
     watch = SilenceWatch()
     patient, hasty = begin(watch, 10), begin(watch, 1)
-    clock.move_to(5)
+    await move_to(5)
     assert (patient.is_given_up, hasty.is_given_up) == (False, True)
-    clock.move_to(10)
+    await move_to(10)
     assert patient.is_given_up
 
 
-def test_a_call_that_has_ended_is_left_alone(clock):
+@virtually
+async def test_a_call_that_has_ended_is_left_alone():
     watch = SilenceWatch()
     waiting = begin(watch)
     watch.end(waiting, rpc=waiting.rpc)
     watch.end(waiting, rpc=waiting.rpc)
-    clock.move_to(5)
+    await move_to(5)
     assert not waiting.rpc.is_cancelled
 
 
-def test_who_takes_the_place_of_an_unanswered_call_waits_for_no_longer(clock):
+@virtually
+async def test_who_takes_the_place_of_an_unanswered_call_waits_for_no_longer():
     watch = SilenceWatch()
     rpcs = []
     waiting = None
@@ -114,26 +89,28 @@ def test_who_takes_the_place_of_an_unanswered_call_waits_for_no_longer(clock):
         )
         if former is not None:
             watch.end(former, rpc=rpcs[-2])
-        clock.move_to(clock.now + 0.21)
+        await asyncio.sleep(0.21)
     assert waiting.is_given_up
     assert [it.is_cancelled for it in rpcs] == [False] * 4 + [True]
 
 
-def test_who_takes_the_place_of_an_answered_call_waits_anew(clock):
+@virtually
+async def test_who_takes_the_place_of_an_answered_call_waits_anew():
     watch = SilenceWatch()
     answered = begin(watch)
-    clock.move_to(0.9)
+    await move_to(0.9)
     watch.heard(answered)
     watch.end(answered, rpc=answered.rpc)
     waiting = watch.begin(
         Rpc(), patience_seconds=1.0, is_in_sight=out_of_sight, instead_of=answered
     )
-    clock.move_to(1.8)
+    await move_to(1.8)
     assert not waiting.is_given_up
 
 
 @pytest.mark.parametrize(("rows", "newer_rows"), [(1, 100), (100, 1)])
-def test_who_takes_the_place_of_a_call_is_endured_for_its_own_work(clock, rows, newer_rows):
+@virtually
+async def test_who_takes_the_place_of_a_call_is_endured_for_its_own_work(rows, newer_rows):
     async def in_sight():
         return True
 
@@ -148,92 +125,98 @@ def test_who_takes_the_place_of_a_call_is_endured_for_its_own_work(clock, rows, 
         instead_of=former,
         work=Work(row_count=newer_rows),
     )
-    clock.move_to(50)
+    await move_to(50)
     assert newer.is_neglected is (newer_rows == 1)
 
 
-def test_a_call_that_its_server_has_in_sight_waits_on_and_is_asked_for_again(clock):
+@virtually
+async def test_a_call_that_its_server_has_in_sight_waits_on_and_is_asked_for_again():
     asked = []
 
     async def for_three_times():
-        asked.append(clock.now)
+        asked.append(since_begin())
         return len(asked) <= 3
 
     waiting = begin(SilenceWatch(), is_in_sight=for_three_times)
-    clock.move_to(3.5)
+    await move_to(3.5)
     assert not waiting.is_given_up
-    clock.move_to(4.0)
+    await move_to(4.0)
     assert waiting.is_given_up
     assert asked == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_an_answer_that_comes_while_its_server_is_asked_counts(clock):
+@pytest.mark.parametrize("ends_at", [1.6, 2.4], ids=["before", "after"])
+@virtually
+async def test_an_answer_that_comes_while_its_server_is_asked_counts(ends_at):
     """The server then says that it has the call no longer."""
 
-    class Later:
-        def __await__(self):
-            yield
-
     async def later():
-        await Later()
+        await asyncio.sleep(1.0)
         return False
 
     watch = SilenceWatch()
     waiting = begin(watch, is_in_sight=later)
-    clock.move_to(1.5)
+    await move_to(1.5)
     watch.heard(waiting)
+    await move_to(ends_at)
+    assert not waiting.is_given_up
     watch.end(waiting, rpc=waiting.rpc)
-    clock.move_to(9.0)
+    await move_to(9.0)
     assert not waiting.is_given_up
     assert not waiting.rpc.is_cancelled
 
 
-def test_each_message_of_a_stream_begins_its_patience_anew(clock):
+@virtually
+async def test_each_message_of_a_stream_begins_its_patience_anew():
     watch = SilenceWatch()
     stream = begin(watch, 3)
-    clock.move_to(2.5)
+    await move_to(2.5)
     watch.heard(stream, patience_seconds=0.5)
-    clock.move_to(2.9)
+    await move_to(2.9)
     assert not stream.is_given_up
-    clock.move_to(3.0)
+    await move_to(3.0)
     assert stream.is_given_up
 
 
-def test_requests_that_end_early_add_up_to_a_silence(clock):
+@virtually
+async def test_requests_that_end_early_add_up_to_a_silence():
     watch = SilenceWatch()
     verdicts = []
     for _ in range(4):
         waiting = begin(watch)
-        clock.move_to(clock.now + 0.3)
+        await asyncio.sleep(0.3)
         verdicts.append(watch.end_unanswered(waiting))
     assert verdicts == [False, False, False, True]
 
 
-def test_time_in_which_many_calls_wait_counts_once(clock):
+@virtually
+async def test_time_in_which_many_calls_wait_counts_once():
     """Forty streams of one client that leaves are no silence."""
     watch = SilenceWatch()
     calls = [begin(watch) for _ in range(40)]
-    clock.move_to(0.3)
+    await move_to(0.3)
     assert not any(list(map(watch.end_unanswered, calls)))
 
 
-def test_an_answer_ends_a_silence(clock):
+@virtually
+async def test_an_answer_ends_a_silence():
     watch = SilenceWatch()
     for _ in range(3):
         unanswered, answered = begin(watch), begin(watch)
-        clock.move_to(clock.now + 0.6)
+        await asyncio.sleep(0.6)
         assert not watch.end_unanswered(unanswered)
         watch.heard(answered)
         watch.end(answered, rpc=answered.rpc)
 
 
-def test_a_call_that_was_answered_is_no_silence_when_its_request_ends(clock):
+@virtually
+async def test_a_call_that_was_answered_is_no_silence_when_its_request_ends():
     watch = SilenceWatch()
     answered = begin(watch)
-    clock.move_to(0.9)
+    await move_to(0.9)
     watch.heard(answered)
     watch.end(answered, rpc=answered.rpc)
-    clock.move_to(9.0)
+    await move_to(9.0)
     assert not watch.end_unanswered(answered)
 
 

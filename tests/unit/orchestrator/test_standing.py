@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
 from unittest.mock import MagicMock
 
 import pytest
@@ -13,11 +12,9 @@ from prometheus_client import CollectorRegistry
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_contract.calls import Hardware, VerificationRule
-from paceline_orchestrator.decoding import probe
 from paceline_orchestrator.fleet import health_watch, standing_log
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError
-from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role, StaticDiscovery
-from paceline_orchestrator.fleet.pool import ServerPool
+from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role
 from paceline_orchestrator.fleet.server import ModelServer
 from paceline_orchestrator.fleet.server_metrics import count_servers
 from paceline_orchestrator.fleet.silence import SilenceError
@@ -25,10 +22,10 @@ from paceline_orchestrator.fleet.standing import Orders, standings
 from paceline_orchestrator.fleet.standing_log import StandingLog
 from paceline_orchestrator.fleet.words import Standing, Word
 from paceline_orchestrator.front.translation import server_message
-from paceline_serving.transport import pod_channel
-from support.fake_models import FakeModelServer, serving
+from support.fake_models import FakeModelServer
 from support.ports import free_address
 from support.waiting import until as soon
+from unit.orchestrator.test_pool import a_pool
 
 ODD = {
     Word.OTHER_MODEL: (
@@ -45,21 +42,6 @@ ODD = {
         "it runs with --invariant, most targets without",
     ),
 }
-
-
-@asynccontextmanager
-async def a_pool(*servers, listed=None):
-    """Run fake servers and a pool of them; `listed` are their endpoints, if not one for each."""
-    async with serving(*servers):
-        named = [
-            Endpoint(f"{it.role}-{i}", it.address, Role(it.role)) for i, it in enumerate(servers)
-        ]
-        async with ServerPool(
-            StaticDiscovery(listed(servers) if listed else named),
-            open_channel=lambda it: pod_channel(it.address, credentials=None),
-            probe=probe.answers,
-        ) as pool:
-            yield pool
 
 
 def a_target(**options):
@@ -150,18 +132,6 @@ async def test_a_server_that_is_listed_under_two_names_counts_once(caplog):
         assert "it is a, at another address" in await stands(pool, "b", Word.LISTED_TWICE)
         assert [it.name for it in pool.targets(pool.model())] == ["a"]
         await logged(caplog, "b is not used: it is a, at another address")
-
-
-async def test_a_server_of_another_kind_is_told_of(caplog):
-    def listed(servers):
-        return [
-            Endpoint("t", servers[0].address, Role.TARGET),
-            Endpoint("d", servers[1].address, Role.TARGET),
-        ]
-
-    async with a_pool(a_target(), a_drafter(), listed=listed) as pool:
-        await stands(pool, "d", Word.OTHER_ROLE)
-        await logged(caplog, "d is not used: it is a drafter, not a target")
 
 
 class Ancient(FakeModelServer):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,10 +9,6 @@ from hypothesis import strategies as st
 from paceline_orchestrator.front.text import FinalToken, StreamedText
 from paceline_orchestrator.front.tokenizer import Codec
 from support.tiny_tokenizers import TINY_TOKENIZERS
-
-if TYPE_CHECKING:
-    import random
-
 
 TOKENIZERS = {
     "byte level": TINY_TOKENIZERS["byte level, as of GPT-2, Llama 3 and Qwen"](),
@@ -63,26 +57,6 @@ def test_the_text_ends_before_a_stop_string(content, stops):
         assert ids_of(pieces) == token_ids[: text.token_count]
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    st.lists(st.sampled_from("abcñ🚴 "), max_size=30).map("".join),
-    st.lists(st.sampled_from(["abc", "ñ🚴", "cab", "a b"]), max_size=2),
-    st.randoms(use_true_random=False),
-)
-def test_a_resumed_text_goes_on_where_the_pieces_ended(content, stops, source: random.Random):
-    codec = CODECS["byte level"]
-    token_ids = TOKENIZERS["byte level"].encode(content).ids
-    whole = stream(StreamedText(codec, stops), token_ids)
-    received = whole[: source.randint(0, len(whole))]
-    resumed = StreamedText(codec, stops)
-    resumed.resume(ids_of(received))
-    assert resumed.token_count == len(ids_of(received))
-    # After a stop string nothing more is generated.
-    rest = stream(resumed, [] if resumed.stop_string else token_ids[len(ids_of(received)) :])
-    assert text_of(received) + text_of(rest) == text_of(whole)
-    assert ids_of(received) + ids_of(rest) == ids_of(whole)
-
-
 def test_a_text_that_broke_right_after_a_stop_string_is_not_told_again():
     tokenizer = TOKENIZERS["byte fallback"]
     token_ids = [tokenizer.token_to_id(token) for token in ("b", "▁world")]
@@ -129,20 +103,6 @@ def test_a_long_stop_string_is_held_back_until_it_is_there_or_cannot_be(last, ex
     assert text.stop_string == (stops[0] if last == "c" else "")
 
 
-def test_half_a_character_is_held_back():
-    text = StreamedText(CODECS["byte level"])
-    first, *others, last = (
-        FinalToken(it, accepted=False) for it in TOKENIZERS["byte level"].encode("🚴").ids
-    )
-    text.push(first)
-    assert text.take() is None
-    for token in others:
-        text.push(token)
-        assert text.take() is None
-    text.push(last)
-    assert text.take().text == "🚴"
-
-
 def test_the_end_token_of_a_text_whose_half_character_ends_it_is_left_out():
     first, *_ = TOKENIZERS["byte level"].encode("🚴").ids
     end = FinalToken(TOKENIZERS["byte level"].token_to_id("<|tool|>"), accepted=False)
@@ -153,14 +113,6 @@ def test_the_end_token_of_a_text_whose_half_character_ends_it_is_left_out():
         assert text.token_count == len(token_ids)
         assert ids_of([text.take()]) == token_ids
         assert text.stop_string == "".join(stops)
-
-
-def test_text_that_is_no_utf8_does_not_wait_for_ever():
-    token_id = TOKENIZERS["byte level"].token_to_id("Ģ")  # the byte 0x80
-    text = StreamedText(CODECS["byte level"])
-    for _ in range(40):
-        text.push(FinalToken(token_id, accepted=False))
-    assert len(text.take().tokens) > 30
 
 
 def test_the_end_of_text_token_has_no_text():

@@ -62,16 +62,13 @@ async def test_a_client_that_does_not_wait_gets_no_second_thread():
     assert len(begun) == 2
 
 
-async def test_what_the_work_raises_is_raised():
+@pytest.mark.parametrize("size", [1, LONG])
+async def test_what_the_work_raises_is_raised(size):
     def fail():
         raise LookupError("no such text")
 
-    for size in (1, LONG):
-        try:
-            await TextWorkers().run(fail, size=size, share="a")
-        except LookupError:
-            continue
-        raise AssertionError("it was lost")
+    with pytest.raises(LookupError):
+        await TextWorkers().run(fail, size=size, share="a")
 
 
 async def test_work_that_takes_too_long_is_given_up_and_others_get_its_turn(monkeypatch):

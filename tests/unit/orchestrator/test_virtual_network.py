@@ -26,10 +26,7 @@ from support.fake_text import continuation
 from support.lies.conversation import ConversationLie, EndingError
 from support.lies.liar import LyingModelServer
 from support.lies.trials import VirtualLiar
-from support.orchestrating import PROMPT
 from support.virtual_network import VirtualChannel
-from support.virtual_servers import VirtualServer
-from support.virtual_system import virtual_system
 from support.virtual_time import run_virtually, virtually
 
 TEXT = (1, 2, 3, 4)
@@ -293,21 +290,3 @@ async def test_a_call_that_was_cancelled_at_the_door_still_comes_after_its_succe
         assert [it.call.sequence for it in fake.calls] == [2, 1]
         (first, _) = (it for it in fake.link.records if it.method == "Verify")
         assert (first.end, first.left) == ("withdrawn", "STALE_CALL")
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@virtually
-async def test_a_whole_orchestrator_decodes_on_virtual_time(strategy):
-    drafter = VirtualServer(
-        "drafter", name="drafter-0", latency_seconds=0.005, agrees=lambda it: it % 5 > 0
-    )
-    targets = [VirtualServer("target", name=f"target-{index}") for index in range(3)]
-    async with virtual_system(drafter, *targets) as system:
-        stream = await system.generate(strategy=strategy, lookahead=2, target_count=3)
-        assert stream.token_ids == continuation(PROMPT, 24)
-        assert 0.2 < stream.ended - stream.began < 0.8
-        assert not stream.fallbacks
-        await system.settle()
-        assert not system.leftovers()
-        assert all(it.end for it in system.records())
-        assert not any(it.sessions for it in system.models)

@@ -127,35 +127,15 @@ models = st.builds(
     drafter_count=1,
     text=True,
 )
-def test_the_invariants_hold_whatever_the_weather(
-    strategy, task, models, weather, seed, target_count, drafter_count, text
-):
-    run_world(
-        strategy,
-        task,
-        models=models,
-        weather=weather,
-        seed=seed,
-        target_count=target_count,
-        drafter_count=drafter_count,
-        text=text,
-    )
+def test_the_invariants_hold_whatever_the_weather(strategy, task, **world):
+    run_world(strategy, task, **world)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(task=tasks, models=models, seed=st.integers(0, 10**9), target_count=st.integers(2, 3))
-def test_the_invariants_hold_with_three_models_and_disagreeing_drafters(
-    task, models, seed, target_count
-):
-    run_world(
-        Strategy.DISTRIBUTED,
-        task,
-        models=models,
-        weather=Weather(drafter_weight=3.0, failure=0.02),
-        seed=seed,
-        target_count=target_count,
-        drafter_count=2,
-    )
+def test_the_invariants_hold_with_three_models_and_disagreeing_drafters(task, **world):
+    weather = Weather(drafter_weight=3.0, failure=0.02)
+    run_world(Strategy.DISTRIBUTED, task, weather=weather, drafter_count=2, **world)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -189,19 +169,8 @@ def test_the_invariants_hold_with_three_models_and_disagreeing_drafters(
     drafter_count=2,
     text=True,
 )
-def test_the_invariants_hold_with_trees(
-    strategy, task, models, weather, seed, target_count, drafter_count, text
-):
-    run_world(
-        strategy,
-        task,
-        models=models,
-        weather=replace(weather, short_verdicts=0.1),
-        seed=seed,
-        target_count=target_count,
-        drafter_count=drafter_count,
-        text=text,
-    )
+def test_the_invariants_hold_with_trees(strategy, task, weather, **world):
+    run_world(strategy, task, weather=replace(weather, short_verdicts=0.1), **world)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -215,19 +184,8 @@ def test_the_invariants_hold_with_trees(
     drafter_count=st.integers(0, 2),
     text=st.booleans(),
 )
-def test_the_invariants_hold_with_targets_own_guesses(
-    strategy, task, models, weather, seed, target_count, drafter_count, text
-):
-    run_world(
-        strategy,
-        task,
-        models=models,
-        weather=replace(weather, short_verdicts=0.1),
-        seed=seed,
-        target_count=target_count,
-        drafter_count=drafter_count,
-        text=text,
-    )
+def test_the_invariants_hold_with_targets_own_guesses(strategy, task, weather, **world):
+    run_world(strategy, task, weather=replace(weather, short_verdicts=0.1), **world)
 
 
 @pytest.mark.parametrize("rule", VerificationRule)

@@ -36,31 +36,11 @@ def test_it_proposes_what_the_paper_does(text, count):
     assert max_gram.propose(count) == proposed[:count]
 
 
-def test_a_new_token_is_followed_by_nothing():
-    max_gram = MaxGram()
-    assert max_gram.propose(5) == []
-    max_gram.extend([1, 2, 3])
-    assert max_gram.propose(5) == []
-
-
-def test_the_prompt_does_not_match_itself():
-    """The paper's code would propose the prompt's beginning."""
-    max_gram = MaxGram()
-    max_gram.extend([7, 8, 9])
-    assert max_gram.propose(3) == []
-
-
 @pytest.mark.parametrize(("tie", "expected"), [(Tie.EARLIEST, [2]), (Tie.LATEST, [3])])
 def test_of_equal_matches_the_tie_rule_chooses(tie, expected):
     max_gram = MaxGram(tie=tie)
     max_gram.extend([1, 2, 1, 3, 1])
     assert max_gram.propose(1) == expected
-
-
-def test_a_longer_match_comes_before_an_earlier_one():
-    max_gram = MaxGram()
-    max_gram.extend([1, 5, 2, 1, 6, 2, 1])
-    assert max_gram.propose(1) == [6]
 
 
 def test_bigrams_stand_in_where_the_last_token_is_new():

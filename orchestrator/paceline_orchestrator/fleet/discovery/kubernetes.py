@@ -92,7 +92,7 @@ class ClusterApi:
         self._namespace = ""
 
     async def close(self) -> None:
-        """Close the connections; the next call reads anew who we are and whom to trust."""
+        """Close the connections; the next call reads our identity and the authorities anew."""
         if self._client is not None:
             before, self._client = self._client, None
             await before.close()
@@ -186,7 +186,7 @@ def _refusal(response: aiohttp.ClientResponse) -> ApiRefusalError:
 def _wait_seconds(retry_after: str) -> float:
     """Read Retry-After: seconds, or a date, as proxies before the API may say; 0 for anything else.
 
-    No longer than is worth waiting for: whoever asked for an hour may be back in a minute.
+    No longer than is worth waiting for: an API that asked for an hour may be back in a minute.
     """
     text = retry_after.strip()
     if text.isdecimal() and text.isascii():
