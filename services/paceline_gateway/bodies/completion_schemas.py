@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, cast
 
 from pydantic import Field, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
 
 from paceline import (
     DrafterKind,
@@ -33,11 +32,11 @@ from paceline_gateway.bodies.conversation_schemas import (
     Choice,
     TemplateOptions,
     Tools,
+    among_tools,
     can_go_on,
-    check_choice,
     with_effort,
 )
-from paceline_gateway.bodies.fields import Fields
+from paceline_gateway.bodies.fields import Fields, problem, unsupported
 from paceline_gateway.bodies.parameter_types import (
     MOST_UINT32,
     Biases,
@@ -155,14 +154,14 @@ class Body(AnyRequest):
         cls, value: StreamOptions | None, info: ValidationInfo
     ) -> StreamOptions | None:
         if value is not None and value.include_usage and not info.data.get("stream"):
-            raise PydanticCustomError("choice", "needs `stream: true`")
+            raise problem("needs `stream: true`")
         return value
 
     @field_validator("prompt_logprobs")
     @classmethod
     def _is_told_whole(cls, value: int | None, info: ValidationInfo) -> int | None:
         if value is not None and info.data.get("stream"):
-            raise PydanticCustomError("choice", "is not told in a stream")
+            raise problem("is not told in a stream")
         return value
 
     @property
@@ -250,7 +249,7 @@ class CompletionBody(Body):
     def _chooses_nothing(cls, value: int | None, info: ValidationInfo) -> int | None:
         count = info.data.get("n", value)  # best_of equal to n selects nothing
         if value not in {None, 1, count}:
-            raise PydanticCustomError("unsupported", "is not supported; the accepted value is n")
+            raise unsupported("is not supported; the accepted value is n")
         return value
 
     @property
@@ -263,14 +262,14 @@ class CompletionBody(Body):
     def _follows_text(cls, value: str, info: ValidationInfo) -> str:
         prompts = info.data.get("prompt", [])
         if value and not all(isinstance(it, str) for it in prompts):
-            raise PydanticCustomError("choice", "needs a prompt that is text")
+            raise problem("needs a prompt that is text")
         return value
 
     @field_validator("echo")
     @classmethod
     def _is_possible(cls, value: bool, info: ValidationInfo) -> bool:
         if value and info.data.get("suffix"):
-            raise PydanticCustomError("choice", "needs a prompt without `suffix`")
+            raise problem("needs a prompt without `suffix`")
         return value
 
     @property
@@ -348,13 +347,13 @@ class _Ending(Fields):
     def _is_possible(cls, value: bool | None, info: ValidationInfo) -> bool | None:
         messages = info.data.get("messages", [])
         if any(it.is_begun for it in messages[:-1]):
-            raise PydanticCustomError("choice", "is possible for the last message alone")
+            raise problem("is possible for the last message alone")
         if not value and not (messages and messages[-1].is_begun):
             return value
         if info.data.get("add_generation_prompt"):
-            raise PydanticCustomError("choice", "needs `add_generation_prompt: false`")
+            raise problem("needs `add_generation_prompt: false`")
         if not messages or not can_go_on(messages[-1].message):
-            raise PydanticCustomError("choice", "needs a last message of the assistant, with text")
+            raise problem("needs a last message of the assistant, with text")
         return True
 
     @property
@@ -389,15 +388,10 @@ class ChatBody(_Ending, Body):
     @classmethod
     def _is_beside_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
         if value and not info.data.get("logprobs"):
-            raise PydanticCustomError("choice", "needs `logprobs: true`")
+            raise problem("needs `logprobs: true`")
         return value
 
-    @field_validator("tool_choice")
-    @classmethod
-    def _is_among_the_tools(cls, value: ToolChoice, info: ValidationInfo) -> ToolChoice:
-        if "tools" not in info.data:  # they have a fault of their own
-            return value
-        return check_choice(value, (it.tool.name for it in info.data["tools"]))
+    _is_among_the_tools = field_validator("tool_choice")(among_tools)
 
     @property
     def conversation(self) -> Conversation:
@@ -438,6 +432,12 @@ class ChatBody(_Ending, Body):
         return options
 
 
+def _there_without_prompt(value: list[Fields], info: ValidationInfo) -> list[Fields]:
+    if bool(value) == (info.data.get("prompt") is not None):
+        raise problem("needed without `prompt`, and only without it")
+    return value
+
+
 class LiveBody(AnyRequest):
     """POST /paceline/generate: one text or conversation, as a stream with its timeline's events."""
 
@@ -446,14 +446,7 @@ class LiveBody(AnyRequest):
     max_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
     stream: Annotated[bool, only(True)] = True
 
-    @field_validator("messages")
-    @classmethod
-    def _are_there_without_a_prompt(
-        cls, value: list[TextMessage], info: ValidationInfo
-    ) -> list[TextMessage]:
-        if bool(value) == (info.data.get("prompt") is not None):
-            raise PydanticCustomError("choice", "needed without `prompt`, and only without it")
-        return value
+    _are_there = field_validator("messages")(_there_without_prompt)
 
     @property
     def conversation(self) -> Conversation:
@@ -485,14 +478,7 @@ class TokenizeBody(_Ending, _TokenizedText):
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
 
-    @field_validator("messages")
-    @classmethod
-    def _are_there_without_a_prompt(
-        cls, value: list[ChatMessage], info: ValidationInfo
-    ) -> list[ChatMessage]:
-        if bool(value) == (info.data.get("prompt") is not None):
-            raise PydanticCustomError("choice", "needed without `prompt`, and only without it")
-        return value
+    _are_there = field_validator("messages")(_there_without_prompt)
 
     @property
     def conversation(self) -> Conversation:
