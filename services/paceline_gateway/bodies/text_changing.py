@@ -6,8 +6,9 @@ would be to answer another question, so they are refused by name.
 
 from __future__ import annotations
 
-from paceline_gateway.bodies.completion_schemas import ChatBody, CompletionBody, Extension, LiveBody
+from paceline_gateway.bodies.completion_schemas import ChatBody, CompletionBody, Extension
 from paceline_gateway.bodies.message_schemas import MessagesBody
+from paceline_gateway.bodies.prompt_schemas import LiveBody
 from paceline_gateway.bodies.response_schemas import InputItem, ResponseBody
 
 _BODIES = (ChatBody, CompletionBody, Extension, InputItem, LiveBody, MessagesBody, ResponseBody)
