@@ -1,4 +1,4 @@
-"""How one resource is shared by those who compete for it, without reserving anything for anyone.
+"""Shares one resource among the tenants that compete for it, and reserves nothing for any.
 
 Dynamic thresholds (Choudhury and Hahne 1998, "Dynamic queue length thresholds for shared-memory
 packet switches"): nobody may hold more than a fixed multiple of what is still free. Who is alone
@@ -14,7 +14,7 @@ _MULTIPLE_OF_FREE = 4
 
 
 class FairShares:
-    """Counts who holds how much of a resource, and refuses who holds too much.
+    """Counts how much of a resource each tenant holds, and refuses a tenant that holds too much.
 
     A share that holds nothing is refused only what is not there.
 

@@ -89,7 +89,7 @@ def parse(body_class: type[_BodyT], content: bytes, *, ignored: list[str] | None
     content = content.removeprefix(codecs.BOM_UTF8)
     try:
         value = from_json(content, allow_inf_nan=False)
-        # Of two values of one name this parser takes the last, others the first.
+        # This parser takes the last of two values with one name; other parsers take the first.
         json.loads(content, object_pairs_hook=_without_repeats)
     except ValueError as error:
         raise RequestError(f"the body is not JSON: {error}") from None
