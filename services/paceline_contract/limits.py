@@ -103,8 +103,8 @@ MOST_BIGRAM_BYTES = 64 << 20
 # 64 MiB as float32.
 _SCORED_LOGITS = 1 << 24
 _LEAST_SCORED_TOKENS = 16
-# A token is about four bytes of prose in most vocabularies. In indented code, and in a language that
-# the vocabulary was made for, it is twenty bytes.
+# A token is about four bytes of prose in most vocabularies. It is twenty bytes of indented code, or
+# of a language that the vocabulary was made for.
 _TEXT_BYTES_PER_TOKEN = 32
 _LEAST_TEXT_BYTES = 256 << 10
 # The longest varint of a uint32.
