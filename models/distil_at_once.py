@@ -47,9 +47,9 @@ _LONGEST_GRADIENT = 1.0  # Nobody is there to begin again if one step went astra
 _LEAST_ROWS = 16
 _CHECKED_TEXTS = 16
 _SCRIPTS_AT_ONCE = 64
-# Of all that a target says, what is counted to choose the tokens of the head.
+# The texts of the target whose tokens are counted to choose the tokens of the head.
 _COUNTED_TEXTS = 1 << 13
-_FIXED_COST = 2  # Of a step, in layers: the head and the loss.
+_FIXED_COST = 2  # The cost of the head and the loss in a step, in layers.
 _MOST_REPORT_SECONDS = 20.0
 _EVALUATION_SECONDS = 3.0  # Kept free for each drafter's last report.
 

@@ -55,7 +55,7 @@ _CHECKPOINT = "checkpoint.pt"
 # AdamW: in the first steps Muon, which `train.py` uses, learnt less in twice the time.
 _RATE = 1e-3
 _WARM_UP_STEPS = 20
-_FALLING_SHARE = 0.2  # Of the time, if it is limited: the rate falls to zero at the end.
+_FALLING_SHARE = 0.2  # In this last share of a limited time the rate falls to zero.
 
 
 class Training:

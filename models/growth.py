@@ -14,7 +14,7 @@ CONTEXT = 1024
 WIDTH = 192
 _HEADS = 3
 _INITIAL_STD = 0.02
-_INHERITED_SHARE = 0.7  # Of a copied layer's weights; the rest is noise of the same size.
+_INHERITED_SHARE = 0.7  # A copied layer's weights keep this share; noise replaces the rest.
 
 
 def build_model(*, layers: int, width: int = WIDTH) -> LlamaForCausalLM:

@@ -96,8 +96,8 @@ class Recipe:
         stage_minutes: Budgets of single stages, in place of their share; with 0 a model stays what
             it starts from.
         threads: Numbers of CPU threads to choose from.
-        trained: A folder with finished models and their log, to train the target and what drafts
-            for it on instead of starting afresh; but for the tiny one, which always does.
+        trained: A folder with finished models and their log, from which the training of
+            the target and its drafter continues. The tiny model always starts afresh.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ USER_TEMPERATURE = 1.0
 # contexts.
 _TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
 _GIVEN_TOKENS = (16, 80)
-_OPENED_SHARE = 0.6  # Of the user's turns; the others are the target's from the first word.
+_OPENED_SHARE = 0.6  # The share of the user's turns whose first words are given.
 
 _TEXTS_KNOWN = 1024
 

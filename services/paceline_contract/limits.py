@@ -103,8 +103,8 @@ MOST_BIGRAM_BYTES = 64 << 20
 # 64 MiB as float32.
 _SCORED_LOGITS = 1 << 24
 _LEAST_SCORED_TOKENS = 16
-# Of prose a token has four bytes in most vocabularies; of indented code and of languages that a
-# vocabulary was made for, twenty.
+# A token is about four bytes of prose in most vocabularies. It is twenty bytes of indented code, or
+# of a language that the vocabulary was made for.
 _TEXT_BYTES_PER_TOKEN = 32
 _LEAST_TEXT_BYTES = 256 << 10
 # The longest varint of a uint32.

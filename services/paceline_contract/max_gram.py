@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _FORMAT = "paceline bigrams 1"
-# Of all texts at once: at some 0.5 KB for each, 128 MiB.
+# The tokens of all texts together. A token takes some 0.5 KB, so these take 128 MiB.
 _MOST_INDEXED = 262_144
 
 

@@ -1,25 +1,26 @@
-"""How one resource is shared by those who compete for it, without reserving anything for anyone.
+"""Shares one resource among the tenants that compete for it, and reserves nothing for any.
 
 Dynamic thresholds (Choudhury and Hahne 1998, "Dynamic queue length thresholds for shared-memory
-packet switches"): nobody may hold more than a fixed multiple of what is still free. Who is alone
-gets nearly all of it; who comes next finds a part of it free, however greedy the first one is.
+packet switches"): no tenant may hold more than a fixed multiple of what is still free. A tenant
+that is alone gets nearly all of it; the next one finds a part of it free, however greedy the first
+one is.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-# One alone gets 4 / (4 + 1) of all; of two greedy ones each gets 4 / (2 * 4 + 1).
+# One tenant alone gets 4 / (4 + 1) of all; each of two greedy ones gets 4 / (2 * 4 + 1).
 _MULTIPLE_OF_FREE = 4
 
 
 class FairShares:
-    """Counts who holds how much of a resource, and refuses who holds too much.
+    """Counts how much of a resource each tenant holds, and refuses a tenant that holds too much.
 
-    A share that holds nothing is refused only what is not there.
+    A tenant that holds nothing is refused only what is not there.
 
     Args:
-        capacity: How much there is of it, in units of the caller's.
+        capacity: How much there is of the resource, in units that the caller chooses.
 
     Attributes:
         capacity: The same; it may change at any time.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Tie(Enum):
-    """Of several places where the longest end stood: which one counts."""
+    """The place that counts, if the longest end stood at several."""
 
     EARLIEST = "earliest"
     LATEST = "latest"

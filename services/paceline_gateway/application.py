@@ -107,13 +107,6 @@ def application(
         "began_at": int(time.time()),
     }
 
-    async def live(_request: Request) -> Response:
-        return PlainTextResponse("alive\n")
-
-    async def ready(_request: Request) -> Response:
-        why_not = readiness.why_not
-        return PlainTextResponse(f"{why_not or 'ready'}\n", status_code=503 if why_not else 200)
-
     def get(path: str, handler: Handler) -> Route:
         shown = path.replace(":path}", "}")
         return Route(path, endpoint(shown, handler), methods=["GET"])
@@ -123,9 +116,7 @@ def application(
 
     routed = _Application(
         routes=[
-            Route("/health/live", live),
-            Route("/health/ready", ready),
-            Route("/health", ready),  # the name that other servers have, and tools ask for
+            *_health_routes(readiness),
             get("/v1/models", partial(list_models, **about_models)),
             get("/v1/models/{model:path}", partial(describe_model, **about_models)),
             get("/version", partial(version, orchestrators=orchestrators)),
@@ -178,6 +169,21 @@ def application(
     routed.router.redirect_slashes = False
     allow_origins(routed, settings.cors_origin)
     return routed
+
+
+def _health_routes(readiness: Readiness) -> list[Route]:
+    async def live(_request: Request) -> Response:
+        return PlainTextResponse("alive\n")
+
+    async def ready(_request: Request) -> Response:
+        why_not = readiness.why_not
+        return PlainTextResponse(f"{why_not or 'ready'}\n", status_code=503 if why_not else 200)
+
+    return [
+        Route("/health/live", live),
+        Route("/health/ready", ready),
+        Route("/health", ready),  # the name that other servers have, and tools ask for
+    ]
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:

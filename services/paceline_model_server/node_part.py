@@ -1,7 +1,7 @@
 """What a node has of a model that another node serves, as a process that serves nothing itself.
 
 Several nodes hold one model of vLLM's. The first one, with `node_rank=0`, is a model server like
-any other. The others have the same command line but for the rank. They open no port for clients,
+any other. The others have the same command line with another rank. They open no port for clients,
 and end with the first one, also after a signal: its sessions need them until they have moved.
 """
 

@@ -17,12 +17,14 @@ import re
 import time
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from paceline.errors import OverloadedError, UnauthenticatedError
-from paceline_serving.followed_file import FollowedFile
+from paceline.followed_files import FollowedFiles
+from paceline.plain_files import read_plain_file
 from paceline_serving.plain_yaml import MOST_YAML_BYTES, parse_yaml
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from paceline.errors import PacelineError
 
 HEADER = "authorization"
+
+_T = TypeVar("_T")
 
 _SCHEME = "Bearer"
 _MOST_KEY_BYTES = 64 * 1024  # of one key; HTTP servers limit headers to less
@@ -112,6 +116,32 @@ class Caller:
         self._seen = now
 
 
+def _follow(path: Path, parse: Callable[[str], _T], *, most_bytes: int) -> FollowedFiles[_T]:
+    """Follow a file's content. If the file breaks later, the content stays, and the log says so.
+
+    Args:
+        parse: Reads the text. The text of its ValueErrors is logged: it must have no secrets.
+        most_bytes: The largest allowed size.
+
+    Raises:
+        ValueError: The file cannot be read; the text names it.
+    """
+    return FollowedFiles([path], partial(_parsed, path, parse, most_bytes=most_bytes))
+
+
+def _parsed(path: Path, parse: Callable[[str], _T], *, most_bytes: int) -> _T:
+    try:
+        text = read_plain_file(path, most_bytes=most_bytes).decode()
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not readable as UTF-8") from None
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
 class Keys:
     """All keys of a file.
 
@@ -120,7 +150,7 @@ class Keys:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = FollowedFile(path, _parse, most_bytes=MOST_YAML_BYTES)
+        self._file = _follow(path, _parse, most_bytes=MOST_YAML_BYTES)
         self._entries: list[Key] = []
         self._callers: dict[str, Caller] = {}
         self._refresh()
@@ -192,7 +222,7 @@ def follow_key(path: Path) -> Callable[[], str]:
     Raises:
         ValueError: The file cannot be read, or has no key.
     """
-    return FollowedFile(path, _parse_key, most_bytes=_MOST_KEY_BYTES).content
+    return _follow(path, _parse_key, most_bytes=_MOST_KEY_BYTES).content
 
 
 def _parse(text: str) -> list[Key]:

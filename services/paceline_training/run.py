@@ -142,16 +142,7 @@ def run_training(
         TextTooShortError: there is too little text.
         CheckpointError: the checkpoint is damaged or of another run.
     """
-    if files.draft_vocabulary is not None:
-        raise ModelLoadError(
-            f"model {files.name!r} has a draft vocabulary: it drafts for another model, and only"
-            " targets draft for themselves"
-        )
-    computed_on = usable_device(device)
-    # An accelerator computes the frozen model of a head in the short dtype throughout.
-    is_short = sizes.kind == "eagle" and plan.precision == "bfloat16" and computed_on.type != "cpu"
-    dtype = "bfloat16" if is_short else "float32"
-    model = load_model(files, dtype=dtype).to(computed_on).requires_grad_(False)
+    model = _load(files, sizes=sizes, plan=plan, device=device)
     for each in (*text.streams, text.validation):
         _check_tokens(each, vocabulary_size=model.config.vocab_size)
     adapter = _build(model, sizes, text).to(model.device)
@@ -159,47 +150,16 @@ def run_training(
     adapter.start_from(model, generator=generator)
     tuning = _tune(model, files, plan, generator=generator)
     fingerprint = model_fingerprint(files)
-    earlier = None
+    run = _described(sizes, text, fingerprint=fingerprint)
     if go_on_from is not None:
         earlier = _go_on(adapter, model, go_on_from, sizes=sizes, fingerprint=fingerprint)
+        run["earlier"] = {"weights_sha256": earlier.weights_sha256, "training": earlier.training}
     windows = _windows(text)
-    texts = continuations_of(model, text.validation)
-    before = _text_loss(model, texts)
+    reports = _Reports(adapter, model, text.validation, sizes=sizes, plan=plan, tell=tell)
     tell(
         f"{sizes.kind}: {sum(each.numel() for each in adapter.parameters()):,} weights,"
         f" {plan.steps} steps of {text.batch * text.window:,} tokens on {device}"
     )
-
-    def measure() -> Measurement:
-        # The model's continuations change while it learns.
-        own = texts if tuning is None else continuations_of(model, text.validation)
-        return measure_guesses(adapter, model, own, node_count=sizes.tree_nodes)
-
-    reported: list[Measurement] = []
-
-    def report(progress: Progress) -> None:
-        measured = measure()
-        reported.append(measured)
-        tell(
-            f"step {progress.step:5}/{plan.steps}  loss {progress.loss:.3f}"
-            f"  {progress.tokens_per_second:5.0f} tokens/s  hit rates"
-            f" {' '.join(f'{rates[0]:.3f}' for rates in measured.hit_rates)}"
-            f"  tokens per forward {measured.single:.2f}, tree {measured.tree:.2f}"
-            + (f"  text {measured.text_loss:.3f}" if tuning is not None else "")
-        )
-
-    run = asdict(sizes) | {
-        "fingerprint": fingerprint,
-        "data": _digest(text.streams),
-        "window": text.window,
-        "batch": text.batch,
-        "seed": text.seed,
-    }
-    del run["tree_nodes"]  # decides nothing of the weights
-    if not sizes.draft_vocabulary:
-        del run["draft_vocabulary"]  # as in checkpoints from before there was one
-    if earlier is not None:
-        run["earlier"] = {"weights_sha256": earlier.weights_sha256, "training": earlier.training}
     step_count = train_adapter(
         adapter,
         model,
@@ -207,13 +167,13 @@ def run_training(
         windows=windows,
         run=run,
         checkpoint=checkpoint,
-        report=report,
+        report=reports.report,
         tuning=tuning,
     )
-    measured = reported[-1] if reported else measure()  # none is left of a finished run's steps
+    measured = reports.last or reports.measure()  # none is left of a finished run's steps
     if tuning is not None:
         assert fine_tuned is not None, "a model that learns goes somewhere"
-        base = {"model": files.name, "fingerprint": fingerprint, "text_loss": before}
+        base = {"model": files.name, "fingerprint": fingerprint, "text_loss": reports.base_loss}
         run |= {"base": base, "text_loss": measured.text_loss}
         files = write_fine_tuned(files, tuning, fine_tuned)
     card = _write(
@@ -229,6 +189,82 @@ def run_training(
     )
     checkpoint.unlink()
     return card
+
+
+class _Reports:
+    """Measures and tells how far a run has come.
+
+    Attributes:
+        base_loss: The model's own loss before it learnt anything.
+        last: The last measurement; None before the first report.
+    """
+
+    def __init__(
+        self,
+        adapter: Any,
+        model: Any,
+        validation: Tensor,
+        *,
+        sizes: AdapterSizes,
+        plan: TrainingPlan,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._adapter, self._model, self._validation = adapter, model, validation
+        self._node_count, self._plan, self._tell = sizes.tree_nodes, plan, tell
+        self._texts = continuations_of(model, validation)
+        self.base_loss = _text_loss(model, self._texts)
+        self.last: Measurement | None = None
+
+    def measure(self) -> Measurement:
+        """Measure the guesses now; the model's continuations change while the model learns."""
+        texts = self._texts
+        if self._plan.joint is not None:
+            texts = continuations_of(self._model, self._validation)
+        return measure_guesses(self._adapter, self._model, texts, node_count=self._node_count)
+
+    def report(self, progress: Progress) -> None:
+        """Measure, and tell it with the loss and the speed."""
+        measured = self.last = self.measure()
+        self._tell(
+            f"step {progress.step:5}/{self._plan.steps}  loss {progress.loss:.3f}"
+            f"  {progress.tokens_per_second:5.0f} tokens/s  hit rates"
+            f" {' '.join(f'{rates[0]:.3f}' for rates in measured.hit_rates)}"
+            f"  tokens per forward {measured.single:.2f}, tree {measured.tree:.2f}"
+            + (f"  text {measured.text_loss:.3f}" if self._plan.joint is not None else "")
+        )
+
+
+def _load(files: ModelFiles, *, sizes: AdapterSizes, plan: TrainingPlan, device: str) -> Any:
+    """Load the model, without gradients.
+
+    Raises:
+        ModelLoadError: It drafts for another model, or cannot be loaded.
+    """
+    if files.draft_vocabulary is not None:
+        raise ModelLoadError(
+            f"model {files.name!r} has a draft vocabulary: it drafts for another model, and only"
+            " targets draft for themselves"
+        )
+    computed_on = usable_device(device)
+    # An accelerator computes the frozen model of a head in the short dtype throughout.
+    is_short = sizes.kind == "eagle" and plan.precision == "bfloat16" and computed_on.type != "cpu"
+    dtype = "bfloat16" if is_short else "float32"
+    return load_model(files, dtype=dtype).to(computed_on).requires_grad_(False)
+
+
+def _described(sizes: AdapterSizes, text: TextPlan, *, fingerprint: str) -> dict[str, Any]:
+    """Describe a run by all that decides its weights besides the plan."""
+    run = asdict(sizes) | {
+        "fingerprint": fingerprint,
+        "data": _digest(text.streams),
+        "window": text.window,
+        "batch": text.batch,
+        "seed": text.seed,
+    }
+    del run["tree_nodes"]  # decides nothing of the weights
+    if not sizes.draft_vocabulary:
+        del run["draft_vocabulary"]  # as in checkpoints from before there was one
+    return run
 
 
 def _build(model: Any, sizes: AdapterSizes, text: TextPlan) -> Any:

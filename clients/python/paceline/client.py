@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import (
         AsyncGenerator,
         AsyncIterator,
-        Awaitable,
-        Callable,
         Collection,
         Sequence,
     )
     from types import TracebackType
 
+    from google.protobuf.message import Message
     from grpc.aio import UnaryStreamCall
 
     from paceline.call_plan import CallPlan
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     _GenerateCall = UnaryStreamCall[
         orchestrator_pb.GenerateRequest, orchestrator_pb.GenerateResponse
     ]
-
-_Message = TypeVar("_Message")
 
 
 class AsyncGeneration(StreamState[AsyncConnection]):
@@ -193,11 +190,7 @@ class AsyncClient(ClientState[AsyncConnection, AsyncGeneration, AsyncToken]):
     ) -> SystemInfo:
         """Describe the models and servers that the orchestrator works with now."""
         request = orchestrator_pb.GetSystemInfoRequest()
-        response = await self._ask(
-            lambda stub, **call: stub.GetSystemInfo(request, **call),
-            timeout=timeout,
-            metadata=metadata,
-        )
+        response = await self._ask("GetSystemInfo", request, timeout=timeout, metadata=metadata)
         return read_system_info(response)
 
     async def chat_template(
@@ -211,9 +204,7 @@ class AsyncClient(ClientState[AsyncConnection, AsyncGeneration, AsyncToken]):
         """
         request = orchestrator_pb.GetSystemChatTemplateRequest()
         response = await self._ask(
-            lambda stub, **call: stub.GetSystemChatTemplate(request, **call),
-            timeout=timeout,
-            metadata=metadata,
+            "GetSystemChatTemplate", request, timeout=timeout, metadata=metadata
         )
         return read_chat_template(response)
 
@@ -234,11 +225,7 @@ class AsyncClient(ClientState[AsyncConnection, AsyncGeneration, AsyncToken]):
             parse_special_tokens=parse_special_tokens,
             include_token_bytes=include_token_bytes,
         )
-        response = await self._ask(
-            lambda stub, **call: stub.Tokenize(request, **call),
-            timeout=timeout,
-            metadata=metadata,
-        )
+        response = await self._ask("Tokenize", request, timeout=timeout, metadata=metadata)
         return read_tokens(response)
 
     async def detokenize(
@@ -250,13 +237,8 @@ class AsyncClient(ClientState[AsyncConnection, AsyncGeneration, AsyncToken]):
     ) -> str:
         """Return the text of tokens, with the names of special tokens."""
         request = detokenize_request(token_ids)
-        response = await self._ask(
-            lambda stub, **call: stub.Detokenize(request, **call),
-            timeout=timeout,
-            metadata=metadata,
-        )
-        text: str = response.text
-        return text
+        response = await self._ask("Detokenize", request, timeout=timeout, metadata=metadata)
+        return str(response.text)
 
     async def close(self) -> None:
         """Close the connections, and cancel the calls on them."""
@@ -276,12 +258,17 @@ class AsyncClient(ClientState[AsyncConnection, AsyncGeneration, AsyncToken]):
 
     async def _ask(
         self,
-        question: Callable[..., Awaitable[_Message]],
+        rpc: str,
+        request: Message,
         *,
         timeout: float | None,
         metadata: Metadata | None,
-    ) -> _Message:
-        """Ask one orchestrator after another until one answers."""
+    ) -> Any:
+        """Ask one orchestrator after another until one answers.
+
+        Args:
+            rpc: The name of the RPC.
+        """
         plan = self._plan(timeout)
         own = checked_metadata(metadata)
         interruption = Interruption(self._endpoints, check_wanted=self._endpoints.check_open)
@@ -291,7 +278,8 @@ class AsyncClient(ClientState[AsyncConnection, AsyncGeneration, AsyncToken]):
             async with _wire(self._endpoints, plan.asked) as (endpoint, wire):
                 seconds = plan.remaining_seconds
                 try:
-                    return parsed(await question(wire.stub, timeout=seconds, metadata=pairs))
+                    call = getattr(wire.stub, rpc)(request, timeout=seconds, metadata=pairs)
+                    return parsed(await call)
                 except grpc.RpcError as broken:
                     self._endpoints.check_open()
                     error = wire.decoded(broken)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
@@ -18,16 +18,16 @@ from paceline.tokenizing import detokenize_request, tokenize_request
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+    from collections.abc import Collection, Generator, Iterator, Sequence
     from types import TracebackType
+
+    from google.protobuf.message import Message
 
     from paceline.call_plan import CallPlan
     from paceline.connection import BlockingWire
     from paceline.endpoints import Endpoint, Endpoints
     from paceline.generation import ChatTemplate, Tokens
     from paceline.prompts import PromptPart
-
-_Message = TypeVar("_Message")
 
 
 class Generation(StreamState[Connection]):
@@ -136,11 +136,7 @@ class Client(ClientState[Connection, Generation, Token]):
     def info(self, *, timeout: float | None = None, metadata: Metadata | None = None) -> SystemInfo:
         """Describe the models and servers that the orchestrator works with now."""
         request = orchestrator_pb.GetSystemInfoRequest()
-        response = self._ask(
-            lambda stub, **call: stub.GetSystemInfo(request, **call),
-            timeout=timeout,
-            metadata=metadata,
-        )
+        response = self._ask("GetSystemInfo", request, timeout=timeout, metadata=metadata)
         return read_system_info(response)
 
     def chat_template(
@@ -148,11 +144,7 @@ class Client(ClientState[Connection, Generation, Token]):
     ) -> ChatTemplate:
         """Return the model's chat template; see `AsyncClient.chat_template`."""
         request = orchestrator_pb.GetSystemChatTemplateRequest()
-        response = self._ask(
-            lambda stub, **call: stub.GetSystemChatTemplate(request, **call),
-            timeout=timeout,
-            metadata=metadata,
-        )
+        response = self._ask("GetSystemChatTemplate", request, timeout=timeout, metadata=metadata)
         return read_chat_template(response)
 
     def tokenize(
@@ -172,11 +164,7 @@ class Client(ClientState[Connection, Generation, Token]):
             parse_special_tokens=parse_special_tokens,
             include_token_bytes=include_token_bytes,
         )
-        response = self._ask(
-            lambda stub, **call: stub.Tokenize(request, **call),
-            timeout=timeout,
-            metadata=metadata,
-        )
+        response = self._ask("Tokenize", request, timeout=timeout, metadata=metadata)
         return read_tokens(response)
 
     def detokenize(
@@ -188,13 +176,8 @@ class Client(ClientState[Connection, Generation, Token]):
     ) -> str:
         """Return the text of tokens, with the names of special tokens."""
         request = detokenize_request(token_ids)
-        response = self._ask(
-            lambda stub, **call: stub.Detokenize(request, **call),
-            timeout=timeout,
-            metadata=metadata,
-        )
-        text: str = response.text
-        return text
+        response = self._ask("Detokenize", request, timeout=timeout, metadata=metadata)
+        return str(response.text)
 
     def close(self) -> None:
         """Close the connections, and cancel the calls on them."""
@@ -214,12 +197,17 @@ class Client(ClientState[Connection, Generation, Token]):
 
     def _ask(
         self,
-        question: Callable[..., _Message],
+        rpc: str,
+        request: Message,
         *,
         timeout: float | None,
         metadata: Metadata | None,
-    ) -> _Message:
-        """Ask one orchestrator after another until one answers."""
+    ) -> Any:
+        """Ask one orchestrator after another until one answers.
+
+        Args:
+            rpc: The name of the RPC.
+        """
         plan = self._plan(timeout)
         own = checked_metadata(metadata)
         while True:
@@ -227,7 +215,7 @@ class Client(ClientState[Connection, Generation, Token]):
             with _wire(self._endpoints, plan.asked) as (endpoint, wire):
                 seconds = plan.remaining_seconds
                 try:
-                    return question(wire.stub, timeout=seconds, metadata=pairs)
+                    return getattr(wire.stub, rpc)(request, timeout=seconds, metadata=pairs)
                 except grpc.RpcError as broken:
                     self._endpoints.check_open()
                     error = wire.decoded(broken)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, cast
 
 from pydantic import Field, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
 
 from paceline import (
     DrafterKind,
@@ -33,18 +32,16 @@ from paceline_gateway.bodies.conversation_schemas import (
     Choice,
     TemplateOptions,
     Tools,
+    among_tools,
     can_go_on,
-    check_choice,
     with_effort,
 )
-from paceline_gateway.bodies.fields import Fields
+from paceline_gateway.bodies.fields import Fields, problem, unsupported
 from paceline_gateway.bodies.parameter_types import (
     MOST_UINT32,
     Biases,
-    Content,
     FalseOnly,
     NoList,
-    NoText,
     Prediction,
     Prompt,
     Prompts,
@@ -54,7 +51,7 @@ from paceline_gateway.bodies.parameter_types import (
     one_of,
     only,
 )
-from paceline_gateway.conversations.conversation import Conversation, Message, Role, ToolChoice
+from paceline_gateway.conversations.conversation import Conversation, ToolChoice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -155,14 +152,14 @@ class Body(AnyRequest):
         cls, value: StreamOptions | None, info: ValidationInfo
     ) -> StreamOptions | None:
         if value is not None and value.include_usage and not info.data.get("stream"):
-            raise PydanticCustomError("choice", "needs `stream: true`")
+            raise problem("needs `stream: true`")
         return value
 
     @field_validator("prompt_logprobs")
     @classmethod
     def _is_told_whole(cls, value: int | None, info: ValidationInfo) -> int | None:
         if value is not None and info.data.get("stream"):
-            raise PydanticCustomError("choice", "is not told in a stream")
+            raise problem("is not told in a stream")
         return value
 
     @property
@@ -250,7 +247,7 @@ class CompletionBody(Body):
     def _chooses_nothing(cls, value: int | None, info: ValidationInfo) -> int | None:
         count = info.data.get("n", value)  # best_of equal to n selects nothing
         if value not in {None, 1, count}:
-            raise PydanticCustomError("unsupported", "is not supported; the accepted value is n")
+            raise unsupported("is not supported; the accepted value is n")
         return value
 
     @property
@@ -263,14 +260,14 @@ class CompletionBody(Body):
     def _follows_text(cls, value: str, info: ValidationInfo) -> str:
         prompts = info.data.get("prompt", [])
         if value and not all(isinstance(it, str) for it in prompts):
-            raise PydanticCustomError("choice", "needs a prompt that is text")
+            raise problem("needs a prompt that is text")
         return value
 
     @field_validator("echo")
     @classmethod
     def _is_possible(cls, value: bool, info: ValidationInfo) -> bool:
         if value and info.data.get("suffix"):
-            raise PydanticCustomError("choice", "needs a prompt without `suffix`")
+            raise problem("needs a prompt without `suffix`")
         return value
 
     @property
@@ -314,29 +311,7 @@ class CompletionBody(Body):
         return options
 
 
-class TextMessage(Fields):
-    """A message of a conversation: a text, or the texts of parts."""
-
-    role: Annotated[str, one_of("system", "developer", "user", "assistant")]
-    content: Content
-    name: object = None  # a participant's name, for templates that use it
-    # Fields of answers, which return in the history of a conversation.
-    annotations: NoList = None
-    reasoning_content: NoText = None
-    refusal: NoText = None
-    tool_calls: NoList = None
-
-    @property
-    def message(self) -> Message:
-        """The message."""
-        return Message(
-            role=cast("Role", self.role),
-            content=self.content,
-            name=self.name if isinstance(self.name, str) else "",
-        )
-
-
-class _Ending(Fields):
+class Ending(Fields):
     """How a conversation's prompt ends: where an answer begins, or within one."""
 
     messages: list[ChatMessage]
@@ -348,13 +323,13 @@ class _Ending(Fields):
     def _is_possible(cls, value: bool | None, info: ValidationInfo) -> bool | None:
         messages = info.data.get("messages", [])
         if any(it.is_begun for it in messages[:-1]):
-            raise PydanticCustomError("choice", "is possible for the last message alone")
+            raise problem("is possible for the last message alone")
         if not value and not (messages and messages[-1].is_begun):
             return value
         if info.data.get("add_generation_prompt"):
-            raise PydanticCustomError("choice", "needs `add_generation_prompt: false`")
+            raise problem("needs `add_generation_prompt: false`")
         if not messages or not can_go_on(messages[-1].message):
-            raise PydanticCustomError("choice", "needs a last message of the assistant, with text")
+            raise problem("needs a last message of the assistant, with text")
         return True
 
     @property
@@ -368,7 +343,7 @@ class _Ending(Fields):
         return self.add_generation_prompt is not False
 
 
-class ChatBody(_Ending, Body):
+class ChatBody(Ending, Body):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)
@@ -389,15 +364,10 @@ class ChatBody(_Ending, Body):
     @classmethod
     def _is_beside_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
         if value and not info.data.get("logprobs"):
-            raise PydanticCustomError("choice", "needs `logprobs: true`")
+            raise problem("needs `logprobs: true`")
         return value
 
-    @field_validator("tool_choice")
-    @classmethod
-    def _is_among_the_tools(cls, value: ToolChoice, info: ValidationInfo) -> ToolChoice:
-        if "tools" not in info.data:  # they have a fault of their own
-            return value
-        return check_choice(value, (it.tool.name for it in info.data["tools"]))
+    _is_among_the_tools = field_validator("tool_choice")(among_tools)
 
     @property
     def conversation(self) -> Conversation:
@@ -436,78 +406,3 @@ class ChatBody(_Ending, Body):
         if most is not None:
             options["max_tokens"] = most
         return options
-
-
-class LiveBody(AnyRequest):
-    """POST /paceline/generate: one text or conversation, as a stream with its timeline's events."""
-
-    prompt: str | None = None
-    messages: list[TextMessage] = Field(default_factory=list, validate_default=True)
-    max_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
-    stream: Annotated[bool, only(True)] = True
-
-    @field_validator("messages")
-    @classmethod
-    def _are_there_without_a_prompt(
-        cls, value: list[TextMessage], info: ValidationInfo
-    ) -> list[TextMessage]:
-        if bool(value) == (info.data.get("prompt") is not None):
-            raise PydanticCustomError("choice", "needed without `prompt`, and only without it")
-        return value
-
-    @property
-    def conversation(self) -> Conversation:
-        """The conversation, where there is no prompt."""
-        return Conversation(messages=tuple(it.message for it in self.messages))
-
-    def options(self) -> GenerateOptions:
-        """Return the options for the client library."""
-        options = super().options()
-        options["stream_timeline"] = True
-        if self.max_tokens is not None:
-            options["max_tokens"] = self.max_tokens
-        return options
-
-
-class _TokenizedText(Fields):
-    """A text whose tokens are asked for, and the model."""
-
-    model: str | None = None
-    prompt: str | None = None
-
-
-class TokenizeBody(_Ending, _TokenizedText):
-    """POST /tokenize: a text or a conversation, in vLLM's form."""
-
-    messages: list[ChatMessage] = Field(default_factory=list, validate_default=True)
-    tools: Tools = Field(default_factory=list)
-    chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
-    add_special_tokens: bool | None = None
-    return_token_strs: bool = False
-
-    @field_validator("messages")
-    @classmethod
-    def _are_there_without_a_prompt(
-        cls, value: list[ChatMessage], info: ValidationInfo
-    ) -> list[ChatMessage]:
-        if bool(value) == (info.data.get("prompt") is not None):
-            raise PydanticCustomError("choice", "needed without `prompt`, and only without it")
-        return value
-
-    @property
-    def conversation(self) -> Conversation:
-        """The conversation, where there is no prompt."""
-        return Conversation(
-            messages=tuple(it.message for it in self.messages),
-            tools=tuple(it.tool for it in self.tools),
-            template_options=self.chat_template_kwargs,
-            continues_last=self.continues_last,
-            opens_answer=self.opens_answer,
-        )
-
-
-class DetokenizeBody(Fields):
-    """POST /detokenize, in vLLM's form."""
-
-    model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0, le=MOST_UINT32)]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
+from typing import Annotated, Any, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -13,10 +13,9 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from paceline_contract.limits import MOST_GRAMMAR_BYTES, MOST_GRAMMAR_DEPTH
-from paceline_gateway.bodies.fields import Fields
+from paceline_gateway.bodies.fields import UNKNOWN_KIND, Fields, known_kind, problem
 from paceline_gateway.bodies.parameter_types import Content, NoList, NoText, one_of
 from paceline_gateway.conversations.conversation import (
     Message,
@@ -26,9 +25,6 @@ from paceline_gateway.conversations.conversation import (
     ToolChoice,
     depth_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 MOST_TOOLS = 512
 """Tools of a request. OpenAI takes 128; agents with several servers of tools have more."""
@@ -57,23 +53,18 @@ _TAKEN_OPTIONS = frozenset(
 _Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=_MOST_NAME)]
 
 
-def _problem(words: str, **more: Any) -> PydanticCustomError:
-    # The library wants a literal, to know the placeholders; ours are in the words.
-    return PydanticCustomError("tools", cast("Any", words), more or None)
-
-
 def _check_size(value: object) -> None:
     if depth_of(value) > MOST_GRAMMAR_DEPTH:
-        raise _problem("is nested deeper than {most}", most=MOST_GRAMMAR_DEPTH)
+        raise problem("is nested deeper than {most}", most=MOST_GRAMMAR_DEPTH)
     if len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")) > MOST_GRAMMAR_BYTES:
-        raise _problem("has more than {most} bytes as JSON", most=MOST_GRAMMAR_BYTES)
+        raise problem("has more than {most} bytes as JSON", most=MOST_GRAMMAR_BYTES)
 
 
 def _parameters(value: dict[str, Any]) -> dict[str, Any]:
     """Check a schema of arguments as far as it concerns this gateway."""
     _check_size(value)
     if value.get("type", "object") != "object":
-        raise _problem("must be a schema of an object")
+        raise problem("must be a schema of an object")
     return value
 
 
@@ -85,10 +76,10 @@ def _arguments(value: object) -> object:
 def _options(value: dict[str, Any]) -> dict[str, Any]:
     """Check names for a template."""
     if len(value) > _MOST_OPTIONS:
-        raise _problem("has more than {most} names", most=_MOST_OPTIONS)
+        raise problem("has more than {most} names", most=_MOST_OPTIONS)
     for name in value:
         if name in _TAKEN_OPTIONS or not name.isidentifier():
-            raise _problem("cannot have the name {name}", name=json.dumps(name[:_MOST_NAME]))
+            raise problem("cannot have the name {name}", name=json.dumps(name[:_MOST_NAME]))
     _check_size(value)
     return value
 
@@ -142,41 +133,33 @@ class _FunctionTool(Fields):
         return self.function.tool
 
 
-def only_functions(value: object) -> object:
-    """Refuse a tool of a kind that is not known here; the caller may leave it out."""
-    return only_of_kind(value, "function")
+def tool_kind(known: str) -> BeforeValidator:
+    """Refuse a tool of another kind, which the caller may leave out."""
+    return known_kind({known}, thing="a tool", error=UNKNOWN_KIND)
 
 
-def only_of_kind(value: object, known: str) -> object:
-    """Refuse a tool of another kind; a tool without a kind passes."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind != known:
-        raise PydanticCustomError(
-            "unknown_kind",
-            "is a tool of the kind {kind}, which is not supported",
-            {"kind": json.dumps(kind[:_MOST_NAME])},
-        )
-    return value
+class _HasTool(Protocol):
+    @property
+    def tool(self) -> Tool: ...
 
 
-def check_names(names: Iterable[str]) -> None:
+_ToolT = TypeVar("_ToolT", bound=_HasTool)
+
+
+def check_names(tools: list[_ToolT]) -> list[_ToolT]:
     """Refuse two tools of one name."""
     seen = set()
-    for name in names:
+    for name in (it.tool.name for it in tools):
         if name in seen:
-            raise _problem("has two tools of the name {name}", name=json.dumps(name))
+            raise problem("has two tools of the name {name}", name=json.dumps(name))
         seen.add(name)
-
-
-def _check_tools(value: list[_FunctionTool]) -> list[_FunctionTool]:
-    check_names(it.function.name for it in value)
-    return value
+    return tools
 
 
 Tools: TypeAlias = Annotated[
-    list[Annotated[_FunctionTool, BeforeValidator(only_functions)]],
+    list[Annotated[_FunctionTool, tool_kind("function")]],
     Field(max_length=MOST_TOOLS),
-    AfterValidator(_check_tools),
+    AfterValidator(check_names),
 ]
 
 
@@ -191,35 +174,33 @@ def _tool_choice(value: object) -> ToolChoice:
             {"type": "allowed_tools"} as allowed
         ):
             return _allowed_tools(allowed)
-    raise _problem("must be none, auto, required, a function, or allowed_tools")
+    raise problem("must be none, auto, required, a function, or allowed_tools")
 
 
 def _allowed_tools(value: object) -> ToolChoice:
     match value:
         case {"mode": "auto" | "required" as mode, "tools": [_, *_] as tools}:
             return ToolChoice(mode=mode, names=tuple(map(_name_of, tools)))
-    raise _problem("needs a mode, auto or required, and a list of tools")
+    raise problem("needs a mode, auto or required, and a list of tools")
 
 
 def _name_of(value: object) -> str:
     match value:
         case {"function": {"name": str(name)}} | {"name": str(name)}:
             return name
-    raise _problem("needs the name of a function")
+    raise problem("needs the name of a function")
 
 
-def check_choice(choice: ToolChoice, names: Iterable[str]) -> ToolChoice:
-    """Check that chosen tools are there.
-
-    Args:
-        names: The names of the request's tools.
-    """
-    known = tuple(names)
+def among_tools(choice: ToolChoice, info: ValidationInfo) -> ToolChoice:
+    """Check that chosen tools are in the field `tools`, unless that field has a fault itself."""
+    if "tools" not in info.data:
+        return choice
+    known = [it.tool.name for it in info.data["tools"]]
     for name in choice.names or ():
         if name not in known:
-            raise _problem("names {name}, which is not in tools", name=json.dumps(name[:100]))
+            raise problem("names {name}, which is not in tools", name=json.dumps(name[:100]))
     if choice.mode == "required" and not known:
-        raise _problem("needs tools")
+        raise problem("needs tools")
     return choice
 
 
@@ -274,14 +255,14 @@ class ChatMessage(Fields):
     @classmethod
     def _is_of_an_assistant(cls, value: object, info: ValidationInfo) -> object:
         if value and info.data.get("role", "assistant") != "assistant":
-            raise _problem("is only for messages of the assistant")
+            raise problem("is only for messages of the assistant")
         return value
 
     @field_validator("tool_call_id")
     @classmethod
     def _is_of_a_tool(cls, value: str, info: ValidationInfo) -> str:
         if value and info.data.get("role", "tool") != "tool":
-            raise _problem("is only for messages of the role tool")
+            raise problem("is only for messages of the role tool")
         return value
 
     @field_validator("content")
@@ -289,7 +270,7 @@ class ChatMessage(Fields):
     def _is_there(cls, value: object, info: ValidationInfo) -> object:
         others = ("tool_calls", "reasoning_content", "reasoning")
         if value is None and not any(info.data.get(it) for it in others):
-            raise _problem("is needed")
+            raise problem("is needed")
         return value
 
     @property

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
+from paceline_gateway.bodies.fields import UNKNOWN_KIND
 from paceline_gateway.bodies.text_changing import TEXT_CHANGING
 from paceline_gateway.errors import RequestError
 
@@ -34,8 +35,7 @@ _FIRST_ITEMS = 64
 # The rest of a string with its end. The pattern never backtracks.
 _STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
-_UNKNOWN_KIND = "unknown_kind"
-_UNSUPPORTED = frozenset({"unsupported", "extra_forbidden", _UNKNOWN_KIND})
+_UNSUPPORTED = frozenset({"unsupported", "extra_forbidden", UNKNOWN_KIND})
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
 
 
@@ -89,7 +89,7 @@ def parse(body_class: type[_BodyT], content: bytes, *, ignored: list[str] | None
     content = content.removeprefix(codecs.BOM_UTF8)
     try:
         value = from_json(content, allow_inf_nan=False)
-        # Of two values of one name this parser takes the last, others the first.
+        # This parser takes the last of two values with one name; other parsers take the first.
         json.loads(content, object_pairs_hook=_without_repeats)
     except ValueError as error:
         raise RequestError(f"the body is not JSON: {error}") from None
@@ -150,7 +150,7 @@ def _may_be_left_out(problem: ErrorDetails) -> bool:
 
     A tool of an unknown kind is one that the model does not have, and need not.
     """
-    if problem["type"] == _UNKNOWN_KIND:
+    if problem["type"] == UNKNOWN_KIND:
         return True
     return problem["type"] == "extra_forbidden" and problem["loc"][-1] not in TEXT_CHANGING
 

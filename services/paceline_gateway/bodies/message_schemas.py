@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -16,7 +15,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from paceline import Grammar
 from paceline_gateway.bodies.completion_schemas import AnyRequest
@@ -24,13 +22,13 @@ from paceline_gateway.bodies.conversation_schemas import (
     MOST_TOOLS,
     FunctionName,
     Parameters,
+    among_tools,
     can_go_on,
-    check_choice,
     check_names,
-    only_of_kind,
+    tool_kind,
     with_effort,
 )
-from paceline_gateway.bodies.fields import Fields
+from paceline_gateway.bodies.fields import Fields, known_kind, problem, unsupported
 from paceline_gateway.bodies.parameter_types import MOST_UINT32, NoList, one_of, schema_grammar
 from paceline_gateway.conversations.conversation import (
     Conversation,
@@ -47,7 +45,6 @@ if TYPE_CHECKING:
     from paceline import GenerateOptions
 
 _MOST_ID = 256
-_MOST_KIND = 100
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 # What is between two messages of one role, which are one turn.
 _BETWEEN = "\n\n"
@@ -63,28 +60,9 @@ _OF_ASSISTANTS = frozenset({"tool_use", "thinking", "redacted_thinking"})
 _OF_USERS = frozenset({"tool_result"})
 
 
-def _problem(words: str, **more: Any) -> PydanticCustomError:
-    return PydanticCustomError("messages", cast("Any", words), more or None)
-
-
-def _unsupported(words: str, **more: Any) -> PydanticCustomError:
-    return PydanticCustomError("unsupported", cast("Any", words), more or None)
-
-
 def _blocks(value: object) -> object:
     """Turn text into a block."""
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
-def _only(value: object, *, kinds: Sequence[str]) -> object:
-    """Refuse a block of a kind that is not known here, such as an image."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind not in kinds:
-        raise _unsupported(
-            "is a block of the kind {kind}, which is not supported",
-            kind=json.dumps(kind[:_MOST_KIND]),
-        )
-    return value
 
 
 class _TextBlock(Fields):
@@ -97,7 +75,7 @@ class _TextBlock(Fields):
 
 
 _Texts: TypeAlias = Annotated[
-    list[Annotated[_TextBlock, BeforeValidator(partial(_only, kinds=("text",)))]],
+    list[Annotated[_TextBlock, known_kind({"text"}, thing="a block")]],
     BeforeValidator(_blocks),
 ]
 
@@ -122,9 +100,7 @@ class _Block(Fields):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        for name in _NEEDED[self.type]:
-            if getattr(self, name) is None:
-                raise _problem("needs the field {name}", name=name)
+        self.check_fields(_NEEDED[self.type])
         return self
 
     @property
@@ -147,7 +123,7 @@ class _Turn(Fields):
 
     role: Annotated[str, one_of("user", "assistant", "system")]
     content: Annotated[
-        list[Annotated[_Block, BeforeValidator(partial(_only, kinds=tuple(_NEEDED)))]],
+        list[Annotated[_Block, known_kind(_NEEDED, thing="a block")]],
         BeforeValidator(_blocks),
     ]
 
@@ -160,9 +136,9 @@ class _Turn(Fields):
             if (kind in _OF_ASSISTANTS and role != "assistant") or (
                 kind in _OF_USERS and role != "user"
             ):
-                raise _problem("has a block of the kind {kind}, of another role", kind=kind)
+                raise problem("has a block of the kind {kind}, of another role", kind=kind)
         if not value and role != "assistant":  # whose answer may have said nothing
-            raise _problem("must have blocks")
+            raise problem("must have blocks")
         return value
 
     @property
@@ -254,11 +230,6 @@ class _ClientTool(Fields):
         )
 
 
-def _check_tools(value: list[_ClientTool]) -> list[_ClientTool]:
-    check_names(it.name for it in value)
-    return value
-
-
 class _Choice(Fields):
     """Which tools may be called."""
 
@@ -269,7 +240,7 @@ class _Choice(Fields):
     @model_validator(mode="after")
     def _names_a_tool(self) -> Self:
         if (self.type == "tool") != (self.name is not None):
-            raise _problem("needs a name with the type tool, and only with it")
+            raise problem("needs a name with the type tool, and only with it")
         return self
 
     @property
@@ -304,7 +275,7 @@ def _format(value: object, info: ValidationInfo) -> Grammar:
             return schema_grammar(
                 schema, f"{name}.schema", info.context, wanted=more.get("lenient", False)
             )
-    raise _problem("must be an object with the type json_schema and a schema")
+    raise problem("must be an object with the type json_schema and a schema")
 
 
 _Format: TypeAlias = Annotated[Grammar, PlainValidator(_format)]
@@ -330,7 +301,7 @@ def _edits(value: object) -> object:
                 return value
         case {}:
             return value
-    raise _unsupported("is not supported: it would leave out parts of the conversation")
+    raise unsupported("is not supported: it would leave out parts of the conversation")
 
 
 class CountBody(Fields):
@@ -340,9 +311,9 @@ class CountBody(Fields):
     messages: list[_Turn] = Field(min_length=1)
     system: _Texts = Field(default_factory=list)
     tools: Annotated[
-        list[Annotated[_ClientTool, BeforeValidator(partial(only_of_kind, known="custom"))]],
+        list[Annotated[_ClientTool, tool_kind("custom")]],
         Field(max_length=MOST_TOOLS),
-        AfterValidator(_check_tools),
+        AfterValidator(check_names),
     ] = Field(default_factory=list)
     tool_choice: _Choice | None = None
     thinking: _Thinking | None = None
@@ -356,14 +327,14 @@ class CountBody(Fields):
     @classmethod
     def _can_go_on(cls, value: list[_Turn]) -> list[_Turn]:
         if value and value[-1].role == "assistant" and not can_go_on(*value[-1].messages):
-            raise _unsupported("must not end with a message of the assistant without text to go on")
+            raise unsupported("must not end with a message of the assistant without text to go on")
         return value
 
     @field_validator("tool_choice")
     @classmethod
     def _is_among_the_tools(cls, value: _Choice | None, info: ValidationInfo) -> _Choice | None:
-        if value is not None and "tools" in info.data:
-            check_choice(value.choice, (it.name for it in info.data["tools"]))
+        if value is not None:
+            among_tools(value.choice, info)
         return value
 
     @property

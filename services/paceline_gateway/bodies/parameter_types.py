@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, TypeAlias, TypeGuard
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeGuard
 
 from pydantic import AfterValidator, PlainValidator, ValidationInfo
-from pydantic_core import PydanticCustomError
 
 from paceline import FillIn, Grammar, PromptPart
 from paceline_contract.limits import MOST_BIAS, MOST_BIASED_TOKENS, MOST_GRAMMAR_BYTES
+from paceline_gateway.bodies.fields import problem, unsupported
 from paceline_gateway.bodies.lenient_schemas import is_within, lenient
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 MOST_UINT32 = (1 << 32) - 1
 """The range of a number on the wire."""
 
 ANY_OBJECT = Grammar(json_schema={"type": "object"})
 
+_TEXTS = frozenset({"text", "input_text", "output_text"})
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 Prompt: TypeAlias = str | list[int] | list[PromptPart] | FillIn
@@ -28,7 +33,8 @@ def only(*allowed: object) -> PlainValidator:
 
     def check(value: object) -> object:
         if not any(type(value) is type(each) and value == each for each in allowed):
-            raise _unsupported(", ".join(map(json.dumps, allowed)))
+            words = ", ".join(map(json.dumps, allowed))
+            raise unsupported("is not supported; the accepted value is {words}", words=words)
         return value
 
     return PlainValidator(check)
@@ -39,18 +45,10 @@ def one_of(*words: str) -> AfterValidator:
 
     def check(value: str) -> str:
         if value not in words:
-            raise PydanticCustomError(
-                "choice", "must be one of {words}", {"words": ", ".join(words)}
-            )
+            raise problem("must be one of {words}", words=", ".join(words))
         return value
 
     return AfterValidator(check)
-
-
-def _unsupported(words: str) -> PydanticCustomError:
-    return PydanticCustomError(
-        "unsupported", "is not supported; the accepted value is {words}", {"words": words}
-    )
 
 
 def _prompts(value: object) -> list[str | list[int]]:
@@ -59,9 +57,7 @@ def _prompts(value: object) -> list[str | list[int]]:
         return [value]
     if isinstance(value, list) and value and all(map(_is_prompt, value)):
         return value
-    raise PydanticCustomError(
-        "prompt", "must be text, a list of texts, a list of token ids, or a list of such lists"
-    )
+    raise problem("must be text, a list of texts, a list of token ids, or a list of such lists")
 
 
 def _is_prompt(value: object) -> TypeGuard[str | list[int]]:
@@ -75,22 +71,22 @@ def _stop(value: object) -> list[str]:
         return [value]
     if isinstance(value, list) and all(isinstance(it, str) for it in value):
         return value
-    raise PydanticCustomError("stop", "must be text or a list of texts")
+    raise problem("must be text or a list of texts")
 
 
 def _biases(value: object) -> dict[int, float]:
     """Turn OpenAI's biases, whose token ids are texts, into numbers."""
-    problem = PydanticCustomError(
-        "biases",
+    fault = problem(
         "must be an object of at most {most} token ids, each with a number in [-{limit}, {limit}]",
-        {"most": MOST_BIASED_TOKENS, "limit": f"{MOST_BIAS:g}"},
+        most=MOST_BIASED_TOKENS,
+        limit=f"{MOST_BIAS:g}",
     )
     if not isinstance(value, dict) or len(value) > MOST_BIASED_TOKENS:
-        raise problem
+        raise fault
     for token, bias in value.items():
         is_number = type(bias) in {int, float} and -MOST_BIAS <= bias <= MOST_BIAS
         if not (_TOKEN_ID.fullmatch(token) and int(token) <= MOST_UINT32 and is_number):
-            raise problem
+            raise fault
     return {int(token): float(bias) for token, bias in value.items()}
 
 
@@ -105,15 +101,13 @@ def schema_grammar(
         wanted: What the request says as `lenient`; None: nothing.
     """
     if not isinstance(wanted, bool | None):
-        raise PydanticCustomError("format", "must have true or false as lenient")
+        raise problem("must have true or false as lenient")
     if not is_within(schema, MOST_GRAMMAR_BYTES):
-        raise PydanticCustomError(
-            "format", "has a schema of more than {most} bytes", {"most": MOST_GRAMMAR_BYTES}
-        )
+        raise problem("has a schema of more than {most} bytes", most=MOST_GRAMMAR_BYTES)
     try:
         whole = json.loads(schema) if isinstance(schema, str) else schema
     except (ValueError, RecursionError) as error:
-        raise PydanticCustomError("format", "has a schema that is not JSON") from error
+        raise problem("has a schema that is not JSON") from error
     if not wanted:
         return Grammar(json_schema=schema)
     kept, places = lenient(whole)
@@ -128,9 +122,7 @@ def _response_format(
     """Turn OpenAI's form of an answer's format into a grammar; None: plain text."""
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(value, dict) or kind not in ("text", "json_object", "json_schema"):
-        raise PydanticCustomError(
-            "format", "must be an object with the type text, json_object or json_schema"
-        )
+        raise problem("must be an object with the type text, json_object or json_schema")
     if kind == "text":
         return None
     if kind == "json_object":
@@ -139,7 +131,7 @@ def _response_format(
     about = value.get("json_schema", value)
     schema = about.get("schema") if isinstance(about, dict) else None
     if not isinstance(schema, dict):
-        raise PydanticCustomError("format", "must have a schema, which is an object")
+        raise problem("must have a schema, which is an object")
     place = f"{name}.json_schema.schema" if "json_schema" in value else f"{name}.schema"
     return schema_grammar(schema, place, info.context, wanted=about.get("lenient", False))
 
@@ -147,7 +139,7 @@ def _response_format(
 def _text_format(value: object, info: ValidationInfo) -> Grammar | None:
     """Turn the text options of responses into a grammar."""
     if not isinstance(value, dict) or value.keys() - {"format", "verbosity"}:
-        raise PydanticCustomError("format", "must be an object with a format")
+        raise problem("must be an object with a format")
     if value.get("format") is None:
         return None
     return _response_format(value["format"], info, name="text.format")
@@ -155,14 +147,13 @@ def _text_format(value: object, info: ValidationInfo) -> Grammar | None:
 
 def _structured_outputs(value: object, info: ValidationInfo) -> Grammar:
     """Turn vLLM's structured outputs into a grammar."""
-    problem = PydanticCustomError(
-        "format",
+    fault = problem(
         "must be an object with one of json (a schema), json_object (true), regex (text),"
         " grammar (Lark or GBNF, as text) and choice (a list of texts); json may have lenient"
         " beside it",
     )
     if not isinstance(value, dict):
-        raise problem
+        raise fault
     is_json = value.get("json") is not None
     named = {
         name: it
@@ -170,7 +161,7 @@ def _structured_outputs(value: object, info: ValidationInfo) -> Grammar:
         if it is not None and not (is_json and name == "lenient")
     }
     if len(named) != 1:
-        raise problem
+        raise fault
     ((name, given),) = named.items()
     match name, given:
         case "json", dict() | str():
@@ -185,61 +176,54 @@ def _structured_outputs(value: object, info: ValidationInfo) -> Grammar:
             return Grammar(lark=given)
         case "choice", [str(), *_] if all(isinstance(it, str) for it in given):
             return Grammar(choices=given)
-    raise problem
+    raise fault
 
 
-def _content(value: object) -> str | tuple[str, ...]:
-    """Return a message's text, or the texts of its parts; parts of other kinds are refused."""
+def texts_of(value: object, *, kinds: Collection[str]) -> str | tuple[str, ...]:
+    """Return a text, or the texts of parts of some kinds; parts such as images are refused."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise PydanticCustomError("content", "must be text or a list of parts")
+        raise problem("must be text or a list of parts")
     texts = []
     for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text", "output_text") or not isinstance(
-            part.get("text"), str
-        ):
-            raise PydanticCustomError("content", "has a part that is not text")
-        texts.append(part["text"])
+        match part:
+            case {"type": str(kind), "text": str(text)} if kind in kinds:
+                texts.append(text)
+            case _:
+                raise problem("has a part that is not text")
     return tuple(texts)
 
 
 def _prediction(value: object) -> str:
     """Return the text of a predicted output."""
-    problem = PydanticCustomError(
-        "prediction", "must be an object with the type content, and a content of text or text parts"
-    )
-    if not isinstance(value, dict) or value.keys() != {"type", "content"}:
-        raise problem
-    if value["type"] != "content":
-        raise problem
-    content = value["content"]
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise problem
-    texts = []
-    for part in content:
-        if not isinstance(part, dict) or part.keys() != {"type", "text"}:
-            raise problem
-        if part["type"] != "text" or not isinstance(part["text"], str):
-            raise problem
-        texts.append(part["text"])
-    return "".join(texts)
+    match value:
+        case {"type": "content", "content": str(text), **more} if not more:
+            return text
+        case {"type": "content", "content": list(parts), **more} if not more:
+            texts = [_predicted_text(part) for part in parts]
+            if None not in texts:
+                return "".join(filter(None, texts))
+    raise problem("must be an object with the type content, and a content of text or text parts")
+
+
+def _predicted_text(part: object) -> str | None:
+    match part:
+        case {"type": "text", "text": str(text), **more} if not more:
+            return text
+    return None
 
 
 Prediction: TypeAlias = Annotated[str, PlainValidator(_prediction)]
 Prompts: TypeAlias = Annotated[list[str | list[int]], PlainValidator(_prompts)]
 Stops: TypeAlias = Annotated[list[str], PlainValidator(_stop)]
-Content: TypeAlias = Annotated[str | tuple[str, ...], PlainValidator(_content)]
+Content: TypeAlias = Annotated[
+    str | tuple[str, ...], PlainValidator(partial(texts_of, kinds=_TEXTS))
+]
 
-AnyBoolean: TypeAlias = Annotated[object, only(True, False)]
 FalseOnly: TypeAlias = Annotated[object, only(False)]
 NoList: TypeAlias = Annotated[object, only([])]
-NoObject: TypeAlias = Annotated[object, only({})]
 NoText: TypeAlias = Annotated[object, only("")]
-NoToolChoice: TypeAlias = Annotated[object, only("none", "auto")]
 ResponseFormat: TypeAlias = Annotated[Grammar | None, PlainValidator(_response_format)]
 TextFormat: TypeAlias = Annotated[Grammar | None, PlainValidator(_text_format)]
 StructuredOutputs: TypeAlias = Annotated[Grammar, PlainValidator(_structured_outputs)]

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
     PlainValidator,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from paceline_gateway.bodies.completion_schemas import EFFORTS, AnyRequest
 from paceline_gateway.bodies.conversation_schemas import (
     MOST_TOOLS,
     Choice,
     Function,
-    check_choice,
+    among_tools,
     check_names,
-    only_functions,
+    tool_kind,
     with_effort,
 )
-from paceline_gateway.bodies.fields import Fields
+from paceline_gateway.bodies.fields import Fields, known_kind, unsupported
 from paceline_gateway.bodies.parameter_types import (
     MOST_UINT32,
     FalseOnly,
@@ -36,6 +33,7 @@ from paceline_gateway.bodies.parameter_types import (
     TextFormat,
     one_of,
     only,
+    texts_of,
 )
 from paceline_gateway.conversations.conversation import (
     Conversation,
@@ -52,7 +50,6 @@ if TYPE_CHECKING:
     from paceline import GenerateOptions
 
 _MOST_ID = 256
-_MOST_KIND = 100
 _MOST_INCLUDED = 64
 # Which fields an item of each kind needs.
 _NEEDED = {
@@ -64,44 +61,15 @@ _NEEDED = {
 _TEXTS = frozenset({"input_text", "output_text", "reasoning_text", "summary_text", "text"})
 
 
-def _problem(words: str, **more: Any) -> PydanticCustomError:
-    return PydanticCustomError("responses", cast("Any", words), more or None)
-
-
-def _unsupported(words: str, **more: Any) -> PydanticCustomError:
-    return PydanticCustomError("unsupported", cast("Any", words), more or None)
-
-
 def _items(value: object) -> object:
     """Turn text into a user's message."""
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-def _only_known(value: object) -> object:
-    """Refuse an item of a kind that is not known here, such as a hosted tool's."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind not in _NEEDED:
-        raise _unsupported(
-            "is an item of the kind {kind}, which is not supported",
-            kind=json.dumps(kind[:_MOST_KIND]),
-        )
-    return value
-
-
 def _texts(value: object) -> str | tuple[str, ...]:
-    """Return a text, or the texts of parts; parts of other kinds, such as images, are refused."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise _problem("must be text or a list of parts")
-    texts = []
-    for part in value:
-        match part:
-            case {"type": str(kind), "text": str(text)} if kind in _TEXTS:
-                texts.append(text)
-            case _:
-                raise _problem("has a part that is not text")
-    return texts[0] if len(texts) == 1 else tuple(texts)
+    """Return a text, or the texts of parts, of which one alone is a text."""
+    texts = texts_of(value, kinds=_TEXTS)
+    return texts[0] if isinstance(texts, tuple) and len(texts) == 1 else texts
 
 
 _Texts: TypeAlias = Annotated[str | tuple[str, ...], PlainValidator(_texts)]
@@ -109,12 +77,12 @@ _Texts: TypeAlias = Annotated[str | tuple[str, ...], PlainValidator(_texts)]
 
 def _never(_value: object) -> object:
     """Refuse what would need stored answers."""
-    raise _unsupported("is not supported: nothing is stored here; send the whole conversation")
+    raise unsupported("is not supported: nothing is stored here; send the whole conversation")
 
 
 def _not_stored(value: object) -> object:
     if value is not False:
-        raise _unsupported("must be false: nothing is stored here")
+        raise unsupported("must be false: nothing is stored here")
     return value
 
 
@@ -143,9 +111,7 @@ class InputItem(Fields):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        for name in _NEEDED[self.type]:
-            if getattr(self, name) is None:
-                raise _problem("needs the field {name}", name=name)
+        self.check_fields(_NEEDED[self.type])
         return self
 
     @property
@@ -221,11 +187,6 @@ class _Tool(Function):
     type: str
 
 
-def _check_tools(value: list[_Tool]) -> list[_Tool]:
-    check_names(it.name for it in value)
-    return value
-
-
 class _Reasoning(Fields):
     """How the model thinks before it answers."""
 
@@ -238,7 +199,7 @@ class ResponseBody(AnyRequest):
     """POST /v1/responses."""
 
     input: Annotated[
-        list[Annotated[InputItem, BeforeValidator(_only_known)]],
+        list[Annotated[InputItem, known_kind(_NEEDED, thing="an item")]],
         BeforeValidator(_items),
         Field(min_length=1),
     ]
@@ -248,9 +209,9 @@ class ResponseBody(AnyRequest):
     text: TextFormat = None
     thinking_token_budget: int | None = Field(None, ge=0, le=MOST_UINT32)  # vLLM's
     tools: Annotated[
-        list[Annotated[_Tool, BeforeValidator(only_functions)]],
+        list[Annotated[_Tool, tool_kind("function")]],
         Field(max_length=MOST_TOOLS),
-        AfterValidator(_check_tools),
+        AfterValidator(check_names),
     ] = Field(default_factory=list)
     tool_choice: Choice = ToolChoice()
     parallel_tool_calls: bool = True
@@ -261,12 +222,7 @@ class ResponseBody(AnyRequest):
     store: Annotated[object, PlainValidator(_not_stored)] = None
     previous_response_id: _Never = None
 
-    @field_validator("tool_choice")
-    @classmethod
-    def _is_among_the_tools(cls, value: ToolChoice, info: ValidationInfo) -> ToolChoice:
-        if "tools" not in info.data:  # they have a fault of their own
-            return value
-        return check_choice(value, (it.name for it in info.data["tools"]))
+    _is_among_the_tools = field_validator("tool_choice")(among_tools)
 
     @property
     def conversation(self) -> Conversation:

@@ -1,13 +1,14 @@
 """Fields that would change the text, and are not supported in some request or in all.
 
-A field that nobody knows is left out, and named in the answer's header. To leave out one of these
-would be to answer another question, so they are refused by name.
+A field that nobody knows is left out, and named in the answer's header. An answer without one of
+these fields would answer another question, so these fields are refused by name.
 """
 
 from __future__ import annotations
 
-from paceline_gateway.bodies.completion_schemas import ChatBody, CompletionBody, Extension, LiveBody
+from paceline_gateway.bodies.completion_schemas import ChatBody, CompletionBody, Extension
 from paceline_gateway.bodies.message_schemas import MessagesBody
+from paceline_gateway.bodies.prompt_schemas import LiveBody
 from paceline_gateway.bodies.response_schemas import InputItem, ResponseBody
 
 _BODIES = (ChatBody, CompletionBody, Extension, InputItem, LiveBody, MessagesBody, ResponseBody)

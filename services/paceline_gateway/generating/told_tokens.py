@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _BY_NUMBER = "token_id:{}"
 # OpenAI's value of a log probability that is not known.
 _NO_LOGPROB = -9999.0
-# Of a streamed echo in an event; with twenty likeliest tokens each, some 100 KB.
+# Tokens of a streamed echo in one event. With twenty likeliest tokens each they are some 100 KB.
 _PIECE_TOKENS = 256
 # Chunks of a prompt, 256 tokens each, that are written in some 20 ms.
 _FEW_CHUNKS = 4
@@ -217,7 +217,7 @@ def _offsets(contents: Sequence[bytes], text: str) -> list[int]:
         offsets.append(length)
         for form in (content, content.removeprefix(b" ")):
             if form and encoded.startswith(form, position):
-                # Of a part of a character: it counts with the part that ends it.
+                # A part of a character counts with the part that ends the character.
                 end = position + len(form)
                 length += _characters(encoded[position:end])
                 position = end

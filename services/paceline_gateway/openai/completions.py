@@ -10,7 +10,8 @@ from paceline_gateway.bodies.json_body import parse
 from paceline_gateway.errors import RequestError, naming_grammar, renamed
 from paceline_gateway.generating.generations import deliver
 from paceline_gateway.generating.turns import leave_out
-from paceline_gateway.openai.rendering import ChatForm, CompletionForm, StreamedAnswer, WholeAnswer
+from paceline_gateway.openai.forms import ChatForm, CompletionForm
+from paceline_gateway.openai.rendering import StreamedAnswer, WholeAnswer
 from paceline_gateway.templates.chat_template import WRITTEN
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from paceline_gateway.conversations.answer_blocks import AnswerBlocks, Began, En
 from paceline_gateway.errors import renamed
 from paceline_gateway.generating.told_choices import details, finish_reason
 from paceline_gateway.generating.turns import leave_out
-from paceline_gateway.openai.rendering import usage
+from paceline_gateway.openai.forms import usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

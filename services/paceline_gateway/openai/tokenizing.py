@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline_gateway.bodies.completion_schemas import DetokenizeBody, TokenizeBody
 from paceline_gateway.bodies.json_body import parse
+from paceline_gateway.bodies.prompt_schemas import DetokenizeBody, TokenizeBody
 from paceline_gateway.generating.told_tokens import name_of
 from paceline_gateway.templates.chat_template import WRITTEN, write_prompt
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import Chunk, Strategy
 from paceline.errors import UnsupportedError
-from paceline_gateway.bodies.completion_schemas import LiveBody
 from paceline_gateway.bodies.json_body import parse
+from paceline_gateway.bodies.prompt_schemas import LiveBody
 from paceline_gateway.templates.chat_template import WRITTEN, write_prompt
 
 if TYPE_CHECKING:

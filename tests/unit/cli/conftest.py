@@ -4,7 +4,15 @@ import threading
 
 import pytest
 
+from paceline_cli.__main__ import main
 from support.fake_orchestrator import FakeOrchestrator, serving
+
+
+def run(capsys, *arguments):
+    """Run a command in this process; return its exit code, its output and its errors."""
+    code = main(arguments)
+    output = capsys.readouterr()
+    return code, output.out, output.err
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from rich.console import Console
 
-from paceline import ServerInfo, SystemInfo
 from paceline.errors import ConnectionLostError, InvalidFieldError
 from paceline_cli.__main__ import main
 from paceline_cli.top_view import draw, view
@@ -23,6 +22,7 @@ from paceline_local.metrics_pages import Page, Source, parse_sources
 from paceline_local.metrics_samples import Readings, Samples, parse_page
 from paceline_local.up_record import metrics_addresses, record_metrics_addresses
 from paceline_serving.metrics_endpoint import MetricsEndpoint
+from unit.cli.told_systems import a_server, a_system
 
 PAGE = """\
 # HELP paceline_queue_seconds x
@@ -135,37 +135,12 @@ class Orchestrator:
     """Answers as it is told."""
 
     def __init__(self, *servers, running=0):
-        self.answer = SystemInfo(
-            version="1",
-            model_name="fake",
-            model_fingerprint="f",
-            tokenizer_fingerprint="t",
-            vocabulary_size=10,
-            context_length=10,
-            servers=servers,
-            running_request_count=running,
-        )
+        self.answer = a_system(*servers, running_request_count=running)
 
     async def info(self):
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
-
-
-def known(
-    name, *, role="target", ready=True, status="", address="127.0.0.1:50051", standing="", detail=""
-):
-    return ServerInfo(
-        name=name,
-        address=address,
-        role=role,
-        ready=ready,
-        status=status,
-        model_fingerprint="f",
-        decode_step_ns=1,
-        standing=standing,
-        standing_detail=detail,
-    )
 
 
 @asynccontextmanager
@@ -183,7 +158,7 @@ async def watching(orchestrator, *texts):
 
 async def test_a_server_is_known_by_its_name_and_its_rates_come_with_the_second_look():
     server = Server(forwards=100)
-    async with watching(Orchestrator(known("t")), f"t={server.address}") as look_after:
+    async with watching(Orchestrator(a_server("t")), f"t={server.address}") as look_after:
         (pool,) = (await look_after(0)).pools
         assert pool.figures["forwards_per_second"] is None
         server.forwards.inc(5)
@@ -211,7 +186,7 @@ async def test_a_server_that_vanishes_is_shown_as_gone_and_may_come_back():
 
 async def test_a_server_that_the_orchestrator_does_not_use_says_why():
     server = Server()
-    told = known("t", ready=False, status="NOT_SERVING")
+    told = a_server("t", ready=False, status="NOT_SERVING")
     async with watching(Orchestrator(told), server.address) as look_after:
         (pool,) = (await look_after(0)).pools
         assert (pool.ready_count, pool.servers[0].state) == (0, "not serving")
@@ -220,10 +195,15 @@ async def test_a_server_that_the_orchestrator_does_not_use_says_why():
 
 async def test_the_word_on_each_server_is_shown_and_below_all_why_some_are_not_used():
     orchestrator = Orchestrator(
-        known("t", standing="used", detail="it takes chains alone"),
-        known("s", standing="resting", detail="it is a spare"),
+        a_server("t", standing="used", standing_detail="it takes chains alone"),
+        a_server("s", standing="resting", standing_detail="it is a spare"),
         *(
-            known(name, ready=False, standing="other_dtype", detail="it computes in float16")
+            a_server(
+                name,
+                ready=False,
+                standing="other_dtype",
+                standing_detail="it computes in float16",
+            )
             for name in ("odd-1", "odd-2")
         ),
     )
@@ -253,20 +233,20 @@ def drawn(seen, *, width=120):
 
 async def test_a_server_that_the_orchestrator_works_with_is_there_without_metrics_too():
     server = Server()
-    orchestrator = Orchestrator(known("t"))
+    orchestrator = Orchestrator(a_server("t"))
     async with watching(orchestrator, f"t={server.address}") as look_after:
         await look_after(0)
         server.endpoint.close()
         (pool,) = (await look_after(2)).pools
         (it,) = pool.servers
         assert (it.state, it.note) == ("ready", "no metrics, connection refused")
-        orchestrator.answer = Orchestrator(known("t", ready=False, status="NOT_REACHED")).answer
+        orchestrator.answer = Orchestrator(a_server("t", ready=False, status="NOT_REACHED")).answer
         (pool,) = (await look_after(2)).pools
         assert (pool.servers[0].state, pool.servers[0].gone_seconds) == ("gone", 4)
 
 
 async def test_without_metrics_there_is_what_the_orchestrator_knows():
-    orchestrator = Orchestrator(known("t"), known("d", role="drafter"), running=3)
+    orchestrator = Orchestrator(a_server("t"), a_server("d", role="drafter"), running=3)
     async with watching(orchestrator) as look_after:
         seen = await look_after(0)
     assert [pool.role for pool in seen.pools] == ["target", "drafter"]
@@ -307,7 +287,7 @@ ORCHESTRATORS_PAGE = samples(paceline_incoming_requests_total=1)
 def test_a_page_is_that_of_the_server_with_its_name_or_of_the_only_one_there(
     page, name, addresses, owner
 ):
-    servers = [known(f"server {at}", address=each) for at, each in enumerate(addresses, 1)]
+    servers = [a_server(f"server {at}", address=each) for at, each in enumerate(addresses, 1)]
     scrape = Scrape(Page(Source(name, "h", 9090), "h"), Readings(page))
     seen = view(Snapshot((scrape,), Orchestrator(*servers).answer))
     names = {it.name: it.note for pool in seen.pools for it in pool.servers}
@@ -364,7 +344,7 @@ async def test_an_address_that_never_answered_is_shown_too():
 
 
 async def test_a_server_of_a_role_that_is_new_is_shown_as_unknown():
-    async with watching(Orchestrator(known("new", role="role 12"))) as look_after:
+    async with watching(Orchestrator(a_server("new", role="role 12"))) as look_after:
         (pool,) = (await look_after(0)).pools
     assert (pool.role, pool.servers[0].name) == ("unknown", "new")
 
@@ -391,7 +371,7 @@ def test_a_narrow_terminal_cuts_off_the_last_columns():
 
 
 def test_what_servers_say_cannot_move_the_cursor():
-    orchestrator = Orchestrator(known("a\x1b[2Jb", ready=False, status="X\x07Y"))
+    orchestrator = Orchestrator(a_server("a\x1b[2Jb", ready=False, status="X\x07Y"))
     shown = "\n".join(drawn(view(Snapshot((), orchestrator.answer))))
     assert "\x1b" not in shown
     assert "\x07" not in shown

@@ -7,7 +7,6 @@ from paceline import AsyncClient, FinishReason, Strategy, TimelineEvent, TokenOr
 from support.fake_orchestrator import (
     PROMPT_LENGTH,
     SEED,
-    BareCancelError,
     FakeOrchestrator,
     Leg,
     serving,
@@ -175,72 +174,6 @@ async def test_iterating_again_goes_on_where_it_was_left(client, fake):
     assert list(fake.requests[1].resume_token_ids) == [3, 4]
 
 
-async def test_a_broken_stream_is_resumed_by_itself(client, fake):
-    lost = errors.ConnectionLostError("gone")
-    again = errors.DrainingError("draining", retry_after_seconds=0.01)
-    fake.script = [Leg(chunks=2, error=lost), Leg(error=again), Leg(chunks=1, error=again)]
-    assert await client.generate("x", resume_attempts=3).text() == WHOLE_TEXT
-    assert [len(request.resume_token_ids) for request in fake.requests] == [0, 2, 2, 3]
-
-
-async def test_a_resumption_has_the_time_that_is_left(client, fake):
-    fake.script = [Leg(chunks=2, error=errors.DrainingError("away", retry_after_seconds=0.3))]
-    assert await client.generate("x", resume_attempts=1).text() == WHOLE_TEXT
-    first, second = fake.seconds
-    assert second < first - 0.25
-
-
-async def test_the_error_is_raised_when_the_attempts_are_used_up(client, fake):
-    again = errors.DrainingError("draining", retry_after_seconds=0.01)
-    fake.script = [Leg(chunks=1, error=again), Leg(chunks=1, error=again)]
-    stream = client.generate("x", resume_attempts=1)
-    with pytest.raises(errors.DrainingError):
-        await stream.text()
-    assert await client.resume(stream).text() == WHOLE_TEXT
-
-
-async def test_a_wrong_request_is_not_sent_again(client, fake):
-    fake.script = [Leg(error=errors.InvalidFieldError.of("top_p", "must be in (0, 1]"))]
-    with pytest.raises(errors.InvalidFieldError, match="top_p") as caught:
-        await client.generate("x", resume_attempts=5).text()
-    assert caught.value.violations[0].field == "top_p"
-    assert len(fake.requests) == 1
-
-
-async def test_another_model_does_not_go_on_with_the_text(client, fake):
-    lost = errors.DrainingError("gone", retry_after_seconds=0.01)
-    fake.script = [Leg(chunks=2, error=lost), Leg(fingerprint="model-b")]
-    with pytest.raises(errors.ModelMismatchError, match="model-b"):
-        await client.generate("x", resume_attempts=1).text()
-
-
-@pytest.mark.parametrize("shift", [-1, 1])
-async def test_a_gap_or_duplicate_is_an_error(client, fake, shift):
-    fake.script = [Leg(shift=shift)]
-    with pytest.raises(errors.InvariantViolatedError, match="where 3 was due"):
-        await client.generate("x").text()
-
-
-async def test_a_stream_without_its_end_is_an_error(client, fake):
-    fake.script = [Leg(omits_finish=True)]
-    with pytest.raises(errors.InvariantViolatedError, match="last message"):
-        await client.generate("x").text()
-
-
-async def test_the_deadline_ends_a_hanging_stream(client, fake):
-    fake.script = [Leg(chunks=1, hangs=True)]
-    with pytest.raises(errors.DeadlineError):
-        await client.generate("x", timeout=0.3).text()
-
-
-async def test_no_server_is_a_lost_connection():
-    async with AsyncClient("127.0.0.1:1") as client:
-        with pytest.raises(errors.ConnectionLostError):
-            await client.generate("x").text()
-        with pytest.raises(errors.ConnectionLostError):
-            await client.info()
-
-
 async def test_two_tasks_cannot_read_one_generation(client, fake):
     fake.script = [Leg(chunks=1, hangs=True)]
     stream = client.generate("x")
@@ -278,13 +211,6 @@ async def test_a_refused_request_leaves_running_streams_where_they_are(client, f
     assert [chunk.position async for chunk in chunks] == [4, 5, 6, 7]
     one, refused, other = fake.peers
     assert one == refused != other
-
-
-async def test_a_request_that_a_stopping_server_cancels_goes_to_the_next_one(client, fake):
-    fake.script = [Leg(error=BareCancelError("CANCELLED"), refuses=True)]
-    assert await client.generate("x").text() == WHOLE_TEXT
-    cancelled, other = fake.peers
-    assert cancelled != other
 
 
 async def test_closing_the_client_under_a_unary_call_gives_it_a_typed_error(fake):

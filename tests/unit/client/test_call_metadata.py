@@ -17,21 +17,6 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 LOST = errors.ConnectionLostError("gone")
 
 
-@pytest.fixture(params=["asyncio", "blocking"])
-def use(request):
-    """Make a client, and let it generate or answer, in the face that is tested."""
-
-    async def asynchronous(address, do, **settings):
-        async with AsyncClient(address, timeout=60, **settings) as client:
-            return await do(client)
-
-    async def blocking(address, do, **settings):
-        with Client(address, timeout=60, **settings) as client:
-            return await asyncio.to_thread(do, client)
-
-    return {"asyncio": asynchronous, "blocking": blocking}[request.param]
-
-
 async def test_a_clients_and_a_calls_metadata_go_along(use, fake):
     own = {"traceparent": TRACEPARENT, "x-bytes-bin": b"\x00\xff"}
     await use(

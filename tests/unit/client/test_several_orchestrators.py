@@ -19,21 +19,6 @@ async def fakes():
         yield [one, other]
 
 
-@pytest.fixture(params=["asyncio", "blocking"])
-def use(request):
-    """Make a client, and let it generate or answer, in the face that is tested."""
-
-    async def asynchronous(addresses, do):
-        async with AsyncClient(addresses, timeout=60) as client:
-            return await do(client)
-
-    async def blocking(addresses, do):
-        with Client(addresses, timeout=60) as client:
-            return await asyncio.to_thread(do, client)
-
-    return {"asyncio": asynchronous, "blocking": blocking}[request.param]
-
-
 def addresses(fakes):
     return [fake.address for fake in fakes]
 
@@ -149,13 +134,6 @@ async def test_a_wrong_request_goes_to_nobody_else(use, fakes):
     with pytest.raises(errors.InvalidFieldError):
         await use(addresses(fakes), lambda client: client.generate("x").text())
     assert len(requests(fakes)) == 1
-
-
-async def test_another_model_does_not_go_on_with_the_text(use, fakes):
-    for fake, model in zip(fakes, "ab", strict=True):
-        fake.script = [Leg(error=LOST, chunks=2, fingerprint=model)]
-    with pytest.raises(errors.ModelMismatchError):
-        await use(addresses(fakes), lambda client: client.generate("x").text())
 
 
 async def test_a_stream_counts_how_often_it_went_on(fakes):

@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 
 from paceline import Client, TimelineEvent, errors
-from support.fake_orchestrator import BareCancelError, Leg
+from support.fake_orchestrator import Leg
 from support.waiting import eventually
 
 WHOLE_TEXT = "3 4 5 6 7 "
@@ -69,19 +69,6 @@ async def test_a_left_generation_goes_on_where_it_was(in_thread):
     assert await in_thread(use) == [5, 6, 7]
 
 
-async def test_a_broken_stream_is_resumed_by_itself(in_thread, fake):
-    fake.script = [Leg(chunks=2, error=errors.DrainingError("away", retry_after_seconds=0.01))]
-    assert await in_thread(lambda c: c.generate("x", resume_attempts=1).text()) == WHOLE_TEXT
-
-
-async def test_a_resumption_has_the_time_that_is_left(in_thread, fake):
-    away = errors.DrainingError("away", retry_after_seconds=0.3)
-    fake.script = [Leg(chunks=2, error=away)]
-    assert await in_thread(lambda c: c.generate("x", resume_attempts=1).text()) == WHOLE_TEXT
-    first, second = fake.seconds
-    assert second < first - 0.25
-
-
 @pytest.mark.parametrize("closed", ["generation", "client"])
 async def test_closing_wakes_a_reader_that_waits_to_go_on(in_thread, fake, closed):
     fake.script = [Leg(error=errors.DrainingError("away", retry_after_seconds=100))]
@@ -107,19 +94,6 @@ async def test_closing_wakes_a_reader_that_waits_to_go_on(in_thread, fake, close
 
     await in_thread(use)
     assert len(fake.requests) == 1
-
-
-async def test_errors_are_typed(in_thread, fake):
-    fake.script = [Leg(error=errors.OverloadedError("full", retry_after_seconds=3))]
-    with pytest.raises(errors.OverloadedError) as caught:
-        await in_thread(lambda c: c.generate("x").text())
-    assert caught.value.retry_after_seconds == 3
-
-
-async def test_the_deadline_ends_a_hanging_stream(in_thread, fake):
-    fake.script = [Leg(chunks=1, hangs=True)]
-    with pytest.raises(errors.DeadlineError):
-        await in_thread(lambda c: c.generate("x", timeout=0.3).text())
 
 
 async def test_two_threads_cannot_read_one_generation(in_thread, fake):
@@ -161,13 +135,6 @@ async def test_a_refused_request_connects_anew(in_thread, fake):
     assert await in_thread(use) == (WHOLE_TEXT, [4, 5, 6, 7])
     one, refused, other = fake.peers
     assert one == refused != other
-
-
-async def test_a_request_that_a_stopping_server_cancels_goes_to_the_next_one(in_thread, fake):
-    fake.script = [Leg(error=BareCancelError("CANCELLED"), refuses=True)]
-    assert await in_thread(lambda c: c.generate("x").text()) == WHOLE_TEXT
-    cancelled, other = fake.peers
-    assert cancelled != other
 
 
 @pytest.mark.parametrize("closed", ["generation", "client"])

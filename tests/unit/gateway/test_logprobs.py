@@ -11,7 +11,7 @@ import pytest
 
 from paceline import Chunk, TokenLogprob, TokenOrigin
 from paceline_gateway.http.connection import Connection
-from paceline_gateway.openai.rendering import ChatForm, CompletionForm
+from paceline_gateway.openai.forms import ChatForm, CompletionForm
 from support.fake_orchestrator import FakeOrchestrator, Leg
 from support.gateway import TEMPLATE, gateway_over
 

@@ -19,10 +19,10 @@ from paceline_gateway.bodies.completion_schemas import (
     ChatBody,
     CompletionBody,
     Extension,
-    LiveBody,
 )
 from paceline_gateway.bodies.json_body import parse
 from paceline_gateway.bodies.message_schemas import MessagesBody
+from paceline_gateway.bodies.prompt_schemas import LiveBody
 from paceline_gateway.bodies.response_schemas import ResponseBody
 from paceline_gateway.errors import RequestError, of_paceline
 from support.gateway import gateway_over

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from paceline_gateway.bodies.completion_schemas import ChatBody, CompletionBody, LiveBody
+from paceline_gateway.bodies.completion_schemas import ChatBody, CompletionBody
 from paceline_gateway.bodies.json_body import MOST_FAULTS, parse
 from paceline_gateway.bodies.message_schemas import MessagesBody
+from paceline_gateway.bodies.prompt_schemas import LiveBody
 from paceline_gateway.bodies.response_schemas import ResponseBody
 from paceline_gateway.bodies.text_changing import TEXT_CHANGING
 from paceline_gateway.errors import RequestError

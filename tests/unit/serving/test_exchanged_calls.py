@@ -1,4 +1,8 @@
-"""What is special to calls on a stream; what they share with RPCs asks test_interceptors.py."""
+"""Calls on a stream over gRPC, with a server that keeps the rules and with one that lies.
+
+What such calls share with RPCs is in test_interceptors.py; each end of a stream on virtual time is
+in test_exchange.py (the server's) and in test_exchanging_channel.py (the caller's).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
 ECHO, COUNT, WAIT = "/test.Service/Echo", "/test.Service/Count", "/test.Service/Wait"
-FLOOD = "/test.Service/Flood"
 EXCHANGE = "/paceline.v1.CallService/ExchangeCalls"
 
 
@@ -48,8 +51,6 @@ class Server:
         self.has_streams = has_streams
         self.batch_sizes: list[int] = []
         self.by_rpc = 0
-        self.waiting = asyncio.Event()
-        self.left = asyncio.Event()
 
     @asynccontextmanager
     async def running(self, **settings: Any) -> AsyncIterator[grpc.aio.Channel]:
@@ -83,7 +84,6 @@ class Server:
         return {
             "Echo": grpc.unary_unary_rpc_method_handler(self._echo, **codec),
             "Count": grpc.unary_stream_rpc_method_handler(self._count, **codec),
-            "Flood": grpc.unary_stream_rpc_method_handler(self._flood, **codec),
             "Wait": grpc.unary_unary_rpc_method_handler(self._wait, **codec),
         }
 
@@ -95,19 +95,8 @@ class Server:
         for number in range(3):
             yield BytesValue(value=b"%d" % number + request.value)
 
-    async def _flood(self, request: BytesValue, context: Any) -> AsyncIterator[BytesValue]:
-        try:
-            while True:
-                yield BytesValue(value=request.value * (1 << 20))
-        finally:
-            self.left.set()
-
     async def _wait(self, request: BytesValue, context: Any) -> BytesValue:
-        self.waiting.set()
-        try:
-            await asyncio.sleep(600)
-        finally:
-            self.left.set()
+        await asyncio.sleep(600)
         return request
 
 
@@ -216,30 +205,6 @@ async def test_calls_to_a_server_without_the_stream_are_rpcs_from_the_second_on(
         await stream.close()
 
 
-async def test_the_end_of_the_stream_fails_its_calls_and_the_next_call_opens_another():
-    server = Server()
-    async with server.running() as channel:
-        stream = exchanging(channel)
-        call = begin(stream, WAIT)
-        waiting = asyncio.create_task(call_result(call))
-        await server.waiting.wait()
-        (running,) = stream._running
-        running.cancel()
-        error = await waiting
-        assert type(error) is errors.ConnectionLostError
-        await server.left.wait()
-        assert (await begin(stream, ECHO)).value == b"x"
-        await stream.close()
-
-
-async def test_a_channel_that_is_closed_in_the_turn_of_a_call_fails_the_call():
-    async with Server().running() as channel:
-        stream = exchanging(channel)
-        call = begin(stream, WAIT)
-        await stream.close()
-        assert type(await call_result(call)) is errors.ConnectionLostError
-
-
 async def test_a_call_beyond_the_streams_limit_is_refused_until_another_has_ended():
     async with Server().running(most_running=2) as channel:
         stream = exchanging(channel)
@@ -262,44 +227,6 @@ async def call_result(call: Any) -> Any:
         return await call
     except grpc.aio.AioRpcError as error:
         return decode(error)
-
-
-async def test_a_call_that_is_withdrawn_before_it_was_sent_never_is():
-    server = Server()
-    async with server.running() as channel:
-        stream = exchanging(channel)
-        call = begin(stream, WAIT)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        assert (await begin(stream, ECHO)).value == b"x"
-        assert not server.waiting.is_set()
-        await stream.close()
-
-
-async def test_what_a_server_floods_a_call_with_is_not_kept(monkeypatch):
-    monkeypatch.setattr("paceline_serving.exchanging_channel._MOST_UNREAD_BYTES", 1000)
-    async with Server().running() as channel:
-        stream = exchanging(channel)
-        call = begin(stream, COUNT, b"x" * 900)
-        await until(call.done, what="it was given up")
-        with pytest.raises(grpc.aio.AioRpcError, match="faster than any is read"):
-            async for _ in call:
-                pass
-        assert (await begin(stream, ECHO)).value == b"x"
-        await stream.close()
-
-
-async def test_a_caller_that_reads_no_answers_is_let_go():
-    server = Server()
-    async with server.running(write_stall_seconds=0.1) as channel:
-        stream = channel.stream_stream(EXCHANGE, None, None)()
-        await stream.write(request_of([message(1, FLOOD)]))
-        await server.left.wait()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in stream:
-                pass
-        assert type(decode(caught.value)) is errors.SlowConsumerError
 
 
 @pytest.mark.parametrize(
@@ -361,12 +288,15 @@ async def test_a_role_that_may_open_the_stream_may_not_call_every_service_on_it(
         assert type(error_in(answer.status)) is errors.PermissionDeniedError
 
 
-async def test_too_many_calls_are_refused_before_they_are_parsed(monkeypatch):
-    class Unparsed:
-        @staticmethod
-        def FromString(raw: bytes) -> None:  # noqa: N802 - protobuf's name
-            raise AssertionError("it was parsed")
+class Unparsed:
+    """A message that must not be parsed."""
 
+    @staticmethod
+    def FromString(raw: bytes) -> None:  # noqa: N802 - protobuf's name
+        raise AssertionError("it was parsed")
+
+
+async def test_too_many_calls_are_refused_before_they_are_parsed(monkeypatch):
     monkeypatch.setattr(exchanged_calls, "ExchangeCallsRequest", Unparsed)
     async with Server().running() as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -443,11 +373,6 @@ async def test_what_no_server_may_say_on_the_stream_is_an_answer_that_cannot_be_
 
 
 async def test_too_many_answers_are_refused_before_they_are_parsed(monkeypatch):
-    class Unparsed:
-        @staticmethod
-        def FromString(raw: bytes) -> None:  # noqa: N802 - protobuf's name
-            raise AssertionError("it was parsed")
-
     monkeypatch.setattr("paceline_serving.exchanging_channel.ExchangeCallsResponse", Unparsed)
     async with Liar(b"\x0a\x00" * (MOST_EXCHANGED_CALLS + 1)).running() as stream:
         assert await begin(stream, ECHO) is None
@@ -470,17 +395,6 @@ async def test_a_status_larger_than_any_trailer_is_not_read():
         assert "larger than any" in error.message
 
 
-async def test_a_call_has_the_time_that_is_left_and_is_withdrawn_after_it(monkeypatch):
-    monkeypatch.setattr("paceline_serving.exchanging_channel._EXPIRED_SECONDS", 0.01)
-    liar = Liar()
-    async with liar.running() as stream:
-        stub = stream.unary_unary(ECHO, BytesValue.SerializeToString, BytesValue.FromString)
-        error = await call_result(stub(BytesValue(), timeout=0.5))
-        assert type(error) is errors.DeadlineError
-        await until(lambda: liar.cancels() == [1], what="it was withdrawn")
-        assert 0 < liar.received[0].timeout_ns <= 500_000_000
-
-
 @pytest.mark.parametrize(
     ("code", "kind", "exchanges"),
     [
@@ -495,18 +409,3 @@ async def test_what_a_stream_ends_with_is_not_said_of_its_calls(code, kind, exch
     async with Liar(failure=code).running() as stream:
         assert type(await call_result(begin(stream, ECHO))) is kind
         assert stream.exchanges == exchanges
-
-
-async def test_a_stream_that_is_a_minute_old_takes_no_new_call_and_ends_with_its_last(monkeypatch):
-    liar = Liar()
-    async with liar.running() as stream:
-        older = begin(stream, ECHO)
-        await until(lambda: len(liar.received) == 1, what="the first call came")
-        monkeypatch.setattr("paceline_serving.exchanging_channel._STREAM_SECONDS", 0.0)
-        begin(stream, ECHO)
-        monkeypatch.undo()
-        await until(lambda: len(liar.received) == 2, what="the second call came")
-        assert (liar.opened, liar.ended) == (2, 0)
-        older.cancel()
-        await until(lambda: liar.ended == 1, what="the older stream ended")
-        assert liar.cancels() == [1]

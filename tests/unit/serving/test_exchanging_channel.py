@@ -218,6 +218,8 @@ async def test_answers_that_nobody_reads_end_their_call_at_eight_mebibytes():
     await settled()
     assert call.done()
     assert server.stream.cancels == [1]
+    with pytest.raises(grpc.aio.AioRpcError, match="faster than any is read"):
+        [_ async for _ in call]
     await server.channel.close()
 
 
@@ -352,11 +354,13 @@ async def test_a_stream_that_ended_well_fails_its_calls_and_is_used_no_more():
     await server.channel.close()
 
 
+@pytest.mark.parametrize("is_sent", [True, False])
 @virtually
-async def test_a_closed_channel_leaves_no_task():
+async def test_a_closed_channel_fails_its_calls_and_leaves_no_task(is_sent):
     server = Server()
     call = server.begin()
-    await settled()
+    if is_sent:
+        await settled()
     await server.channel.close()
     assert await code_of(call) is grpc.StatusCode.UNAVAILABLE
     assert asyncio.all_tasks() == {asyncio.current_task()}

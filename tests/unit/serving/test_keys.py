@@ -260,7 +260,7 @@ def test_a_key_that_changes_while_there_are_no_descriptors_is_read_when_there_ar
         raise OSError(want, "there are none")
 
     with monkeypatch.context() as without:
-        without.setattr("paceline_serving.followed_file.read_plain_file", fails)
+        without.setattr("paceline_serving.keys.read_plain_file", fails)
         assert keys.find(f"Bearer {SECRET}").key.name == "alice"
     assert keys.find("Bearer another key").key.name == "bob"
     with pytest.raises(UnauthenticatedError):

@@ -1,0 +1,205 @@
+"""`paceline generate`: its options, what it prints, and how it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import xml.etree.ElementTree as ET
+from typing import get_args
+
+import pytest
+
+from paceline import errors
+from paceline_cli.__main__ import main
+from paceline_cli.generate import STRATEGIES, GenerateSettings
+from support.fake_orchestrator import Leg
+from support.waiting import eventually
+from unit.cli.conftest import run
+
+
+@pytest.mark.parametrize(("flags", "is_parsed"), [((), False), (("--parse-special-tokens",), True)])
+def test_special_tokens_in_a_prompt_are_parsed_where_generate_is_told_to(
+    capsys, fake, flags, is_parsed
+):
+    code, _, _ = run(capsys, "generate", "<s>x", "--address", fake.address, *flags)
+    assert code == 0
+    assert fake.requests[-1].parse_special_tokens is is_parsed
+
+
+def test_generate_streams_the_text_and_ends_with_a_line_of_statistics(capsys, fake):
+    code, out, err = run(capsys, "generate", "x", "--address", fake.address, "--max-tokens", "3")
+    assert (code, out) == (0, "3 4 5 ")
+    assert err.startswith("\n3 tokens")  # a pipe's text is left as it is
+    assert "DSI" in err
+    assert "ended by length" in err
+
+
+def test_the_key_of_a_file_is_shown_to_the_orchestrator(capsys, fake, tmp_path):
+    file = tmp_path / "own.key"
+    file.write_text("sk-own\n")
+    where = ("--address", fake.address, "--api-key-file", str(file))
+    assert run(capsys, "generate", "x", *where)[0] == run(capsys, "info", *where)[0] == 0
+    assert [it["authorization"] for it in fake.metadata] == ["Bearer sk-own"] * 2
+    file.write_text("two words")
+    code, _, err = run(capsys, "generate", "x", *where)
+    assert code == 1
+    assert "own.key: must hold one key" in err
+    fake.refusal = errors.UnauthenticatedError("an API key is missing")
+    code, _, err = run(capsys, "info", "--address", fake.address)
+    assert code == 1
+    assert err == "paceline: an API key is missing\n--api-key-file names the file with your key\n"
+
+
+def test_generate_sends_what_the_options_say(capsys, fake):
+    arguments = [
+        "--strategy",
+        "si",
+        "--top-p",
+        "0.9",
+        "--seed",
+        "5",
+        "--stop",
+        "a,b",
+        "--stop",
+        "c",
+    ]
+    run(capsys, "generate", *arguments, "x y", "--address", fake.address)
+    request = fake.requests[0]
+    assert request.text == "x y"
+    assert request.strategy == 3
+    assert request.sampling.top_p == 0.9
+    assert not request.sampling.HasField("top_k")
+    assert request.seed == 5
+    assert list(request.stop_strings) == ["a,b", "c"]
+
+
+def test_generate_marks_the_targets_own_tokens_where_there_are_no_colours(capsys, fake):
+    fake.script = [Leg(own_tokens={4})]
+    _, out, _ = run(capsys, "generate", "x", "--address", fake.address, "--show-origins")
+    assert out == "3 [4 ]5 6 7 "
+
+
+def test_generate_prints_json_lines(capsys, fake):
+    _, out, _ = run(capsys, "generate", "x", "--address", fake.address, "--json")
+    events = [json.loads(line) for line in out.splitlines()]
+    assert [event["event"] for event in events] == ["started", *["chunk"] * 5, "finished"]
+    assert events[0]["seed"] == 7
+    assert events[-1]["finish_reason"] == "length"
+
+
+def test_generate_writes_the_timeline(capsys, fake, tmp_path):
+    picture = tmp_path / "t.svg"
+    code, _, err = run(
+        capsys, "generate", "x", "--address", fake.address, "--timeline", str(picture)
+    )
+    assert code == 0
+    assert str(picture) in err
+    assert fake.requests[0].include_timeline
+    ET.parse(picture)
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("t.png", "--timeline: must end in .svg"),
+        ("nowhere/t.svg", "--timeline: cannot write"),
+        ("", "--timeline: cannot write"),
+    ],
+)
+def test_where_no_picture_can_be_nothing_is_generated(capsys, fake, tmp_path, name, complaint):
+    place = str(tmp_path / name)
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", "x", "--address", fake.address, "--timeline", place])
+    assert ended.value.code == 2
+    assert complaint in capsys.readouterr().err
+    assert not fake.requests
+
+
+def test_generate_reads_the_prompt_from_a_file(capsys, fake, tmp_path):
+    (tmp_path / "prompt.py").write_text("def f():\n")
+    run(capsys, "generate", "--file", str(tmp_path / "prompt.py"), "--address", fake.address)
+    assert fake.requests[0].text == "def f():\n"
+
+
+def test_a_prompt_can_come_from_a_pipe_as_shells_make_them(capsys, fake, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(b"def f():\r\n",))
+    writer.start()
+    run(capsys, "generate", "--file", str(pipe), "--address", fake.address)
+    writer.join()
+    assert fake.requests[0].text == "def f():\n"
+
+
+def test_every_word_for_a_strategy_is_a_choice_and_no_other():
+    assert get_args(GenerateSettings.model_fields["strategy"].annotation) == tuple(STRATEGIES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["x", "--max-toknes", "3"], "did you mean --max-tokens?"),
+        (["x", "--temperature", "hot"], "--temperature"),
+        (["x", "--strategy", "fastest"], "--strategy"),
+        (["x", "--address", "nowhere"], "--address: must be HOST:PORT"),
+        (["x", "--max-tokens"], "expected one argument"),
+        (["def", "f():"], "unexpected argument 'f():'; quote an argument that has spaces"),
+        (["x", "--tls-key", "key.pem"], "tls_certificate and tls_key go together"),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_exit_code_2(capsys, arguments, words):
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", *arguments])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["x", "--temperature", "nan"], "temperature: must be finite"),
+        (["x", "--max-tokens", "-1"], "max_tokens"),
+        ([], "prompt: give one"),
+        (["x", "--file", "y"], "prompt: give one"),
+        (["--file", "/nowhere/at/all"], "prompt: cannot read it"),
+        (["--file", "/dev/zero"], "prompt: cannot read it: /dev/zero: is not a regular file"),
+        (["x", "--address", "example.com:1"], "no TLS"),
+        (["x", "--tls-authority", "/nowhere/ca.pem"], "/nowhere/ca.pem: No such file"),
+        (["x", "--address", "127.0.0.1:1"], "`paceline up` starts a system"),
+    ],
+)
+def test_what_goes_wrong_later_is_one_line_and_exit_code_1(capsys, arguments, words):
+    code, _, err = run(capsys, "generate", *arguments)
+    assert code == 1
+    assert err.startswith("paceline: ")
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_an_error_of_the_server_is_one_line(capsys, fake):
+    fake.script = [Leg(error=errors.InvalidFieldError.of("top_p", "must be in (0, 1]"))]
+    code, _, err = run(capsys, "generate", "x", "--address", fake.address)
+    assert (code, err) == (1, "paceline: top_p: must be in (0, 1]\n")
+
+
+@pytest.fixture
+def interruptible():
+    """A shell's background job ignores Ctrl-C, and so would the processes that it starts."""
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, inherited)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_cancels_the_call_and_exits_130(fake):
+    fake.script = [Leg(chunks=2, hangs=True)]
+    command = [sys.executable, "-m", "paceline_cli", "generate", "x", "--address", fake.address]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.read(4) == "3 4 "
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    eventually(fake.cancelled.is_set, what="the server hears of it")
