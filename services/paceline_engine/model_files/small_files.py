@@ -87,10 +87,10 @@ class SmallFiles:
         return cls(directory, contents)
 
     def json(self, name: str) -> dict[str, Any]:
-        """Return the object in a file; what is none, or is not there, has no fields.
+        """Return the object in a file; one that is not there has no fields.
 
         Raises:
-            ModelLoadError: The file is no JSON.
+            ModelLoadError: The file is no JSON, or no object.
         """
         content = self.contents.get(name)
         return {} if content is None else parse_json(self.directory / name, content)
@@ -119,25 +119,27 @@ class SmallFiles:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read an object from a file; what is none has no fields.
+    """Read an object from a file.
 
     Raises:
-        ModelLoadError: The file cannot be read, or is no JSON.
+        ModelLoadError: The file cannot be read, is no JSON, or no object.
     """
     return parse_json(path, read_content(path, most_bytes=_MOST_JSON_BYTES))
 
 
 def parse_json(path: Path, content: bytes) -> dict[str, Any]:
-    """Take an object from a file's content; what is none has no fields.
+    """Take an object from a file's content.
 
     Raises:
-        ModelLoadError: The content is no JSON.
+        ModelLoadError: The content is no JSON, or no object.
     """
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}: not readable as JSON ({error})") from error
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        raise ModelLoadError(f"{path}: is no JSON object")
+    return found
 
 
 def read_content(path: Path, *, most_bytes: int) -> bytes:

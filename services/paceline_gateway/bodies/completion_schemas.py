@@ -90,7 +90,7 @@ class AnyRequest(Fields):
     stream: bool = False
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = Field(None, ge=-1, lt=1 << 53)  # elsewhere -1 is none
+    seed: int | None = Field(None, ge=-1, lt=1 << 64)  # elsewhere -1 is none
     paceline: Extension | None = None
     # Ignored: the caller's own books.
     user: object = None
@@ -109,7 +109,7 @@ class AnyRequest(Fields):
         if self.top_p is not None:
             options["top_p"] = self.top_p
         if self.seed is not None and self.seed >= 0:
-            options["seed"] = self.seed
+            options["seed"] = self.seed % (1 << 53)  # elsewhere seeds have 64 bits
         if self.paceline is not None:
             options.update(cast("GenerateOptions", self.paceline.model_dump(exclude_none=True)))
         return options

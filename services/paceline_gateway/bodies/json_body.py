@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from paceline_gateway.bodies.fields import UNKNOWN_KIND
-from paceline_gateway.bodies.text_changing import TEXT_CHANGING
+from paceline_gateway.bodies.text_changing import changes_text
 from paceline_gateway.errors import RequestError
 
 if TYPE_CHECKING:
@@ -152,7 +152,8 @@ def _may_be_left_out(problem: ErrorDetails) -> bool:
     """
     if problem["type"] == UNKNOWN_KIND:
         return True
-    return problem["type"] == "extra_forbidden" and problem["loc"][-1] not in TEXT_CHANGING
+    is_unknown = problem["type"] == "extra_forbidden"
+    return is_unknown and not changes_text(problem["loc"][-1], problem["input"])
 
 
 def _leave_out(value: Any, location: tuple[int | str, ...]) -> None:

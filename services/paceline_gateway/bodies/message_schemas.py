@@ -372,7 +372,7 @@ class MessagesBody(CountBody, AnyRequest):
 
     max_tokens: int = Field(ge=1, le=MOST_UINT32)
     stop_sequences: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
-    top_k: int | None = Field(None, ge=0, le=MOST_UINT32)
+    top_k: int | None = Field(None, ge=-1, le=MOST_UINT32)
     service_tier: Annotated[str, one_of("auto", "standard_only")] | None = None
 
     def options(self) -> GenerateOptions:
@@ -381,7 +381,7 @@ class MessagesBody(CountBody, AnyRequest):
         options["max_tokens"] = self.max_tokens
         options["stop"] = self.stop_sequences
         if self.top_k is not None:
-            options.setdefault("top_k", self.top_k)
+            options.setdefault("top_k", max(0, self.top_k))
         if self.grammar is not None:
             options["grammar"] = self.grammar
         return options

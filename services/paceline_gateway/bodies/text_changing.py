@@ -107,3 +107,56 @@ _OF_OTHERS = frozenset(
 TEXT_CHANGING = _OF_OTHERS | (
     frozenset(name for body in _BODIES for name in body.model_fields) - _HARMLESS
 )
+
+# The values with which they change nothing: front ends send each parameter that they know.
+_WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "echo": (False,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "frequency_penalty": (0,),
+    "ignore_eos": (False,),
+    "images": ([],),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logits_processors": ([],),
+    "logprobs": (False,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "mirostat": (0,),
+    "n": (1,),
+    "no_repeat_ngram_size": (0,),
+    "presence_penalty": (0,),
+    "repeat_penalty": (1,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "smoothing_factor": (0,),
+    "stop": ([],),
+    "stop_sequences": ([],),
+    "stop_token_ids": ([],),
+    "suffix": ("",),
+    "tfs_z": (1,),
+    "tools": ([],),
+    "top_a": (0,),
+    "top_k": (-1, 0),
+    "top_logprobs": (0,),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+    "xtc_probability": (0,),
+}
+
+
+def changes_text(name: object, value: object) -> bool:
+    """Whether a field that is not supported would change the text with this value."""
+    # True is 1 in Python, and no number in JSON.
+    return name in TEXT_CHANGING and not any(
+        value == it and isinstance(value, bool) == isinstance(it, bool)
+        for it in _WITHOUT_EFFECT.get(str(name), ())
+    )

@@ -217,7 +217,7 @@ def test_it_is_another_model_of_the_same_tokenizer(narrow, drafter, tiny_pair, t
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("[1, 2]", "no list"),
+        ("[1, 2]", "no JSON object"),
         ('{"token_ids": []}', "no list"),
         ('{"token_ids": "12"}', "no list"),
         ('{"token_ids": [1, 2.0]}', "no id below 300"),

@@ -230,6 +230,14 @@ def test_broken_json_is_named(directory):
         find_model_files(str(directory))
 
 
+@pytest.mark.parametrize("content", ["null", "[]", "3", '"x"'])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_a_file_that_holds_no_object_is_named(directory, name, content):
+    (directory / name).write_text(content)
+    with pytest.raises(ModelLoadError, match=name):
+        find_model_files(str(directory))
+
+
 def test_a_missing_directory_is_not_looked_for_in_a_hub(tmp_path):
     with pytest.raises(ModelLoadError, match="no such directory"):
         find_model_files(str(tmp_path / "nothing"))

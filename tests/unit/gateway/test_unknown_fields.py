@@ -121,3 +121,41 @@ def test_more_unknown_fields_than_are_looked_at_are_refused_and_not_left_out():
     assert len(ignored) == MOST_FAULTS
     with pytest.raises(RequestError, match=f"more than {MOST_FAULTS} wrong and unknown fields"):
         read(ChatBody, {**CHAT, "messages": [message] * (MOST_FAULTS + 1)}, [])
+
+
+# What front ends send with each request, on every route, though it changes nothing.
+WITHOUT_EFFECT = {
+    "best_of": 1, "chat_template_kwargs": {}, "echo": False, "frequency_penalty": 0.0,
+    "ignore_eos": False, "include_stop_str_in_output": False, "length_penalty": 1.0,
+    "logit_bias": {}, "min_p": 0.0, "min_tokens": 0, "mirostat": 0, "n": 1,
+    "no_repeat_ngram_size": 0, "presence_penalty": 0, "repeat_penalty": 1.0,
+    "repetition_penalty": 1.0, "skip_special_tokens": True, "stop_token_ids": [], "suffix": "",
+    "tfs_z": 1, "top_k": -1, "typical_p": 1, "use_beam_search": False, "xtc_probability": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("body_class", BODIES)
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_a_value_that_changes_nothing_is_no_reason_to_refuse(body_class, name):
+    read(body_class, {**BODIES[body_class], name: WITHOUT_EFFECT[name]}, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("best_of", True), ("echo", 0), ("ignore_eos", True), ("length_penalty", 2),
+        ("skip_special_tokens", False), ("skip_special_tokens", 1), ("stop_token_ids", [1]),
+        ("stop_token_ids", {}), ("use_beam_search", True),
+    ],
+)  # fmt: skip
+def test_any_other_value_of_such_a_field_is_refused(name, value):
+    with pytest.raises(RequestError) as refused:
+        read(LiveBody, {**BODIES[LiveBody], name: value}, [])
+    assert refused.value.body["error"]["param"] == name
+
+
+async def test_a_seed_of_64_bits_is_one_of_53():
+    async with gateway_over() as gateway:
+        await gateway.post("/v1/completions", prompt="p", seed=(1 << 53) + 7)
+        await gateway.post("/v1/completions", prompt="p", seed=1 << 53)
+        assert [it.seed for it in gateway.requests] == [7, 0]
