@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.packed_linear import Product
     from paceline_engine.torch_backend.shared_rows import ForwardRows
 
-_CHECKED_ROWS = (1, 2, 3, 5, 8, 16, 65)
+_CHECKED_ROWS = (1, 2, 3, 5, 8, 16, FEW_ROWS, 65)
 _CHECKED_SIZES = (1e-3, 1.0, 50.0)
 
 

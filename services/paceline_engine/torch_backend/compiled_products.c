@@ -19,8 +19,10 @@
  *
  *     sum of (u - 128) * w  =  sum of u * w  +  zeros,     zeros[output] = -128 * sum of w
  *
- * These are sums of whole numbers, so oneDNN's are the same in whichever order it adds. What
- * follows has the order of `Int8Product`: times the output's scale, times the row's, plus the bias.
+ * These are sums of whole numbers, so oneDNN's are the same in whichever order it adds. Its code
+ * for AMX converts the two parts to float before it adds them, which rounds parts above 2^24; then
+ * `apart` says so. What follows has the order of `Int8Product`: times the output's scale, times the
+ * row's, plus the bias.
  *
  * Threads divide a product's blocks. They are those of torch's own OpenMP, which Python looks up,
  * so that there are no other threads than `--threads` allows, and none waits for work in a way of
@@ -41,7 +43,7 @@ struct product {
   const int8_t *weight;
   const int32_t *zeros;
   const float *scales, *bias; /* bias: or NULL */
-  long outputs, inputs;
+  long outputs, inputs, apart;
 };
 
 /* Into the heads and out of them, gate and up side by side, and down. */
@@ -127,9 +129,11 @@ static void store_block(const struct product *own, long output, const __m512i *s
     long left = own->outputs - output;
     if (left <= 0) return;
     __mmask16 some = left < TOGETHER ? (1 << left) - 1 : 0xffff;
-    __m512i sum = _mm512_add_epi32(sums[v], _mm512_maskz_loadu_epi32(some, own->zeros + output));
-    vector each = _mm512_mul_ps(_mm512_cvtepi32_ps(sum),
-                                _mm512_maskz_loadu_ps(some, own->scales + output));
+    __m512i zeros = _mm512_maskz_loadu_epi32(some, own->zeros + output);
+    vector each = own->apart
+                      ? _mm512_add_ps(_mm512_cvtepi32_ps(sums[v]), _mm512_cvtepi32_ps(zeros))
+                      : _mm512_cvtepi32_ps(_mm512_add_epi32(sums[v], zeros));
+    each = _mm512_mul_ps(each, _mm512_maskz_loadu_ps(some, own->scales + output));
     each = _mm512_mul_ps(each, _mm512_set1_ps(scale));
     if (own->bias) each = _mm512_add_ps(each, _mm512_maskz_loadu_ps(some, own->bias + output));
     _mm512_mask_storeu_ps(out + output, some, each);

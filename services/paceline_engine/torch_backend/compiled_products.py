@@ -13,7 +13,10 @@ reads it where oneDNN has it. How a packed weight lies depends on the processor 
 version; so nothing is assumed: each product is compared with oneDNN's at load, for all outputs.
 Sums of whole numbers are the same in any order, and what follows them has one order in both, so
 the comparison asks for equality, and a forward may take either. Where a bit differs, oneDNN
-computes all rows of that product.
+computes all rows of that product. One thing depends on a weight's numbers: oneDNN's code for AMX
+converts the sum of u * w to float before it subtracts 128 times the sum of w. That rounds sums
+above 2^24. So weights that reach such sums (many inputs, mostly of one sign) are compared in rows
+that do, and the code computes as oneDNN does; where oneDNN does it in two ways, it is not used.
 
 Two calls compute a layer of such products (`FewLayer`): up to attention, and from there on.
 
@@ -37,7 +40,7 @@ from paceline_engine.torch_backend.compiled_steps import (
     StepsUnavailableError,
     take_functions,
 )
-from paceline_engine.torch_backend.int8_linear import FEW_ROWS, ZERO, Int8Product
+from paceline_engine.torch_backend.int8_linear import FEW_ROWS, INT8_BLOCKS, ZERO, Int8Product
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -48,10 +51,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _BLOCK = 64
-# A function that reads more may take more than half a millisecond, and others may have the
-# interpreter's lock meanwhile.
-_HOLDING_BYTES = 1 << 22
-_ALL_COUNTS = range(1, FEW_ROWS + 1)
+# A row adds to what reading a weight takes about a 16th. With more a function takes more than some
+# 0.3 milliseconds, and others may have the interpreter's lock meanwhile.
+_ROWS_OF_READING, _HOLDING_WORK = 16, 1 << 26
+# What a sum may reach without being rounded; and what it has to reach so that rows are found in
+# which it would be. Weights between the two are left to oneDNN.
+_EXACT, _ROUNDED = 1 << 24, 1.1 * (1 << 24)
+_LARGEST = 255
 _OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 _FUNCTIONS = {
     "use_threads": (c_void_p, c_void_p, c_void_p),
@@ -73,6 +79,7 @@ class _Product(ctypes.Structure):
         ("bias", c_void_p),
         ("outputs", c_long),
         ("inputs", c_long),
+        ("apart", c_long),
     )
 
 
@@ -132,10 +139,11 @@ class FewRows:
         self._room = _Room(**{name: each.data_ptr() for name, each in self._memory.items()})
         self.room = ctypes.addressof(self._room)
 
-    def library(self, byte_count: int) -> ctypes.PyDLL | ctypes.CDLL:
-        """Return the functions, for weights of so many bytes."""
+    def library(self, byte_count: int, rows: int) -> ctypes.PyDLL | ctypes.CDLL:
+        """Return the functions, for weights of so many bytes and so many rows."""
         holding, yielding = self._steps.libraries
-        return holding if byte_count <= _HOLDING_BYTES else yielding
+        is_short = byte_count * (_ROWS_OF_READING + rows) <= _HOLDING_WORK
+        return holding if is_short else yielding
 
 
 class FewProduct:
@@ -144,13 +152,23 @@ class FewProduct:
     Attributes:
         few: The functions that compute it.
         struct: What they read.
+        byte_count: How many bytes the weight has.
+        reach: What a sum of u * w can reach.
+        farthest: The weight of the output that reaches it.
     """
 
     def __init__(self, product: Int8Product, few: FewRows) -> None:
         """Build it of one of the `few_row_products`."""
         self.few, self._product = few, product
+        weight = product.whole_weight()
+        above, below = (
+            part.sum(1, dtype=torch.int32) for part in (weight.clamp(min=0), weight.clamp(max=0))
+        )
+        reached = _LARGEST * torch.maximum(above, -below)
+        self.reach = int(reached.max())
+        self.farthest = weight[int(reached.argmax())]
         # They lie where C reads them as long as this is.
-        self._zeros = product.whole_weight().sum(1, dtype=torch.int32).mul_(-ZERO)
+        self._zeros = (above + below).mul_(-ZERO)
         self.struct = _Product(
             weight=product.packed_at,
             zeros=self._zeros.data_ptr(),
@@ -160,21 +178,17 @@ class FewProduct:
             inputs=product.shape[1],
         )
         self._at = ctypes.addressof(self.struct)
-        self._multiply = few.library(self.byte_count).multiply_rows
-
-    @property
-    def byte_count(self) -> int:
-        """How many bytes the weight has."""
-        return self._product.shape.numel()
+        self.byte_count = product.shape.numel()
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Compute (T, outputs) from (T, inputs) float32, with T up to `FEW_ROWS`."""
         hidden = hidden.contiguous()
-        out = torch.empty(len(hidden), self._product.shape[0])
-        self._multiply(
+        rows = len(hidden)
+        out = torch.empty(rows, self._product.shape[0])
+        self.few.library(self.byte_count, rows).multiply_rows(
             self._at,
             self.few.room,
-            len(hidden),
+            rows,
             hidden.data_ptr(),
             out.data_ptr(),
             torch.get_num_threads(),
@@ -207,14 +221,14 @@ class FewLayer:
             width=width,
         )
         self._at = ctypes.addressof(self._layer)
-        library = self._few.library(sum(each.byte_count for each in products))
-        self._before, self._after = library.before_attention, library.after_attention
+        first, *others = (each.byte_count for each in products)
+        self._bytes_before, self._bytes_after = first, sum(others)
 
     def before(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return heads apart, (H + 2 G, T, D), queries and keys rotated; a new tensor."""
         rows = len(hidden)
         states = torch.empty(self._heads, rows, self._width)
-        self._before(
+        self._few.library(self._bytes_before, rows).before_attention(
             self._at,
             self._few.room,
             rows,
@@ -230,12 +244,12 @@ class FewLayer:
         """Return the layer's rows, (T, E), a new tensor, from what heads saw, (H, T, D)."""
         if seen.stride(2) != 1:
             seen = seen.contiguous()
-        out = torch.empty_like(hidden)
+        rows, out = len(hidden), torch.empty_like(hidden)
         head_step, row_step, _ = seen.stride()
-        self._after(
+        self._few.library(self._bytes_after, rows).after_attention(
             self._at,
             self._few.room,
-            len(hidden),
+            rows,
             seen.data_ptr(),
             head_step,
             row_step,
@@ -268,11 +282,11 @@ def use_few_rows(products: Sequence[Int8Product], steps: Steps) -> int:
     proved, count = set[torch.Size](), 0
     for each in products:
         own = FewProduct(each, few)
-        # Code for each number of rows, and then only how each weight lies.
-        if all(_agree(each, own, rows) for rows in ([2] if each.shape in proved else _ALL_COUNTS)):
-            proved.add(each.shape)
-            each.few = own
-            count += 1
+        if not _is_proved(each, own, is_code_known=each.shape in proved):
+            continue
+        proved.add(each.shape)
+        each.few = own
+        count += 1
     return count
 
 
@@ -287,9 +301,32 @@ def few_row_products(products: Iterable[Product]) -> list[Int8Product]:
     ]
 
 
-def _agree(product: Int8Product, few: FewProduct, count: int) -> bool:
-    """Whether a product of so many rows has oneDNN's bits; one row has the largest sums."""
-    generator = torch.Generator().manual_seed(count)
-    rows = torch.randn(count, product.shape[1], generator=generator)
-    rows[-1] = 3.0
-    return torch.equal(few(rows), product.by_onednn(rows))
+def _is_proved(product: Int8Product, few: FewProduct, *, is_code_known: bool) -> bool:
+    """Whether few rows have oneDNN's bits, in one of the ways in which it may convert sums.
+
+    Args:
+        is_code_known: Another weight of this shape was proved in all numbers of rows.
+    """
+    if few.reach <= _EXACT:
+        return _agree(product, few, (2,) if is_code_known else INT8_BLOCKS)
+    if few.reach < _ROUNDED:
+        return False
+    for few.struct.apart in (0, 1):
+        if _agree(product, few, INT8_BLOCKS):
+            return True
+    return False
+
+
+def _agree(product: Int8Product, few: FewProduct, counts: Sequence[int]) -> bool:
+    """Whether so many rows have the bits of oneDNN, and oneDNN's those that many rows have."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(counts[-1], product.shape[1], generator=generator)
+    # Every second row comes near to what sums can reach, and the first to what whole numbers can.
+    rows[::2] = few.farthest.sign() * (1 - 0.05 * rows[::2].abs().clamp(max=1))
+    rows[0] = 3.0
+    expected = product.by_onednn(rows)
+    return all(
+        torch.equal(product.by_onednn(rows[:count]), expected[:count])
+        and (count > FEW_ROWS or torch.equal(few(rows[:count]), expected[:count]))
+        for count in counts
+    )

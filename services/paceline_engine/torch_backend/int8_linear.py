@@ -53,7 +53,7 @@ _LEAST_SCALE = 1e-30
 _MOST_INPUTS = (1 << 31) // (ZERO * _MOST)
 # Here one row takes no longer than 4 (bench/LOG.md), so that few rows need not be filled up.
 INT8_BLOCKS = (1, 2, 3, *BLOCKS)
-FEW_ROWS = 16
+FEW_ROWS = 32
 """Up to so many rows `Int8Product.few` computes (bench/LOG.md)."""
 # Outputs that are compared, at both ends of a weight: kernels have other code for a remainder.
 _CHECKED_OUTPUTS = 64
