@@ -90,9 +90,7 @@ def main() -> None:
         print(f"{texts} x {rows}: {told}: {ratio:.2f}, {same=}", flush=True)
 
 
-def _load(
-    options: argparse.Namespace, *, compiled: bool, products: bool
-) -> TransformersBackend:
+def _load(options: argparse.Namespace, *, compiled: bool, products: bool) -> TransformersBackend:
     with mock.patch(
         "paceline_engine.torch_backend.loaded_model.few_row_products",
         few_row_products if products else lambda _: [],

@@ -20,8 +20,9 @@ that do, and the code computes as oneDNN does; where oneDNN does it in two ways,
 
 Two calls compute a layer of such products (`FewLayer`): up to attention, and from there on.
 
-    hidden -> norm, product, rotation -> attention -> product, norm, product, gate, product -> hidden
-              `before`                                `after`
+    hidden -> norm, product, rotation                         `before`
+           -> attention
+           -> product, norm, product, gate, product -> hidden `after`
 """
 
 from __future__ import annotations
@@ -311,10 +312,12 @@ def _is_proved(product: Int8Product, few: FewProduct, *, is_code_known: bool) ->
         return _agree(product, few, (2,) if is_code_known else INT8_BLOCKS)
     if few.reach < _ROUNDED:
         return False
-    for few.struct.apart in (0, 1):
-        if _agree(product, few, INT8_BLOCKS):
-            return True
-    return False
+    for apart in (0, 1):
+        few.struct.apart = apart
+        is_same = _agree(product, few, INT8_BLOCKS)
+        if is_same:
+            break
+    return is_same
 
 
 def _agree(product: Int8Product, few: FewProduct, counts: Sequence[int]) -> bool:
