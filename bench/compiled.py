@@ -1,8 +1,9 @@
-"""What compiled steps gain (`paceline_engine/torch_backend/compiled_steps.py`): with and without.
+"""What compiled code gains (`compiled_steps.py`, `compiled_products.py`): with and without.
 
 Run from the repository's root: `python bench/compiled.py MODEL --weights int8 --threads 1`. It
-prints a line for each number of rows, beside texts of 200 tokens: ms, medians with the least in
-brackets, in turn, and whether both have the same bits.
+prints a line for each number of rows, beside texts of 200 tokens: ms with torch's operators, with
+compiled steps, and with compiled products, too; medians with the least in brackets, in turn; the
+last by the one before; and whether all have the same bits.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ import argparse
 import time
 from array import array
 from statistics import median
+from unittest import mock
 
 import torch
 
 from paceline_engine.terms.backend import INT8, PLAIN
+from paceline_engine.torch_backend.compiled_products import few_row_products
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 from paceline_engine.torch_backend.shared_rows import SharedRows
 from paceline_engine.torch_backend.transformers import TransformersBackend
 
 # Texts, and rows of each.
-FORWARDS = ((1, 1), (1, 2), (1, 5), (1, 9), (1, 17), (1, 64), (1, 256), (4, 1), (4, 5), (16, 1))
+FORWARDS = ((1, 1), (1, 2), (1, 5), (1, 9), (1, 16), (1, 17), (1, 64), (1, 256), (4, 1), (16, 1))
 TEXT, ROUNDS, MOST_TEXTS = 200, 20, 16
 
 
@@ -69,24 +72,32 @@ def main() -> None:
     arguments.add_argument("--threads", type=int, default=1)
     options = arguments.parse_args()
     ways = [
-        Way(
-            TransformersBackend(
-                options.model, threads=options.threads, weights=options.weights, compiled=compiled
-            )
-        )
-        for compiled in (False, True)
+        Way(_load(options, compiled=False, products=False)),
+        Way(_load(options, compiled=True, products=False)),
     ]
+    if options.weights == INT8:
+        ways.append(Way(_load(options, compiled=True, products=True)))
     for texts, rows in FORWARDS:
-        times: list[list[float]] = [[], []]
+        times: list[list[float]] = [[] for _ in ways]
         same = True
         for _ in range(ROUNDS):
             found = [way.timed(texts, rows) for way in ways]
-            same = same and torch.equal(found[0][1], found[1][1])
+            same = same and all(torch.equal(found[0][1], logits) for _, logits in found)
             for own, (each, _) in zip(times, found, strict=True):
                 own.append(each)
-        before, after = (f"{median(own):.1f} ({min(own):.1f})" for own in times)
-        ratio = median(times[1]) / median(times[0])
-        print(f"{texts} x {rows}: {before}, compiled {after}: {ratio:.2f}, {same=}", flush=True)
+        told = ", ".join(f"{median(own):.1f} ({min(own):.1f})" for own in times)
+        ratio = median(times[-1]) / median(times[-2])
+        print(f"{texts} x {rows}: {told}: {ratio:.2f}, {same=}", flush=True)
+
+
+def _load(options: argparse.Namespace, *, compiled: bool, products: bool) -> TransformersBackend:
+    with mock.patch(
+        "paceline_engine.torch_backend.loaded_model.few_row_products",
+        few_row_products if products else lambda _: [],
+    ):
+        return TransformersBackend(
+            options.model, threads=options.threads, weights=options.weights, compiled=compiled
+        )
 
 
 if __name__ == "__main__":

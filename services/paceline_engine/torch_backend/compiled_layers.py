@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from paceline_engine.torch_backend.compiled_products import FewLayer, FewProduct
 from paceline_engine.torch_backend.compiled_steps import TOGETHER
-from paceline_engine.torch_backend.int8_linear import INT8_BLOCKS, Int8Product, round_rows
+from paceline_engine.torch_backend.int8_linear import (
+    FEW_ROWS,
+    INT8_BLOCKS,
+    Int8Product,
+    round_rows,
+)
 from paceline_engine.torch_backend.packed_linear import in_blocks
 
 if TYPE_CHECKING:
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.packed_linear import Product
     from paceline_engine.torch_backend.shared_rows import ForwardRows
 
-_CHECKED_ROWS = (1, 2, 3, 5, 8, 16, 65)
+_CHECKED_ROWS = (1, 2, 3, 5, 8, 16, FEW_ROWS, 65)
 _CHECKED_SIZES = (1e-3, 1.0, 50.0)
 
 
@@ -87,25 +93,21 @@ class CompiledLayer:
             rounds and each.bias is None
             for each, rounds in zip(parts.products, self._rounds, strict=True)
         ]
+        self._few = few_layer(parts)
 
     def __call__(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor], rows: ForwardRows
     ) -> Tensor:
         """Compute (T, E) from (T, E)."""
+        if self._few is not None and len(hidden) <= FEW_ROWS:
+            return self._of_few_rows(self._few, hidden, rotation, rows)
         parts, steps, rounds, is_scaled = self._parts, self._steps, self._rounds, self._is_scaled
-        heads, kv_heads = parts.heads, parts.kv_heads
         inputs = steps.norm(hidden, self._norms[0], rounds=rounds[0])
-        turned = heads + kv_heads
+        turned = parts.heads + parts.kv_heads
         states = steps.turn(
             self._product(0, inputs), turned=turned, rotation=rotation, is_scaled=is_scaled[0]
         )
-        seen = rows.attend(
-            parts.index,
-            states[:heads],
-            keys=states[heads:turned],
-            values=states[turned:],
-            how=parts.attention,
-        )
+        seen = self._attend(states, rows)
         if rounds[1]:
             inputs = steps.round_heads(seen)
         else:
@@ -117,6 +119,23 @@ class CompiledLayer:
         inputs = steps.gate(self._product(2, inputs), is_scaled=is_scaled[2], rounds=rounds[3])
         return steps.add(self._product(3, inputs), added, is_scaled=is_scaled[3])
 
+    def _of_few_rows(
+        self, few: FewLayer, hidden: Tensor, rotation: tuple[Tensor, Tensor], rows: ForwardRows
+    ) -> Tensor:
+        return few.after(self._attend(few.before(hidden, rotation), rows), hidden)
+
+    def _attend(self, states: Tensor, rows: ForwardRows) -> Tensor:
+        """Return (H, T, D) from (H + 2 G, T, D)."""
+        parts = self._parts
+        turned = parts.heads + parts.kv_heads
+        return rows.attend(
+            parts.index,
+            states[: parts.heads],
+            keys=states[parts.heads : turned],
+            values=states[turned:],
+            how=parts.attention,
+        )
+
     def _product(self, which: int, inputs: Tensor) -> Tensor:
         product = self._parts.products[which]
         if not isinstance(product, Int8Product):
@@ -125,6 +144,21 @@ class CompiledLayer:
         if product.bias is None:
             return whole
         return whole.mul_(self._steps.scales[: len(whole)]).add_(product.bias)
+
+
+def few_layer(parts: LayerParts) -> FewLayer | None:
+    """Return what computes few rows of a layer; None: not all of its products can."""
+    found = [each.few for each in parts.products if isinstance(each, Int8Product)]
+    few = [each for each in found if isinstance(each, FewProduct)]
+    if len(few) < len(parts.products):
+        return None
+    return FewLayer(
+        few,
+        [(norm.weight, float(norm.least)) for norm in parts.norms],
+        heads=parts.heads,
+        kv_heads=parts.kv_heads,
+        width=parts.width,
+    )
 
 
 def can_compile(parts: LayerParts) -> bool:
@@ -170,6 +204,7 @@ def _agree(parts: LayerParts, steps: Steps) -> bool:
             _gates(parts, steps, size * numbers(rows, parts.products[2].shape[0]), numbers),
             _turns(parts, steps, size * numbers(rows, parts.products[0].shape[0]), numbers),
             _heads(steps, size * numbers(rows, parts.heads, parts.width)),
+            _layers(parts, size * numbers(rows, parts.products[0].shape[1]), numbers),
         )
     )
 
@@ -223,6 +258,30 @@ def _turns(
 def _heads(steps: Steps, together: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     for seen in (together.transpose(0, 1), together.transpose(0, 1).contiguous()):
         yield from _rounded(steps, together.flatten(1), steps.round_heads(seen))
+
+
+def _layers(
+    parts: LayerParts, hidden: Tensor, numbers: Callable[..., Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what operators and the two calls make of a layer, if it has these and few rows."""
+    few, rows, (norm, mlp_norm) = few_layer(parts), len(hidden), parts.norms
+    if few is None or rows > FEW_ROWS:
+        return
+    into, out_of, gate_and_up, down = (
+        each.by_onednn for each in parts.products if isinstance(each, Int8Product)
+    )
+    turned = parts.heads + parts.kv_heads
+    rotation = numbers(rows, parts.width), numbers(rows, parts.width)
+    states = into(norm(hidden)).view(rows, -1, parts.width).transpose(0, 1)
+    actual = few.before(hidden, rotation)
+    yield parts.rotate(states[:turned], rotation), actual[:turned]
+    yield states[turned:], actual[turned:]
+    seen = numbers(rows, parts.heads, parts.width)
+    added = out_of(seen.flatten(1)).add_(hidden)
+    gate, up = gate_and_up(mlp_norm(added)).chunk(2, dim=-1)
+    expected = down(parts.activation(gate) * up).add_(added)
+    for laid_out in (seen.transpose(0, 1), seen.transpose(0, 1).contiguous()):
+        yield expected, few.after(laid_out, hidden)
 
 
 def _rounded(steps: Steps, rows: Tensor, actual: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -42,13 +42,13 @@ import subprocess
 import tempfile
 from ctypes import c_float, c_int, c_long, c_void_p
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _Room: TypeAlias = tuple[Tensor, Tensor]
 
@@ -61,12 +61,15 @@ TOGETHER = 16
 """Widths have to be multiples of so many numbers."""
 
 _SOURCE = Path(__file__).with_name("compiled_steps.c")
+# It has the steps, too.
+_SOURCE_WITH_PRODUCTS = _SOURCE.with_name("compiled_products.c")
 _COMPILERS = ("cc", "gcc", "clang")
 # Nothing may be contracted, so that each operation rounds as torch's operator does.
 _FLAGS = (
     "-O3", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-ffp-contract=off",
     "-shared", "-fPIC",
 )  # fmt: skip
+_PRODUCT_FLAGS = ("-mavx512vnni",)
 _COMPILE_SECONDS = 60
 # With more numbers a step takes more than some 100 microseconds, and others may have the
 # interpreter's lock meanwhile. With fewer, to give it away and wait for it again would take longer.
@@ -93,6 +96,9 @@ class Steps:
 
     Concurrency: one thread at a time. What a step returns for a product is valid until the next
     step.
+
+    Attributes:
+        libraries: The same functions twice: holding the interpreter's lock, and not.
     """
 
     def __init__(self, path: str) -> None:
@@ -101,11 +107,9 @@ class Steps:
         Raises:
             OSError: it cannot be loaded.
         """
-        self._holding, self._yielding = ctypes.PyDLL(path), ctypes.CDLL(path)
-        for library in (self._holding, self._yielding):
-            for name, arguments in _FUNCTIONS.items():
-                function = getattr(library, name)
-                function.argtypes, function.restype = arguments, None
+        self._holding, self._yielding = self.libraries = ctypes.PyDLL(path), ctypes.CDLL(path)
+        for library in self.libraries:
+            take_functions(library, _FUNCTIONS)
         self._memory: dict[int, _Room] = {}
         self._rooms: dict[tuple[int, int], _Room] = {}
         self._scales = torch.empty(MOST_ROWS, 1)
@@ -231,14 +235,25 @@ class Steps:
         return product
 
 
+def take_functions(library: ctypes.CDLL, functions: Mapping[str, Sequence[Any]]) -> None:
+    """Say what the functions of a library take; they return nothing."""
+    for name, arguments in functions.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, None
+
+
 def compile_steps(
-    compilers: Sequence[str] = _COMPILERS, *, seconds: float = _COMPILE_SECONDS
+    compilers: Sequence[str] = _COMPILERS,
+    *,
+    seconds: float = _COMPILE_SECONDS,
+    products: bool = False,
 ) -> Steps:
     """Compile the steps for this processor.
 
     Args:
         compilers: Names of C compilers; the first one that is there is used.
         seconds: How long it may take.
+        products: Also what `compiled_products.py` needs, for a processor with VNNI.
 
     Raises:
         StepsUnavailableError: there is none, it fails, or the processor lacks AVX-512.
@@ -251,7 +266,9 @@ def compile_steps(
     try:
         with tempfile.TemporaryDirectory(prefix="paceline-") as directory:
             made = Path(directory) / "compiled_steps.so"
-            _run([compiler, *_FLAGS, str(_SOURCE), "-o", str(made), "-lm"], directory, seconds)
+            flags = (*_FLAGS, *(_PRODUCT_FLAGS if products else ()))
+            source = _SOURCE_WITH_PRODUCTS if products else _SOURCE
+            _run([compiler, *flags, str(source), "-o", str(made), "-lm"], directory, seconds)
             return Steps(str(made))
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StepsUnavailableError(f"{compiler}: {error}") from error

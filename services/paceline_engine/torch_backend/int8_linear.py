@@ -42,21 +42,32 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_ONEDNN = torch.ops.onednn
+_ONEDNN, _PACKED = torch.ops.onednn, torch.ops.mkldnn
 _MACHINES = frozenset({"x86_64", "AMD64"})
-_MOST, _ZERO = 127, 128
+_MOST = 127
+ZERO = 128
+"""The whole number of a row that stands for 0."""
 # A row of zeros has this scale, as 0 / 0 is no number.
 _LEAST_SCALE = 1e-30
 # With more inputs a sum could be too large for 32 bits.
-_MOST_INPUTS = (1 << 31) // (_ZERO * _MOST)
+_MOST_INPUTS = (1 << 31) // (ZERO * _MOST)
 # Here one row takes no longer than 4 (bench/LOG.md), so that few rows need not be filled up.
 INT8_BLOCKS = (1, 2, 3, *BLOCKS)
+FEW_ROWS = 32
+"""Up to so many rows `Int8Product.few` computes (bench/LOG.md)."""
 # Outputs that are compared, at both ends of a weight: kernels have other code for a remainder.
 _CHECKED_OUTPUTS = 64
 
 
 class Int8Product(Product):
-    """With a weight of whole numbers, for rows that are rounded to whole numbers."""
+    """With a weight of whole numbers, for rows that are rounded to whole numbers.
+
+    Attributes:
+        scales: (outputs,) float32: the weight's.
+        few: Computes up to `FEW_ROWS` rows, with the bits of `by_onednn`; None: that computes them.
+    """
+
+    few: Callable[[Tensor], Tensor] | None = None
 
     def __init__(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> None:
         """Round a weight, (outputs, inputs) in float32.
@@ -70,7 +81,7 @@ class Int8Product(Product):
         else:
             scales = torch.where(scales == 0, _LEAST_SCALE, scales)
         # The operator takes numbers in the order in which they lie. -128 is a number of files.
-        numbers = (weight / scales).round_().clamp_(-_ZERO, _MOST)
+        numbers = (weight / scales).round_().clamp_(-ZERO, _MOST)
         whole = numbers.to(torch.int8).contiguous()
         self.scales = scales[:, 0].contiguous()
         self._zeros = torch.zeros(len(weight), dtype=torch.int64)
@@ -78,6 +89,12 @@ class Int8Product(Product):
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Compute it."""
+        if self.few is not None and len(hidden) <= FEW_ROWS:
+            return self.few(hidden)
+        return self.by_onednn(hidden)
+
+    def by_onednn(self, hidden: Tensor) -> Tensor:
+        """Compute it with oneDNN and torch's operators."""
         rows, scales = round_rows(hidden)
         product = in_blocks(self.of_whole_numbers, rows, blocks=INT8_BLOCKS).mul_(scales)
         return product if self.bias is None else product.add_(self.bias)
@@ -87,7 +104,7 @@ class Int8Product(Product):
         product: Tensor = _ONEDNN.qlinear_pointwise(
             rows,
             1.0,
-            _ZERO,
+            ZERO,
             self._packed,
             self.scales,
             self._zeros,
@@ -100,6 +117,17 @@ class Int8Product(Product):
             "",
         )
         return product
+
+    @property
+    def packed_at(self) -> int:
+        """The address of the packed weight."""
+        return int(_PACKED.data_ptr(self._packed))
+
+    @property
+    def packed_bytes(self) -> int:
+        """How long the packed weight is; 0: this torch does not tell where it lies."""
+        tells = hasattr(_PACKED, "data_ptr") and hasattr(_PACKED, "_nbytes")
+        return int(_PACKED._nbytes(self._packed)) if tells else 0  # noqa: SLF001 - no public word
 
     def whole_weight(self) -> Tensor:
         """Return w: (outputs, inputs) int8."""
@@ -119,7 +147,7 @@ class Int8Product(Product):
 def round_rows(hidden: Tensor) -> tuple[Tensor, Tensor]:
     """Round each row by itself: u, (T, inputs) uint8, and the rows' scales, (T, 1)."""
     scales = hidden.abs().amax(-1, keepdim=True).mul_(1 / _MOST).clamp_min_(_LEAST_SCALE)
-    return (hidden / scales).round_().add_(_ZERO).to(torch.uint8), scales
+    return (hidden / scales).round_().add_(ZERO).to(torch.uint8), scales
 
 
 def refuse_int8(*, dtype: str, device: torch.device) -> None:
@@ -188,7 +216,7 @@ def _is_exact(compute: Callable[[Tensor], Tensor], product: Int8Product, count: 
     rows = (torch.arange(count * inputs) * 7919 % 255 + 1).to(torch.uint8).view(count, inputs)
     rows[0] = 255  # the largest sums
     actual, weight = compute(rows), product.whole_weight()
-    whole_rows = rows.double() - _ZERO
+    whole_rows = rows.double() - ZERO
     ends: Sequence[slice] = (slice(0, _CHECKED_OUTPUTS), slice(-_CHECKED_OUTPUTS, None))
     return all(
         torch.equal(

@@ -71,11 +71,13 @@ from paceline_engine.terms.backend import (
 from paceline_engine.terms.items import Draft, Judge, Judgement, Outcome
 from paceline_engine.torch_backend.attention import TextRows
 from paceline_engine.torch_backend.chain_drafting import layers_beside
+from paceline_engine.torch_backend.compiled_products import few_row_products, use_few_rows
 from paceline_engine.torch_backend.compiled_steps import StepsUnavailableError, compile_steps
 from paceline_engine.torch_backend.cuda_graphs import CapturedForwards, capture_forwards
 from paceline_engine.torch_backend.decoders import choose_decoder, take_sample
 from paceline_engine.torch_backend.device import on_device, wait_for
 from paceline_engine.torch_backend.families import rotations_change
+from paceline_engine.torch_backend.int8_linear import has_vnni
 from paceline_engine.torch_backend.invariant import LEAST_MULTIPLE, TILE, InvariantRows
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs
@@ -103,6 +105,7 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.kv_arena import KeyValueShape
     from paceline_engine.torch_backend.lora_adapters import LoraAdapters
     from paceline_engine.torch_backend.own_guesses import OwnGuesses
+    from paceline_engine.torch_backend.packed_linear import Product
     from paceline_engine.torch_backend.recurrent.probe import Continuation
 
 _log = logging.getLogger(__name__)
@@ -179,10 +182,11 @@ class LoadedModel(ModelBackend):
                 self.decoder = choose_decoder(
                     name, model, sample=sample, together=self.together, packs=weights == PLAIN
                 )
-            if weights != PLAIN:
-                replace_products(model, self.decoder, kind=weights)
+            products = (
+                [] if weights == PLAIN else replace_products(model, self.decoder, kind=weights)
+            )
             if compiled and device.type == "cpu":
-                _use_steps(name, self.decoder)
+                _use_steps(name, self.decoder, products)
         return_freed_memory()
         tile = TILE if invariant else 1
         if shape is not None and head is not None:
@@ -498,16 +502,23 @@ class LoadedModel(ModelBackend):
         self._layers_run += 1
 
 
-def _use_steps(name: str, decoder: Decoder | None) -> None:
-    """Let a decoder compute in compiled steps, if they give the same bits."""
-    if not (isinstance(decoder, FusedLlama) and decoder.can_use_steps):
+def _use_steps(name: str, decoder: Decoder | None, products: Sequence[Product]) -> None:
+    """Let a model compute in compiled code what has the same bits there."""
+    fused = decoder if isinstance(decoder, FusedLlama) and decoder.can_use_steps else None
+    few = few_row_products(products) if has_vnni() else []
+    if fused is None and not few:
         return
     try:
-        is_used = decoder.use_steps(compile_steps())
+        steps = compile_steps(products=bool(few))
+        count = use_few_rows(few, steps) if few else 0
     except StepsUnavailableError as error:
         _log.info("model %r: nothing is compiled, which would be faster: %s", name, error)
         return
-    if is_used:
+    if few:
+        _log.info("model %r: few rows of %d of %d products are compiled", name, count, len(few))
+    if fused is None:
+        return
+    if fused.use_steps(steps):
         _log.info("model %r: what it computes between products is compiled", name)
     else:
         _log.warning(

@@ -1,0 +1,335 @@
+"""Products in eight bits of few rows, in compiled code that reads oneDNN's packed weights.
+
+Theory of operation
+-------------------
+
+A forward of few rows takes as long as its products, and a product as long as its weight needs from
+memory. oneDNN's products of few rows take up to twice that: some 20 microseconds around each, and a
+loop that waits for memory. `compiled_products.c` has the same product in a loop as fast as memory.
+With more than `FEW_ROWS` rows oneDNN computes: it is faster there, on processors with AMX.
+
+A weight is held once. oneDNN packs it in blocks of 64 outputs, which suits the loop, so the loop
+reads it where oneDNN has it. How a packed weight lies depends on the processor and on oneDNN's
+version; so nothing is assumed: each product is compared with oneDNN's at load, for all outputs.
+Sums of whole numbers are the same in any order, and what follows them has one order in both, so
+the comparison asks for equality, and a forward may take either. Where a bit differs, oneDNN
+computes all rows of that product. One thing depends on a weight's numbers: oneDNN's code for AMX
+converts the sum of u * w to float before it subtracts 128 times the sum of w. That rounds sums
+above 2^24. So weights that reach such sums (many inputs, mostly of one sign) are compared in rows
+that do, and the code computes as oneDNN does; where oneDNN does it in two ways, it is not used.
+
+Two calls compute a layer of such products (`FewLayer`): up to attention, and from there on.
+
+    hidden -> norm, product, rotation                         `before`
+           -> attention
+           -> product, norm, product, gate, product -> hidden `after`
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+from ctypes import c_float, c_long, c_uint, c_void_p
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline_engine.torch_backend.compiled_steps import (
+    TOGETHER,
+    StepsUnavailableError,
+    take_functions,
+)
+from paceline_engine.torch_backend.int8_linear import FEW_ROWS, INT8_BLOCKS, ZERO, Int8Product
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from paceline_engine.torch_backend.compiled_steps import Steps
+    from paceline_engine.torch_backend.packed_linear import Product
+
+_log = logging.getLogger(__name__)
+
+_BLOCK = 64
+# A row adds to what reading a weight takes about a 16th. With more a function takes more than some
+# 0.3 milliseconds, and others may have the interpreter's lock meanwhile.
+_ROWS_OF_READING, _HOLDING_WORK = 16, 1 << 26
+# What a sum may reach without being rounded; and what it has to reach so that rows are found in
+# which it would be. Weights between the two are left to oneDNN.
+_EXACT, _ROUNDED = 1 << 24, 1.1 * (1 << 24)
+_LARGEST = 255
+_OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+_FUNCTIONS = {
+    "use_threads": (c_void_p, c_void_p, c_void_p),
+    "multiply_rows": (c_void_p, c_void_p, c_long, c_void_p, c_void_p, c_uint),
+    "before_attention": (c_void_p, c_void_p, c_long, *[c_void_p] * 4, c_uint),
+    "after_attention": (
+        c_void_p, c_void_p, c_long, c_void_p, c_long, c_long, c_void_p, c_void_p, c_uint,
+    ),
+}  # fmt: skip
+
+
+class _Product(ctypes.Structure):
+    """As in compiled_products.c, like the next two."""
+
+    _fields_ = (
+        ("weight", c_void_p),
+        ("zeros", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+        ("outputs", c_long),
+        ("inputs", c_long),
+        ("apart", c_long),
+    )
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        ("products", _Product * 4),
+        ("norms", c_void_p * 2),
+        ("least", c_float * 2),
+        ("heads", c_long),
+        ("kv_heads", c_long),
+        ("width", c_long),
+    )
+
+
+class _Room(ctypes.Structure):
+    _fields_ = (
+        ("rows", c_void_p),
+        ("added", c_void_p),
+        ("product", c_void_p),
+        ("whole", c_void_p),
+        ("scales", c_void_p),
+    )
+
+
+class FewRows:
+    """The compiled functions, and memory for what they compute in between.
+
+    Concurrency: one thread at a time.
+    """
+
+    def __init__(self, steps: Steps, *, inputs: int, outputs: int) -> None:
+        """Let the functions use torch's threads.
+
+        Args:
+            inputs, outputs: The most that a product has.
+
+        Raises:
+            StepsUnavailableError: torch has no threads that they can use.
+        """
+        self._steps = steps
+        for library in steps.libraries:
+            take_functions(library, _FUNCTIONS)
+        # Looked up from torch on: another OpenMP would have threads of its own.
+        openmp = ctypes.CDLL(torch._C.__file__)  # noqa: SLF001 - no public word
+        try:
+            found = [ctypes.cast(getattr(openmp, name), c_void_p) for name in _OPENMP]
+        except AttributeError as error:
+            raise StepsUnavailableError(f"torch has an unknown OpenMP: {error}") from error
+        steps.libraries[0].use_threads(*found)
+        self._memory = {
+            "rows": torch.empty(FEW_ROWS, inputs),
+            "added": torch.empty(FEW_ROWS, outputs),
+            "product": torch.empty(FEW_ROWS, outputs),
+            "whole": torch.empty(FEW_ROWS, inputs, dtype=torch.uint8),
+            "scales": torch.empty(FEW_ROWS),
+        }
+        self._room = _Room(**{name: each.data_ptr() for name, each in self._memory.items()})
+        self.room = ctypes.addressof(self._room)
+
+    def library(self, byte_count: int, rows: int) -> ctypes.PyDLL | ctypes.CDLL:
+        """Return the functions, for weights of so many bytes and so many rows."""
+        holding, yielding = self._steps.libraries
+        is_short = byte_count * (_ROWS_OF_READING + rows) <= _HOLDING_WORK
+        return holding if is_short else yielding
+
+
+class FewProduct:
+    """An `Int8Product` of few rows.
+
+    Attributes:
+        few: The functions that compute it.
+        struct: What they read.
+        byte_count: How many bytes the weight has.
+        reach: What a sum of u * w can reach.
+        farthest: The weight of the output that reaches it.
+    """
+
+    def __init__(self, product: Int8Product, few: FewRows) -> None:
+        """Build it of one of the `few_row_products`."""
+        self.few, self._product = few, product
+        weight = product.whole_weight()
+        above, below = (
+            part.sum(1, dtype=torch.int32) for part in (weight.clamp(min=0), weight.clamp(max=0))
+        )
+        reached = _LARGEST * torch.maximum(above, -below)
+        self.reach = int(reached.max())
+        self.farthest = weight[int(reached.argmax())]
+        # They lie where C reads them as long as this is.
+        self._zeros = (above + below).mul_(-ZERO)
+        self.struct = _Product(
+            weight=product.packed_at,
+            zeros=self._zeros.data_ptr(),
+            scales=product.scales.data_ptr(),
+            bias=None if product.bias is None else product.bias.data_ptr(),
+            outputs=product.shape[0],
+            inputs=product.shape[1],
+        )
+        self._at = ctypes.addressof(self.struct)
+        self.byte_count = product.shape.numel()
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Compute (T, outputs) from (T, inputs) float32, with T up to `FEW_ROWS`."""
+        hidden = hidden.contiguous()
+        rows = len(hidden)
+        out = torch.empty(rows, self._product.shape[0])
+        self.few.library(self.byte_count, rows).multiply_rows(
+            self._at,
+            self.few.room,
+            rows,
+            hidden.data_ptr(),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+
+class FewLayer:
+    """A layer of such products but for its attention. Letters: see `compiled_layers.py`."""
+
+    def __init__(
+        self,
+        products: Sequence[FewProduct],
+        norms: Sequence[tuple[Tensor, float]],
+        *,
+        heads: int,
+        kv_heads: int,
+        width: int,
+    ) -> None:
+        """Build it of the four products, in a layer's order, and the two norms."""
+        self._products, self._norms = products, norms
+        self._few = products[0].few
+        self._heads, self._width = heads + 2 * kv_heads, width
+        self._layer = _Layer(
+            products=(_Product * 4)(*(each.struct for each in products)),
+            norms=(c_void_p * 2)(*(weight.data_ptr() for weight, _ in norms)),
+            least=(c_float * 2)(*(least for _, least in norms)),
+            heads=heads,
+            kv_heads=kv_heads,
+            width=width,
+        )
+        self._at = ctypes.addressof(self._layer)
+        first, *others = (each.byte_count for each in products)
+        self._bytes_before, self._bytes_after = first, sum(others)
+
+    def before(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """Return heads apart, (H + 2 G, T, D), queries and keys rotated; a new tensor."""
+        rows = len(hidden)
+        states = torch.empty(self._heads, rows, self._width)
+        self._few.library(self._bytes_before, rows).before_attention(
+            self._at,
+            self._few.room,
+            rows,
+            hidden.data_ptr(),
+            rotation[0].data_ptr(),
+            rotation[1].data_ptr(),
+            states.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return states
+
+    def after(self, seen: Tensor, hidden: Tensor) -> Tensor:
+        """Return the layer's rows, (T, E), a new tensor, from what heads saw, (H, T, D)."""
+        if seen.stride(2) != 1:
+            seen = seen.contiguous()
+        rows, out = len(hidden), torch.empty_like(hidden)
+        head_step, row_step, _ = seen.stride()
+        self._few.library(self._bytes_after, rows).after_attention(
+            self._at,
+            self._few.room,
+            rows,
+            seen.data_ptr(),
+            head_step,
+            row_step,
+            hidden.data_ptr(),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+
+@torch.inference_mode()
+def use_few_rows(products: Sequence[Int8Product], steps: Steps) -> int:
+    """Let products compute few rows in compiled code, wherever it gives oneDNN's bits.
+
+    Args:
+        products: Those that `few_row_products` finds.
+
+    Returns:
+        How many do: none, if torch has no threads that the code can use.
+    """
+    try:
+        few = FewRows(
+            steps,
+            inputs=max(each.shape[1] for each in products),
+            outputs=max(each.shape[0] for each in products),
+        )
+    except StepsUnavailableError as error:
+        _log.warning("products in eight bits are not compiled: %s", error)
+        return 0
+    proved, count = set[torch.Size](), 0
+    for each in products:
+        own = FewProduct(each, few)
+        if not _is_proved(each, own, is_code_known=each.shape in proved):
+            continue
+        proved.add(each.shape)
+        each.few = own
+        count += 1
+    return count
+
+
+def few_row_products(products: Iterable[Product]) -> list[Int8Product]:
+    """Return the products that the code could compute."""
+    return [
+        each
+        for each in products
+        if isinstance(each, Int8Product)
+        and each.shape[1] % TOGETHER == 0
+        and each.packed_bytes >= math.prod(-(-length // _BLOCK) * _BLOCK for length in each.shape)
+    ]
+
+
+def _is_proved(product: Int8Product, few: FewProduct, *, is_code_known: bool) -> bool:
+    """Whether few rows have oneDNN's bits, in one of the ways in which it may convert sums.
+
+    Args:
+        is_code_known: Another weight of this shape was proved in all numbers of rows.
+    """
+    if few.reach <= _EXACT:
+        return _agree(product, few, (2,) if is_code_known else INT8_BLOCKS)
+    if few.reach < _ROUNDED:
+        return False
+    for apart in (0, 1):
+        few.struct.apart = apart
+        is_same = _agree(product, few, INT8_BLOCKS)
+        if is_same:
+            break
+    return is_same
+
+
+def _agree(product: Int8Product, few: FewProduct, counts: Sequence[int]) -> bool:
+    """Whether so many rows have the bits of oneDNN, and oneDNN's those that many rows have."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(counts[-1], product.shape[1], generator=generator)
+    # Every second row comes near to what sums can reach, and the first to what whole numbers can.
+    rows[::2] = few.farthest.sign() * (1 - 0.05 * rows[::2].abs().clamp(max=1))
+    rows[0] = 3.0
+    expected = product.by_onednn(rows)
+    return all(
+        torch.equal(product.by_onednn(rows[:count]), expected[:count])
+        and (count > FEW_ROWS or torch.equal(few(rows[:count]), expected[:count]))
+        for count in counts
+    )

@@ -1,0 +1,346 @@
+"""Compiled products of few rows have oneDNN's bits, or are not used."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from paceline_engine.torch_backend import compiled_products
+from paceline_engine.torch_backend.compiled_products import (
+    FewLayer,
+    FewProduct,
+    few_row_products,
+    use_few_rows,
+)
+from paceline_engine.torch_backend.compiled_steps import StepsUnavailableError, compile_steps
+from paceline_engine.torch_backend.int8_linear import FEW_ROWS, Int8Product, has_vnni
+from paceline_engine.torch_backend.invariant import InvariantRows
+from paceline_engine.torch_backend.shared_rows import SharedRows
+from paceline_engine.torch_backend.transformers import TransformersBackend
+from support.tiny_models import build_tokenizer
+from unit.engine.test_compiled_steps import BIASED, SIZES, Computed, logprobs
+
+# Both sides of a block of 64 outputs and 64 inputs, of a vector of 16, and of few rows.
+SHAPES = [(48, 48), (1, 16), (64, 64), (70, 96), (129, 160), (576, 1536)]
+PIECES = (
+    [1, 2, 3, 4, 5, 6, 7, 12, 13, FEW_ROWS, FEW_ROWS + 1],
+    [9, 1, 2, 1, 1, 1, 1, 2, 1, 3, 1],
+)
+
+pytestmark = pytest.mark.skipif(not has_vnni(), reason="the processor has no VNNI")
+
+
+@pytest.fixture(scope="module")
+def steps():
+    try:
+        return compile_steps(products=True)
+    except StepsUnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(params=[1, 2], ids=lambda count: f"{count} threads")
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def compiled(product, steps):
+    assert use_few_rows([product], steps) == 1
+    assert isinstance(product.few, FewProduct)
+    return product
+
+
+@torch.inference_mode()
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_product_has_the_bits_of_onednn_for_each_number_of_rows(shape, has_bias, steps):
+    product = compiled(
+        Int8Product(numbers(*shape), numbers(shape[0], seed=1) if has_bias else None), steps
+    )
+    hidden = numbers(FEW_ROWS, shape[1], seed=2) * torch.logspace(-4, 4, FEW_ROWS)[:, None]
+    hidden[1] = 0
+    expected = product.by_onednn(hidden)
+    for count in range(FEW_ROWS + 1):
+        assert torch.equal(product(hidden[:count]), expected[:count])
+        assert torch.equal(product(hidden[FEW_ROWS - count :]), expected[FEW_ROWS - count :])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("inputs", [64, 512])
+@pytest.mark.parametrize("number", [127, -127, -128])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_no_sum_stops_at_a_largest_number(inputs, number, sign, steps):
+    """Two products of 255 and 127 are beyond 16 bits."""
+    weight = torch.full((64, inputs), float(number))
+    product = compiled(Int8Product(weight, None, torch.ones(64, 1)), steps)
+    hidden = torch.full((7, inputs), 127.0 * sign)
+    assert torch.equal(product(hidden), torch.full((7, 64), 127.0 * sign * number * inputs))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("shape", [(64, 1536), (576, 2048), (96, 8192)], ids=str)
+def test_sums_beyond_what_floats_have_are_those_of_onednn(shape, steps):
+    """As weights of one sign have them: some of oneDNN's code rounds their parts."""
+    weight = 127.0 - numbers(*shape).abs().mul(10).round().clamp(max=40)
+    product = Int8Product(weight, None, torch.ones(shape[0], 1))
+    use_few_rows([product], steps)
+    hidden = numbers(64, shape[1], seed=1)
+    whole = product.by_onednn(hidden)
+    apart = torch.cat([product(row[None]) for row in hidden])
+    if product.few is not None:
+        assert torch.equal(apart, whole)
+        assert torch.equal(product(hidden[:FEW_ROWS]), whole[:FEW_ROWS])
+    is_same = all(
+        torch.equal(product.by_onednn(hidden[:count]), whole[:count]) for count in (1, 2, 5, 32)
+    )
+    assert (product.few is not None) == is_same
+
+
+@torch.inference_mode()
+def test_a_weight_whose_sums_may_just_be_rounded_is_left_to_onednn(steps):
+    sizes = {True: (1 << 24) // 255, False: (1 << 24) // 255 + 1}
+    for is_used, total in sizes.items():
+        weight = torch.full((1, 1536), float(total // 1536))
+        weight[0, : total % 1536] += 1
+        product = Int8Product(weight, None, torch.ones(1, 1))
+        assert use_few_rows([product], steps) == is_used
+
+
+@torch.inference_mode()
+def test_what_is_no_number_stays_in_its_row(steps):
+    product = compiled(Int8Product(numbers(70, 96), None), steps)
+    hidden = numbers(9, 96, seed=1)
+    expected = product(hidden)
+    hidden[4, 17] = torch.nan
+    actual = product(hidden)
+    assert actual[4].isnan().all()
+    others = [row for row in range(9) if row != 4]
+    assert torch.equal(actual[others], expected[others])
+
+
+@torch.inference_mode()
+def test_rows_may_lie_apart(steps):
+    product = compiled(Int8Product(numbers(70, 96), None), steps)
+    hidden = numbers(96, 5).t()
+    assert torch.equal(product(hidden), product.by_onednn(hidden))
+    assert torch.equal(product.of_any_rows(hidden[None])[0], product.by_onednn(hidden))
+
+
+@torch.inference_mode()
+def test_more_rows_are_computed_by_onednn(steps, monkeypatch):
+    product = compiled(Int8Product(numbers(70, 96), None), steps)
+    monkeypatch.setattr(product, "few", lambda hidden: pytest.fail(f"{len(hidden)} rows"))
+    hidden = numbers(FEW_ROWS + 1, 96)
+    assert torch.equal(product(hidden), product.by_onednn(hidden))
+    with pytest.raises(pytest.fail.Exception):
+        product(hidden[1:])
+
+
+@pytest.mark.parametrize("shape", [(48, 40), (37, 33), (64, 8)], ids=str)
+def test_widths_that_vectors_do_not_divide_are_left_to_onednn(shape):
+    assert few_row_products([Int8Product(numbers(*shape), None)]) == []
+
+
+def test_a_weight_that_torch_does_not_show_is_left_to_onednn(monkeypatch):
+    product = Int8Product(numbers(64, 64), None)
+    assert few_row_products([product]) == [product]
+    monkeypatch.setattr(Int8Product, "packed_bytes", 64 * 64 - 1)
+    assert few_row_products([product]) == []
+
+
+@torch.inference_mode()
+def test_each_weight_that_lies_in_another_way_is_left_to_onednn(steps, monkeypatch):
+    """Also the second of a shape, of which one weight was proved."""
+    products = [Int8Product(numbers(70, 96, seed=seed), None) for seed in range(3)]
+    first, own = products[0].packed_at, Int8Product.packed_at.fget
+    monkeypatch.setattr(
+        Int8Product,
+        "packed_at",
+        property(lambda self: first if self is products[1] else own(self)),
+    )
+    assert use_few_rows(products, steps) == 2
+    assert [each.few is not None for each in products] == [True, False, True]
+    hidden = numbers(3, 96)
+    assert torch.equal(products[1](hidden), products[1].by_onednn(hidden))
+
+
+@pytest.mark.parametrize("count", [1, 5, 12, FEW_ROWS])
+def test_a_product_that_is_off_by_the_least_is_not_used(count, steps, monkeypatch):
+    own = FewProduct.__call__
+
+    def off(self, hidden):
+        found = own(self, hidden)
+        if len(hidden) == count:
+            found[-1, -1] = found[-1, -1].nextafter(torch.tensor(torch.inf))
+        return found
+
+    monkeypatch.setattr(FewProduct, "__call__", off)
+    assert use_few_rows([Int8Product(numbers(70, 96), None)], steps) == 0
+
+
+def test_with_threads_that_nobody_knows_onednn_computes(steps, monkeypatch, caplog):
+    monkeypatch.setattr(compiled_products, "_OPENMP", ("no_function_of_this_name",))
+    product = Int8Product(numbers(64, 64), None)
+    assert use_few_rows([product], steps) == 0
+    assert product.few is None
+    assert "unknown OpenMP" in caplog.text
+
+
+@torch.inference_mode()
+@pytest.mark.usefixtures("threads")
+def test_no_thread_computes_while_nobody_asks(steps):
+    product = compiled(Int8Product(numbers(960, 576), None), steps)
+    for _ in range(20):
+        product(numbers(1, 576))
+    time.sleep(0.3)  # torch's threads look out for work that long, as after its own operators
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.1
+
+
+def few_rows_of(model, steps):
+    """Let a model in eight bits compute few rows in compiled code."""
+    products = [each for layer in model.decoder.layers for each in layer.products]
+    assert use_few_rows(few_row_products(products), steps) == len(products)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("settings", [{}, BIASED, {"num_key_value_heads": 3}], ids=str)
+@pytest.mark.parametrize("rows", [SharedRows, InvariantRows])
+def test_logits_have_the_bits_of_the_operators(settings, rows, steps):
+    model = Computed(settings, kind="int8")
+    expected = model.logits(PIECES, rows=rows)
+    few_rows_of(model, steps)
+    assert torch.equal(model.logits(PIECES, rows=rows), expected)
+    assert model.decoder.use_steps(steps)
+    assert torch.equal(model.logits(PIECES, rows=rows), expected)
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(steps):
+    model = Computed(kind="int8")
+    few_rows_of(model, steps)
+    assert model.decoder.use_steps(steps)
+    length = 140
+    whole = model.logits([[length]], rows=InvariantRows)
+    for size in (1, 2, 5, 7, 20, 35, 70):
+        pieces = [[size] * (length // size)]
+        assert torch.equal(model.logits(pieces, rows=InvariantRows), whole), size
+        beside = [*pieces, [3] * (length // size)]
+        together = model.logits(beside, rows=InvariantRows)
+        own = [part[:size] for part in torch.split(together, size + 3)]
+        assert torch.equal(torch.cat(own), whole), size
+
+
+def test_few_rows_are_computed_in_two_calls_of_a_layer(steps, monkeypatch):
+    model, calls = Computed(kind="int8"), []
+    few_rows_of(model, steps)
+    assert model.decoder.use_steps(steps)
+    before, after = FewLayer.before, FewLayer.after
+
+    def told_before(*arguments):
+        calls.append("before")
+        return before(*arguments)
+
+    def told_after(*arguments):
+        calls.append("after")
+        return after(*arguments)
+
+    monkeypatch.setattr(FewLayer, "before", told_before)
+    monkeypatch.setattr(FewLayer, "after", told_after)
+    model.logits([[3, FEW_ROWS]])
+    assert calls == ["before", "after"] * SIZES["num_hidden_layers"] * 2
+    calls.clear()
+    model.logits([[FEW_ROWS + 1]])
+    assert calls == []
+
+
+@pytest.mark.parametrize("name", ["before", "after"])
+@pytest.mark.parametrize("rows", [1, FEW_ROWS])
+def test_a_call_that_is_off_by_the_least_is_not_used(name, rows, steps, monkeypatch):
+    own = getattr(FewLayer, name)
+
+    def off(self, *arguments):
+        found = own(self, *arguments)
+        if rows in found.shape[:2]:
+            last = found[..., -1, -1].flatten()[-1]
+            found[..., -1, -1] = last.nextafter(last + 1)
+        return found
+
+    model = Computed(kind="int8")
+    few_rows_of(model, steps)
+    monkeypatch.setattr(FewLayer, name, off)
+    assert not model.decoder.use_steps(steps)
+    monkeypatch.undo()
+    assert model.decoder.use_steps(steps)
+
+
+def test_what_is_no_number_stays_none_in_a_layer(steps):
+    model = Computed(kind="int8")
+    few_rows_of(model, steps)
+    assert model.decoder.use_steps(steps)
+    with torch.inference_mode():
+        model.decoder.layers[1].parts().norms[0].weight[5] = torch.nan
+    assert model.logits([[3, 1]]).isnan().all()
+
+
+@pytest.fixture
+def saved(tmp_path):
+    torch.manual_seed(5)
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(tmp_path)
+    build_tokenizer(SIZES["vocab_size"]).save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def test_a_server_says_the_same_with_a_compiler_without_one_and_told_not_to(
+    saved, steps, caplog, monkeypatch
+):
+    del steps
+    with caplog.at_level("INFO"):
+        every = TransformersBackend(str(saved), weights="int8", invariant=True)
+        assert "few rows of 13 of 13 products are compiled" in caplog.text
+        assert "between products is compiled" in caplog.text
+        caplog.clear()
+        told_not_to = TransformersBackend(
+            str(saved), weights="int8", invariant=True, compiled=False
+        )
+        assert "compiled" not in caplog.text
+        monkeypatch.setenv("PATH", os.devnull)
+        without = TransformersBackend(str(saved), weights="int8", invariant=True)
+        assert "there is no C compiler" in caplog.text
+    assert every.description.fingerprint == without.description.fingerprint
+    said = [logprobs(each) for each in (every, told_not_to, without)]
+    assert len(said[0]) == 5
+    assert said[0] == said[1] == said[2]
+
+
+def test_a_processor_without_vnni_compiles_steps_alone(saved, steps, caplog, monkeypatch):
+    del steps
+    monkeypatch.setattr("paceline_engine.torch_backend.loaded_model.has_vnni", lambda: False)
+    with caplog.at_level("INFO"):
+        TransformersBackend(str(saved), weights="int8")
+    assert "few rows" not in caplog.text
+    assert "between products is compiled" in caplog.text
+
+
+def test_the_librarys_modules_compute_few_rows_so_too(saved, steps, caplog, monkeypatch):
+    del steps
+    expected = logprobs(TransformersBackend(str(saved), weights="int8", compiled=False))
+    monkeypatch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
+    library = logprobs(TransformersBackend(str(saved), weights="int8", compiled=False))
+    with caplog.at_level("INFO"):
+        backend = TransformersBackend(str(saved), weights="int8")
+    assert "few rows of 22 of 22 products are compiled" in caplog.text
+    assert logprobs(backend) == library
+    assert library == pytest.approx(expected, abs=0.05)
