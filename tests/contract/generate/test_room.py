@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 
-import grpc
 import pytest
 
 from paceline import AsyncClient, errors
 from paceline.v1 import orchestrator_service_pb2 as pb
-from support.fake_models import FakeModelServer
 from support.fake_text import continuation
 from support.orchestrating import PROMPT, STRATEGIES, a_drafter, orchestrating, targets
-from support.waiting import until
 
 
 async def test_a_target_without_room_is_passed_over(monkeypatch):
@@ -86,43 +83,13 @@ async def test_a_session_reserves_in_steps_and_says_how_far_it_may_grow():
         assert spec.share
 
 
-async def test_one_client_cannot_take_all_requests_there_may_be():
-    """Two addresses of this machine are two clients."""
-    target = FakeModelServer("target", stalls=lambda _: True)
-    async with orchestrating(
-        targets=[target], request_limit=10, listen="[::]:0", insecure=True
-    ) as system:
-        port = system.address.rpartition(":")[2]
-        async with (
-            grpc.aio.insecure_channel(f"127.0.0.1:{port}") as greedy,
-            grpc.aio.insecure_channel(f"[::1]:{port}") as modest,
-        ):
-            calls = [system.call(channel=greedy) for _ in range(10)]
-            firsts = [asyncio.ensure_future(call.read()) for call in calls]
-            servicer = system.application.servicer
-
-            def two_of_all_wait():
-                """Before all have come, two may wait for the moment in which places are given."""
-                waiting = servicer.waiting_count
-                return waiting == 2 and servicer.running_count + waiting == len(calls)
-
-            await until(two_of_all_wait, what="two requests wait")
-            assert servicer.running_count == 8, "it gets four fifths"
-            late = system.call(channel=modest)
-            assert (await late.read()).HasField("started")
-            for call in (*calls, late):
-                call.cancel()
-            await asyncio.gather(*firsts, return_exceptions=True)
-        await system.settled()
-
-
-async def test_a_thousand_requests_at_once_over_one_connection_are_all_answered():
+async def test_hundreds_of_requests_at_once_over_one_connection_are_all_answered():
     """gRPC's own limit of streams used to refuse every third of 200 before anything read it."""
     async with (
         orchestrating(targets=targets(2, latency_seconds=0)) as system,
         AsyncClient(system.address) as client,
     ):
-        generations = [client.generate(PROMPT, max_tokens=1, timeout=300) for _ in range(1000)]
+        generations = [client.generate(PROMPT, max_tokens=1, timeout=300) for _ in range(300)]
         completions = await asyncio.gather(*(it.collect() for it in generations))
         assert {it.token_ids for it in completions} == {tuple(continuation(PROMPT, 1))}
         assert not any(it.resumption_count for it in generations)
