@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from pydantic import BeforeValidator
 
-from paceline_bench.cascade.improvement import walltime_improvement
+from paceline_bench.variants import walltime_improvement
 from paceline_contract.words import counted
 from paceline_local.screen import safe
 from paceline_serving.settings import separated

@@ -64,8 +64,9 @@ def plain(bundled):
     return decoded
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("strategy", [Strategy.SPECULATIVE, Strategy.DISTRIBUTED])
+@pytest.mark.parametrize(
+    ("strategy", "temperature"), [(Strategy.SPECULATIVE, 0.8), (Strategy.DISTRIBUTED, 0.0)]
+)
 def test_with_a_stack_as_drafter_the_tokens_are_those_of_plain_decoding(
     cascade, strategy, temperature, prompts, plain
 ):

@@ -24,7 +24,7 @@ STRATEGIES = ("autoregressive", "speculative", "distributed", "auto")
 LENGTHS = (8, 24, 40)
 # So long that servers compute it in parts.
 LONG_PROMPT = 160
-ROUNDS = [(1, 1), (12, 2)]
+ROUNDS = [(12, 2)]
 MANY_ROUNDS = [(4, 12), (16, 13), (64, 15)]
 MORE_ROUNDS = [(1, 11), (40, 14), (64, 16)]
 

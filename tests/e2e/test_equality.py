@@ -23,20 +23,20 @@ CELLS = [
 ]
 
 
-def some(si_lookaheads, *, shift):
-    """So few that every two of lookahead, targets and sampling meet; in SI one target has work."""
+def some(si_lookaheads, dsi_lookaheads, *, shift):
+    """So few that every target count meets all lookaheads; in SI one target has work."""
     samplings = tuple(SAMPLINGS)
     return [
         *(Cell(Strategy.SPECULATIVE, it, 3, each) for it in si_lookaheads for each in samplings),
         *(
             Cell(Strategy.DISTRIBUTED, lookahead, count, samplings[(row + column + shift) % 3])
-            for row, lookahead in enumerate((1, 2, 5, 10))
+            for row, lookahead in enumerate(dsi_lookaheads)
             for column, count in enumerate((1, 2, 3))
         ),
     ]
 
 
-SHORT, LONG = some((1, 10), shift=0), some((2, 5), shift=1)
+SHORT, LONG = some((5,), (1, 10), shift=0), some((1, 2, 10), (1, 2, 5, 10), shift=1)
 FEW_PROMPTS, ROUNDS = 4, 4
 MANY_PROMPTS = int(os.environ.get("EQUALITY_PROMPTS", "100"))
 

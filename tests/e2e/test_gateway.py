@@ -80,12 +80,9 @@ def test_the_text_is_the_one_that_grpc_clients_get(chatting, client, sampling):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("strategy", ["autoregressive", "speculative", "distributed"])
-def test_each_token_says_where_its_text_begins(client, strategy, stream):
+def test_each_token_says_where_its_text_begins(client, stream):
     asked = {"model": "chatting", "prompt": PROMPT, "max_tokens": 32, "temperature": 0}
-    answer = client.completions.create(
-        **asked, logprobs=1, stream=stream, extra_body={"paceline": {"strategy": strategy}}
-    )
+    answer = client.completions.create(**asked, logprobs=1, stream=stream)
     parts = list(answer) if stream else [answer]
     told = [it.choices[0].logprobs for it in parts if it.choices and it.choices[0].logprobs]
     offsets = [offset for it in told for offset in it.text_offset]

@@ -103,10 +103,8 @@ def test_on_the_command_line_a_request_names_its_adapter(system, texts):
     [
         (("--lora=target={lora}",), "an adapter is called 'target', as the model is"),
         (("--lora={lora}",), "is not NAME=DIR"),
-        (("--lora=a={lora}", "--adapter=x"), "--lora and --adapter do not go together"),
         (("--lora=a={lora}", "--backend=simulated"), "--lora needs --backend transformers"),
         (("--lora=a={lora}", "--then=max-gram"), "--lora and --then do not go together"),
-        (("--lora=a={lora}", "--speak=x"), "--lora and --speak do not go together"),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_one_line(tiny_pair, folders, flags, words):

@@ -9,11 +9,9 @@ import pytest
 from paceline import DrafterKind, Strategy, TimelineEventKind
 from support.equality import compare
 from support.oracle import Sampling
-from support.streams import disturbed, mishaps
-from support.system import System, bundled_model
+from support.streams import mishaps
 
 TOKENS = 64
-SPECULATIVE = [Strategy.SPECULATIVE, Strategy.DISTRIBUTED]
 TEXT = "max-gram"
 # Every two of a strategy, a temperature and a kind of drafter meet.
 CASES = [
@@ -22,8 +20,6 @@ CASES = [
     (Strategy.DISTRIBUTED, 0.0, DrafterKind.SERVER_AND_MAX_GRAM),
     (Strategy.DISTRIBUTED, 0.8, DrafterKind.MAX_GRAM),
 ]
-# A stream may be over before a busy machine has killed its drafter.
-ATTEMPTS = 4
 
 
 def of_text(completion):
@@ -76,15 +72,6 @@ def test_the_tokens_are_those_of_plain_decoding(
 
 
 @pytest.fixture(scope="module")
-def lonely(bundled):
-    """A system with one drafter of its own, which tests kill."""
-    drafter = bundled_model("drafter", 1)
-    system = System(drafters=[drafter], targets=bundled.targets)
-    with system.running():
-        yield system
-
-
-@pytest.fixture(scope="module")
 def plain(bundled):
     """Return the tokens of plain decoding; a text is decoded once."""
 
@@ -94,29 +81,3 @@ def plain(bundled):
             return client.generate(prompt, strategy="autoregressive", **options).collect().token_ids
 
     return decoded
-
-
-@pytest.mark.parametrize("strategy", SPECULATIVE)
-def test_when_the_drafter_is_killed_mid_stream_the_text_goes_on_drafting(
-    lonely, oracle, tokenizer, prompts, plain, strategy
-):
-    options = {"max_tokens": 160, "ignore_eos": True}
-    for _ in range(ATTEMPTS):
-        lonely.mend()
-        with lonely.client() as client:
-            generation = client.generate(
-                prompts[0], strategy=strategy, lookahead=4, include_timeline=True, **options
-            )
-            done = disturbed(generation, lonely.drafters[0].kill, after=10)
-        compare(
-            oracle,
-            tokenizer.encode(prompts[0]).ids,
-            Sampling(),
-            expected=plain(prompts[0], **options),
-            actual=done.token_ids,
-        )
-        if done.finished.statistics.fallbacks.get("drafter_lost"):
-            break
-    assert done.finished.statistics.fallbacks["drafter_lost"] >= 1
-    assert of_text(done), "it went on speculating"
-    assert done.finished.statistics.max_gram_accepted_token_count

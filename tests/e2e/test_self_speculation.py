@@ -11,7 +11,7 @@ import pytest
 from paceline import Strategy
 from support.cells import SAMPLINGS
 from support.equality import check_rarity, compare
-from support.processes import ServerProcess
+from support.processes import ServerProcess, last_words
 from support.streams import at_work, disturbed, mishaps
 from support.system import MODELS, System, simulated_model
 from support.tiny_adapters import write_adapter
@@ -135,3 +135,9 @@ def test_long_texts_with_a_bundled_adapter_are_those_of_plain_decoding(
     assert positions == 3 * 4 * 160
     check_rarity(ties, position_count=positions)
     assert forwards < 0.8 * positions
+
+
+def test_an_adapter_for_another_model_is_one_clear_line_at_the_start():
+    heads = MODELS / "python-target-medusa"
+    words = last_words("target", f"--model={MODELS / 'python-drafter'}", f"--adapter={heads}")
+    assert "is for a model 'python-target'" in words

@@ -28,9 +28,8 @@ RUNS = [
     (0.6, 3.0, 4),
 ]
 STRATEGIES = (Strategy.SPECULATIVE, Strategy.DISTRIBUTED)
-# Few streams of a run that accepts and rejects, for `make test`; a quarter of all is the long form,
-# and all of it, 100,000 tokens with chains, the full one.
-SHORT_RUNS = [(0.6, 0.3, 2)]
+# A quarter of all streams is the long form, and all of them, 100,000 tokens with chains, the full
+# one. In `make test` test_equality.py does the same with real models.
 STREAM_TOKENS, PROMPTS, TOTAL = 500, 12, 100_000
 # Width, branches, and streams for each strategy: as many tokens once more, with trees.
 TREE_RUNS = [(2, 0, 17), (2, 4, 17), (2, 16, 17), (4, 0, 17), (4, 4, 16), (4, 16, 16)]
@@ -88,7 +87,7 @@ def test_the_runs_add_up():
 
 @pytest.mark.parametrize(
     ("acceptance_rate", "relative_latency", "stream_count"),
-    [*SHORT_RUNS, *long_and_full(RUNS)],
+    long_and_full(RUNS),
 )
 def test_every_token_is_that_of_plain_decoding(
     acceptance_rate, relative_latency, stream_count, targets, plain

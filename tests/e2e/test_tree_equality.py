@@ -14,9 +14,7 @@ from support.equality import check_rarity
 WAYS = ((Strategy.SPECULATIVE, 1), (Strategy.DISTRIBUTED, 2), (Strategy.DISTRIBUTED, 3))
 SHAPES = ((1, 0), *product((2, 4), (0, 4, 16)))
 SHORT = [
-    Cell(Strategy.SPECULATIVE, 4, 1, "temperature 0.7", 4, 4),
     Cell(Strategy.SPECULATIVE, 4, 1, "greedy", 2, 16),
-    Cell(Strategy.DISTRIBUTED, 4, 2, "temperature 0.7", 2, 0),
     Cell(Strategy.DISTRIBUTED, 4, 3, "temperature 1, top-p 0.9", 4, 4),
 ]
 

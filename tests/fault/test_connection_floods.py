@@ -67,8 +67,9 @@ def status(url: str) -> int:
         return error.code
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-@pytest.mark.parametrize("is_counted", [True, False], ids=["known limit", "unknown limit"])
+@pytest.mark.parametrize(
+    ("attack", "is_counted"), [*((attack, True) for attack in ATTACKS), ("silence", False)]
+)
 def test_a_gateway_in_a_flood_answers_probes_and_scrapers_and_ends_in_time(attack, is_counted):
     with gateway(descriptor_limit=FEW if is_counted else None) as flooded_gateway:
         if not is_counted:
@@ -84,8 +85,10 @@ def test_a_gateway_in_a_flood_answers_probes_and_scrapers_and_ends_in_time(attac
         assert "Traceback" not in flooded_gateway.log, flooded_gateway.log[-3000:]
 
 
-@pytest.mark.parametrize("say", [b"", PREFACE], ids=["silence", "a connection without calls"])
-@pytest.mark.parametrize("flooded_port", ["health_address", "address", "metrics_address"])
+@pytest.mark.parametrize(
+    ("flooded_port", "say"),
+    [("health_address", PREFACE), ("address", PREFACE), ("metrics_address", b"")],
+)
 def test_a_flood_at_one_port_of_a_model_server_leaves_the_others_their_descriptors(
     flooded_port, say
 ):
@@ -97,10 +100,9 @@ def test_a_flood_at_one_port_of_a_model_server_leaves_the_others_their_descripto
         assert len(server.log) < MOST_LOG_BYTES
 
 
-@pytest.mark.parametrize("say", [b"", PREFACE], ids=["silence", "a connection without calls"])
-def test_a_flood_at_the_health_port_is_over_while_its_connections_are_still_held(say):
+def test_a_flood_at_the_health_port_is_over_while_its_connections_are_still_held():
     server = simulated_model("target", tls=True, descriptor_limit=FEW)
-    with running(server), flooded(server.health_address, say):
+    with running(server), flooded(server.health_address, PREFACE):
         eventually(lambda: is_serving(server.health_address), what="a probe is answered")
 
 

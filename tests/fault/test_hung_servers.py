@@ -20,17 +20,10 @@ from support.waiting import eventually
 WORK = {"target": ("Verify", "Decode"), "drafter": ("Draft",)}
 CASES = [
     ("distributed", "target"),
-    *(
-        pytest.param(strategy, role, marks=pytest.mark.long)
-        for strategy, role in [
-            ("autoregressive", "target"),
-            ("speculative", "target"),
-            ("auto", "target"),
-            ("auto", "drafter"),
-            ("speculative", "drafter"),
-            ("distributed", "drafter"),
-        ]
-    ),
+    ("autoregressive", "target"),
+    ("auto", "target"),
+    ("auto", "drafter"),
+    ("speculative", "drafter"),
 ]
 TOKENS, REQUESTS = 16, 40
 FORGETTING_SECONDS, MOST_REQUESTS = 1.1, REQUESTS + 20
@@ -94,6 +87,7 @@ def hung(link, role):
         link.calls.heal()
 
 
+@pytest.mark.long  # test_silent_servers.py has it in `make test`
 @pytest.mark.parametrize(("strategy", "role"), CASES)
 def test_a_hung_server_costs_two_requests_seconds_and_the_others_nothing(
     strategy, role, system, links, text

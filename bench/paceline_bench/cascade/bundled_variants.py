@@ -7,9 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline import AsyncClient, DrafterKind, Strategy
-from paceline_bench.cascade.improvement import walltime_improvement
 from paceline_bench.contests import contest_rows, model_flags
-from paceline_bench.variants import Variant
+from paceline_bench.variants import Variant, walltime_improvement
 from paceline_local.running import running_system
 from paceline_local.system import LocalSystemConfig
 

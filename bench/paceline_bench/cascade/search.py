@@ -8,9 +8,9 @@ from math import ceil
 from statistics import median
 from typing import TYPE_CHECKING
 
-from paceline_bench.cascade.improvement import walltime_improvement
 from paceline_bench.pair.acceptance import common_run
 from paceline_bench.pair.engine import measure_rows, text_alone
+from paceline_bench.variants import walltime_improvement
 from paceline_contract.max_gram import MaxGram
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.stack_backend.stack import StackBackend

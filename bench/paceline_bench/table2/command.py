@@ -241,7 +241,7 @@ async def _grid(settings: Table2Settings) -> int:
     print(grid_report(rows), end="")
     if settings.chart is not None:
         from paceline_bench.charts import save_figure
-        from paceline_bench.table2.grid_chart import draw_grid
+        from paceline_bench.table2.chart import draw_grid
 
         save_figure(draw_grid(rows), settings.chart)
     return 0 if all(row["identical"] for row in rows) else 1

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections import Counter
 
 import pytest
 
@@ -13,13 +11,12 @@ from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.sessions.host import HostLimits, ModelHost
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.torch_backend.transformers import TransformersBackend
-from support.distributions import fit
 from support.in_process import in_process_system
 from support.lora_folders import merge, write_lora
-from support.tiny_models import sixteen_token_model, tiny_pair
+from support.tiny_models import tiny_pair
 from unit.engine.conftest import continuation
 
-__all__ = ["sixteen_token_model", "tiny_pair"]
+__all__ = ["tiny_pair"]
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7]
 TOKENS = 28
@@ -35,6 +32,7 @@ WAYS = [
     {"strategy": "distributed", "lookahead": 3, "drafter": "server_and_max_gram"},
     {},
 ]
+FEW_WAYS = [WAYS[2], WAYS[4]]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +95,7 @@ async def test_every_strategy_says_what_the_merged_model_says(
             for name, is_sampled in asked_for
         }
         assert len({*wanted.values()}) == len(asked_for)
-        for way in WAYS:
+        for way in WAYS if with_drafters_own else FEW_WAYS:
             for (name, is_sampled), text in wanted.items():
                 sampling = SAMPLED if is_sampled else {}
                 done = await asked(system, lora=name, **way, **sampling).collect()
@@ -156,7 +154,7 @@ async def test_a_prompt_that_was_computed_with_another_adapter_is_computed_anew(
         assert min(cached[3:]) > 40
 
 
-@pytest.mark.parametrize("strategy", ["autoregressive", "speculative", "distributed"])
+@pytest.mark.parametrize("strategy", ["autoregressive", "distributed"])
 async def test_only_targets_with_the_adapter_work_on_a_request(tiny_pair, loras, merged, strategy):
     plain = hosts(tiny_pair, loras, "target", names=())
     foreign = host(tiny_pair.target, law=loras["target", "other law"])
@@ -176,7 +174,7 @@ async def test_only_targets_with_the_adapter_work_on_a_request(tiny_pair, loras,
         await system.settled()
 
 
-@pytest.mark.parametrize("strategy", ["autoregressive", "speculative", "distributed"])
+@pytest.mark.parametrize("strategy", ["autoregressive", "distributed"])
 async def test_a_request_moves_to_a_target_with_its_adapter_and_to_no_other(
     tiny_pair, loras, merged, strategy
 ):
@@ -215,45 +213,3 @@ async def test_an_unknown_adapter_is_not_found_and_an_odd_name_is_refused(tiny_p
         with pytest.raises(errors.InvalidFieldError, match="lora: must be at most 64"):
             await asked(system, lora="no name").collect()
         assert not target.statistics().sessions_opened
-
-
-async def test_rejection_sampling_with_an_adapter_keeps_the_merged_models_distribution(
-    sixteen_token_model, tmp_path
-):
-    """Pearson's test of the first token, n = 300; a false alarm in one of 10^5 runs."""
-    lora = write_lora(tmp_path / "lora", sixteen_token_model, strength=0.8)
-    oracle = TransformersBackend(str(merge(sixteen_token_model, lora, tmp_path / "merged")))
-    base = TransformersBackend(str(sixteen_token_model))
-    prompt, count = [1, 2, 3], 300
-
-    def probabilities(model):
-        judged = ModelText(model, SessionSpec(40)).judge(prompt, top_logprobs=16)
-        return {token: math.exp(each) for token, each in judged.top_logprobs[0]}
-
-    async with in_process_system(
-        drafters=[host(sixteen_token_model)], targets=[host(sixteen_token_model, a=lora)]
-    ) as system:
-        found = Counter()
-        for start in range(0, count, 2):
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(
-                        asked(
-                            system,
-                            prompt,
-                            lora="a",
-                            strategy="speculative",
-                            lookahead=1,
-                            rule="rejection",
-                            temperature=1.0,
-                            max_tokens=2,
-                            seed=start + n,
-                        ).collect()
-                    )
-                    for n in range(2)
-                ]
-            found.update(task.result().token_ids[0] for task in tasks)
-
-    assert (
-        fit(found, probabilities(base)).p_value < 1e-5 < fit(found, probabilities(oracle)).p_value
-    )

@@ -118,12 +118,12 @@ async def test_one_client_cannot_take_all_requests_there_may_be():
         await system.settled()
 
 
-async def test_a_thousand_requests_at_once_over_one_connection_are_all_answered():
+async def test_hundreds_of_requests_at_once_over_one_connection_are_all_answered():
     """gRPC's own limit of streams used to refuse every third of 200 before anything read it."""
     # All of them share one event loop: no target is to be found silent because that is busy.
     patient = targets(2, latency_seconds=0, forward_latencies=((1, 60 * 10**9),))
     async with orchestrating(targets=patient) as system, AsyncClient(system.address) as client:
-        generations = [client.generate(PROMPT, max_tokens=1, timeout=300) for _ in range(1000)]
+        generations = [client.generate(PROMPT, max_tokens=1, timeout=300) for _ in range(300)]
         completions = await asyncio.gather(*(it.collect() for it in generations))
         assert {it.token_ids for it in completions} == {tuple(continuation(PROMPT, 1))}
         assert not any(it.resumption_count for it in generations)

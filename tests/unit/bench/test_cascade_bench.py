@@ -10,7 +10,6 @@ import pytest
 from paceline import DrafterKind, Strategy
 from paceline_bench.cascade import search
 from paceline_bench.cascade.bundled_variants import drafted_variants, told_row
-from paceline_bench.cascade.improvement import walltime_improvement
 from paceline_bench.cascade.prose import prose_prompts
 from paceline_bench.cascade.recipes import (
     ALL_STAGES,
@@ -29,6 +28,7 @@ from paceline_bench.cascade.search import (
     halved,
     measured_cost,
 )
+from paceline_bench.variants import walltime_improvement
 from paceline_engine.deciding.cascade import parse_matrix
 
 PROMPT = (5, 17, 9, 5, 17)

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.long
 def test_a_rehearsal_on_a_cpu_measures_everything_that_a_cpu_has(tmp_path):
     found = tmp_path / "gpu.json"
     command = [ROOT / "bench/gpu.py", "--device", "cpu", "--tiny", "--json", found]

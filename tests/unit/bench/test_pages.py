@@ -33,8 +33,7 @@ from paceline_bench.simulate.tree_tables import gains_table, grid_findings, self
 from paceline_bench.simulate.trees import Gain
 from paceline_bench.table import markdown
 from paceline_bench.table2 import tables as table2
-from paceline_bench.table2.chart import draw_table2
-from paceline_bench.table2.grid_chart import draw_grid
+from paceline_bench.table2.chart import draw_grid, draw_table2
 from paceline_bench.table2.grid_tables import grid_report
 from support.bench_examples import EXAMPLES, RESULTS
 from support.pictures import described
