@@ -39,7 +39,7 @@ def host(directory, adapter=None):
     ],
 )
 async def test_every_strategy_says_what_the_library_says(family, tmp_path):
-    """Also with lost sessions and a lost target, which leave no trace in the text."""
+    """Also with lost sessions and a client that leaves, of which no text shows a trace."""
     directory = build_with_module(family, tmp_path / "target")
     let_it_guess_well(family, directory)
     reference = texts_of(directory, [PROMPT_LENGTH, 3, 70], count=TOKENS)
@@ -62,7 +62,7 @@ async def test_every_strategy_says_what_the_library_says(family, tmp_path):
         assert took.accepted_token_count > 5
         assert took.rejected_token_count > 5
         assert took.target_forward_count < TOKENS - 4
-        # Many at once, whose sessions are lost on the way, and at last a target.
+        # Many at once, whose sessions are lost on the way; one client leaves.
         async with asyncio.TaskGroup() as group:
             running = [
                 group.create_task(asked(n % 3, strategy="self_speculative").collect())
