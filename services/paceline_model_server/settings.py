@@ -79,7 +79,7 @@ class ModelSettings(Settings):
     adapter: str = Field(
         "",
         description="directory with an adapter, with which a target drafts for itself; paceline"
-        " train makes adapters",
+        " train makes adapters; or mtp: the module inside the model's own checkpoint",
     )
     guesses: int = Field(
         0,
@@ -87,7 +87,7 @@ class ModelSettings(Settings):
         le=MOST_TREE_TOKENS,
         description="with an adapter: how many tokens to guess after each verdict, the likeliest"
         " ones. Use few where further rows of a forward take time, as on a CPU; 0: the"
-        " number on the adapter's card",
+        " number on the adapter's card, or 3 of a module",
     )
     prune_below: float = Field(
         0.001,

@@ -173,6 +173,20 @@ FAMILIES = {
             "first_k_dense_replace": 1,
         },
     ),
+    "glm4-moe": Family(
+        "Glm4MoeConfig",
+        {
+            **_USUAL,
+            "head_dim": 8,
+            "use_qk_norm": True,
+            "moe_intermediate_size": 16,
+            "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 1,
+        },
+    ),
     "bloom": Family(
         "BloomConfig",
         {

@@ -26,6 +26,8 @@ made. Before guesses, the rows from the first difference on are made again, from
 What a forward writes over, and what a path's adoption moves, lies at or behind the sequence's end
 before that forward. So each forward cuts `_known` there (`begin`).
 
+A module inside the model's checkpoint (`adapters/mtp_head.py`) is such a head.
+
 Rows of guesses are never kept: a chain's keys and values live until the proposal is made.
 
 Letters: R sequences, E the model's width, H heads, G key and value heads, D their width, N the
@@ -59,6 +61,8 @@ if TYPE_CHECKING:
     from paceline_engine.terms.model_cache import ModelCache
     from paceline_engine.torch_backend.adapters.eagle import EagleHead
     from paceline_engine.torch_backend.adapters.files import LoadedAdapter
+    from paceline_engine.torch_backend.adapters.mtp_files import LoadedModule
+    from paceline_engine.torch_backend.adapters.mtp_head import MtpHead
     from paceline_engine.torch_backend.key_values import KeyValues
     from paceline_engine.torch_backend.kv_arena import KeyValueShape
     from paceline_engine.torch_backend.self_drafting import DecidedRow
@@ -69,28 +73,24 @@ if TYPE_CHECKING:
 _ROWS_AT_ONCE = 1024
 
 
-def layers_beside(head: EagleHead, shape: KeyValueShape) -> int:
+def layers_beside(head: EagleHead | MtpHead, shape: KeyValueShape) -> int:
     """Return how many layers of a sequence's buffers the head takes.
 
     Raises:
         ModelLoadError: its keys and values are of another shape than the model's.
     """
-    own = head.shape
-    if (own.kv_heads, own.head_width, own.head_width) != (
-        shape.heads,
-        shape.key_width,
-        shape.value_width,
-    ):
+    heads, key_width, value_width = head.state_shape
+    if head.state_shape != (shape.heads, shape.key_width, shape.value_width):
         raise ModelLoadError(
-            f"the head has {own.kv_heads} key and value heads of width {own.head_width}, and the"
-            f" model has {shape.heads} of width {shape.key_width}: they must be the same"
+            f"the head has {heads} key and value heads of width {key_width} and {value_width}, and"
+            f" the model has {shape.heads} of width {shape.key_width} and {shape.value_width}: they"
+            " must be the same"
         )
-    width = head.fc.out_features
-    return 1 + -(-width // (shape.heads * (shape.key_width + shape.value_width)))
+    return 1 + -(-head.width // (shape.heads * (shape.key_width + shape.value_width)))
 
 
 class ChainDrafter:
-    """An EAGLE head beside a loaded model. Worker thread only.
+    """An EAGLE head, or a checkpoint's module, beside a loaded model. Worker thread only.
 
     A proposal is a chain, with runners-up at each depth: what follows a runner-up is not computed.
 
@@ -103,10 +103,11 @@ class ChainDrafter:
 
     def __init__(
         self,
-        adapter: LoadedAdapter,
-        head: EagleHead,
+        adapter: LoadedAdapter | LoadedModule,
+        head: EagleHead | MtpHead,
         model: Any,
         *,
+        first_layer: int,
         vocabulary_size: int,
         takes_trees: bool,
         prune_below: float,
@@ -117,6 +118,7 @@ class ChainDrafter:
             adapter: With its card.
             head: The adapter's module.
             model: The one that the adapter was loaded for.
+            first_layer: The first layer of a sequence's buffers that is the head's.
             vocabulary_size: The tokens that can be chosen: the model's head may have more rows.
             takes_trees: Whether the model judges trees. If not, only the best guesses are proposed.
             prune_below: A chain ends where the probability of all its guesses together is below
@@ -127,7 +129,7 @@ class ChainDrafter:
                 no token that can be chosen.
         """
         self.kind = adapter.card.kind
-        self._head = head
+        self._head: Any = head
         self._model = model
         self._paths = tuple(
             path for path in adapter.card.tree if not any(path if not takes_trees else path[:-1])
@@ -144,7 +146,7 @@ class ChainDrafter:
         self._prune_below = prune_below
         self._widths = rank_counts(self._paths)
         self.depth = len(self._widths)
-        self._own_layer = model.config.num_hidden_layers
+        self._own_layer = first_layer
         self._known: WeakKeyDictionary[ModelCache, array[int]] = WeakKeyDictionary()
 
     def begin(self, texts: Sequence[KeyValues], rows: SharedRows) -> FeatureRows:
@@ -166,11 +168,9 @@ class ChainDrafter:
         for step, width in enumerate(self._widths):
             read = self._head.read(self._model, _on([it.last for it in going], feature), feature)
             positions = _on([it.row.length - 1 + step for it in going], feature)
-            queries, keys, values = self._head.project(read, positions=positions)
-            if step:  # the first row's are the sequence's
-                for chain, key, value in zip(going, keys, values, strict=True):
-                    chain.states.append((key, value))
-            output = self._head.finish(read, self._attend(going, queries))
+            # The first row's keys and values are the sequence's.
+            seen = _Step(going, own_layer=self._own_layer, keeps=step > 0)
+            output = self._head.output(read, positions=positions, seen=seen)
             logits = self._head.score(self._model, output)[:, : len(self._token_ids)]
             places = []
             for place, chain in enumerate(going):
@@ -236,23 +236,7 @@ class ChainDrafter:
             for pair in zip(keys[first:], values[first:], strict=True)
             for each in pair
         ]
-        return torch.cat(parts, -1)[:, : self._head.fc.out_features]
-
-    def _attend(self, chains: Sequence[_Chain], queries: Tensor) -> Tensor:
-        """Attend with each chain's last row to the certain rows and its own: (R, H, D)."""
-        seen = []
-        for chain, query in zip(chains, queries, strict=True):
-            kept = chain.row.text.until(chain.row.length)
-            keys, values = (each[self._own_layer] for each in kept)
-            if chain.states:
-                own_keys, own_values = (
-                    torch.stack(each, 1)[None] for each in zip(*chain.states, strict=True)
-                )
-                keys, values = torch.cat((keys, own_keys), 2), torch.cat((values, own_values), 2)
-            # (1, G, H / G, D): the heads of a group lie one below the other, as rows.
-            asked = query.view(1, keys.shape[1], -1, query.shape[-1])
-            seen.append(functional.scaled_dot_product_attention(asked, keys, values).view_as(query))
-        return torch.stack(seen)
+        return torch.cat(parts, -1)[:, : self._head.width]
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +296,56 @@ class _Chain:
             return False
         self.guesses.append([token for token, _ in ranked])
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step of some chains: what the last row of each sees (`SeenRows`).
+
+    Attributes:
+        chains: The chains.
+        own_layer: The layer of a sequence's buffers with the head's keys and values.
+        keeps: Whether the rows' keys and values are kept with the chains.
+    """
+
+    chains: Sequence[_Chain]
+    own_layer: int
+    keeps: bool
+
+    def take(self, keys: Tensor, values: Tensor) -> None:
+        """Learn the rows' own keys and values: (R, G, D)."""
+        if self.keeps:
+            for chain, key, value in zip(self.chains, keys, values, strict=True):
+                chain.states.append((key, value))
+
+    def states(self) -> Sequence[tuple[Tensor, Tensor]]:
+        """Return the keys and values of the certain rows and each chain's own: (1, G, L, D)."""
+        return [self._seen_by(chain) for chain in self.chains]
+
+    def _seen_by(self, chain: _Chain) -> tuple[Tensor, Tensor]:
+        keys, values = (each[self.own_layer] for each in chain.row.text.until(chain.row.length))
+        if not chain.states:
+            return keys, values
+        own = zip(*chain.states, strict=True)
+        own_keys, own_values = (torch.stack(each, 1)[None] for each in own)
+        return torch.cat((keys, own_keys), 2), torch.cat((values, own_values), 2)
+
+    def attend(
+        self,
+        queries: Tensor,
+        *,
+        made: Sequence[tuple[Tensor, Tensor]] | None = None,
+        scale: float | None = None,
+    ) -> Tensor:
+        """Attend with each chain's last row: (R, H, D)."""
+        found = []
+        seen = self.states() if made is None else made
+        for query, (keys, values) in zip(queries, seen, strict=True):
+            # (1, G, H / G, D): the heads of a group lie one below the other, as rows.
+            asked = query.view(1, keys.shape[1], -1, query.shape[-1])
+            attended = functional.scaled_dot_product_attention(asked, keys, values, scale=scale)
+            found.append(attended.reshape(len(query), -1))
+        return torch.stack(found)
 
 
 def _on(numbers: Sequence[int], like: Tensor) -> Tensor:

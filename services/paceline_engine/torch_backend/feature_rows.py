@@ -1,4 +1,4 @@
-"""The features of a forward's rows, which an EAGLE head reads later.
+"""The features of a forward's rows, which an EAGLE head or a checkpoint's module reads later.
 
 Letters: T rows of the forward, E the model's width.
 """
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline_engine.torch_backend.adapters.eagle import EagleHead
+    from paceline_engine.torch_backend.adapters.mtp_head import MtpHead
 
 
 class FeatureRows:
     """Keeps the features of one forward's rows (`ForwardRows.features`)."""
 
-    def __init__(self, head: EagleHead, *, store: Callable[[Tensor], None]) -> None:
+    def __init__(self, head: EagleHead | MtpHead, *, store: Callable[[Tensor], None]) -> None:
         """Build it.
 
         Args:
@@ -31,8 +32,15 @@ class FeatureRows:
         self._store = store
         self._entered: list[Tensor] = []
 
+    def wants(self, layer: int) -> bool:
+        """Whether what enters a layer is wanted."""
+        return layer in self._head.feature_layers
+
     def take(self, layer: int, hidden: Tensor) -> None:
-        """Learn what enters a layer: (T, E). With the last wanted layer's the features are kept."""
+        """Learn what enters a layer: (T, E). With the last wanted layer's the features are kept.
+
+        The number of layers stands for the head: what enters it is the final norm's output.
+        """
         wanted = self._head.feature_layers
         # A model of few layers may have one of them twice.
         entered = [hidden] * wanted.count(layer)

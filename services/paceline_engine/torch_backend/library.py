@@ -147,6 +147,14 @@ class LibraryDecoder:
             layer.register_forward_pre_hook(reading(index))
             for index, layer in enumerate(self.layers)
         ]
+        count = len(self.layers)
+        if features.wants(count):
+            # Not what enters the head, which may get the scored rows alone.
+            handles.append(
+                self._model.get_decoder().register_forward_hook(
+                    lambda _module, _inputs, output: features.take(count, output[0][0])
+                )
+            )
         try:
             yield
         finally:

@@ -99,6 +99,7 @@ if TYPE_CHECKING:
     from paceline_engine.terms.draft_tree import Ranked
     from paceline_engine.terms.items import Item
     from paceline_engine.torch_backend.adapters.eagle import EagleHead
+    from paceline_engine.torch_backend.adapters.mtp_head import MtpHead
     from paceline_engine.torch_backend.cuda_graphs import CapturedForwards
     from paceline_engine.torch_backend.decoders import Decoder
     from paceline_engine.torch_backend.draft_head import DraftHead
@@ -145,7 +146,7 @@ class LoadedModel(ModelBackend):
         invariant: bool = False,
         weights: str = PLAIN,
         compiled: bool = True,
-        head: EagleHead | None = None,
+        head: EagleHead | MtpHead | None = None,
     ) -> None:
         """Choose how to compute a model. The subclass sets its description.
 
@@ -191,7 +192,7 @@ class LoadedModel(ModelBackend):
         tile = TILE if invariant else 1
         if shape is not None and head is not None:
             shape = replace(shape, layers=shape.layers + layers_beside(head, shape))
-            self._bytes_per_token = shape.bytes_per_token
+            self._bytes_per_token = max(self._bytes_per_token, shape.bytes_per_token)
         self._slabs = None if shape is None else Slabs(shape, tile=tile)
         self._layers = self.decoder.layers if self.decoder else decoder_layers(model)
         for layer in self._layers:

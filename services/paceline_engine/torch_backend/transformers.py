@@ -20,7 +20,14 @@ from paceline_engine.terms.backend import (
     ModelLoadError,
 )
 from paceline_engine.torch_backend.adapters.eagle import EagleHead
-from paceline_engine.torch_backend.chain_drafting import ChainDrafter
+from paceline_engine.torch_backend.adapters.mtp_files import (
+    MODULE,
+    LoadedModule,
+    check_module,
+    load_module,
+    tell_of_module,
+)
+from paceline_engine.torch_backend.chain_drafting import ChainDrafter, layers_beside
 from paceline_engine.torch_backend.device import on_device, usable_device
 from paceline_engine.torch_backend.draft_head import DraftHead
 from paceline_engine.torch_backend.int8_linear import refuse_int8, tell_what_is_faster
@@ -44,6 +51,7 @@ if TYPE_CHECKING:
     from paceline_engine.model_files.files import ModelFiles
     from paceline_engine.model_files.lora_folder import LoraFolder
     from paceline_engine.torch_backend.adapters.files import LoadedAdapter
+    from paceline_engine.torch_backend.adapters.mtp_head import MtpHead
     from paceline_engine.torch_backend.decoders import Decoder
     from paceline_engine.torch_backend.kv_arena import KeyValueShape
     from paceline_engine.torch_backend.lora_rows import LoraRows
@@ -88,7 +96,8 @@ class TransformersBackend(LoadedModel):
                 threads, too.
             compiled: On a CPU, compile what a layer computes between its products, where there is
                 a compiler; its logits keep their bits: see `compiled_steps.py`.
-            adapter: Directory with an adapter for it; None: it does not draft for itself.
+            adapter: Directory with an adapter for it; MODULE: the module inside its checkpoint;
+                None: it does not draft for itself.
             guesses: How many it makes after a verdict; None: as the adapter's card says.
             prune_below: See `SelfDrafter` and `ChainDrafter`.
             lora: LoRA adapters that sequences can have, each as NAME=DIR.
@@ -112,6 +121,8 @@ class TransformersBackend(LoadedModel):
             )
         torch.set_num_threads(threads)
         files = find_model_files(model, revision=revision, check=find_quantisation)
+        if adapter == MODULE:
+            check_module(files)
         token_count = count_tokens(files)
         self.tokenizer = files.tokenizer
         self.chat_template = files.chat_template
@@ -121,9 +132,7 @@ class TransformersBackend(LoadedModel):
             how, name = files.quantisation, files.name
             computed_in = products_of(name, loaded, how, dtype=dtype, device=computed_on)
         draft_head = _narrow_head(files, loaded, has_adapter=adapter is not None)
-        loaded_adapter = (
-            None if adapter is None else load_for(files, loaded, Path(adapter), guesses=guesses)
-        )
+        loaded_adapter = _load_adapter(files, loaded, adapter, guesses=guesses)
         head = _head_of(loaded_adapter)
         super().__init__(
             files.name,
@@ -228,8 +237,11 @@ class TransformersBackend(LoadedModel):
             return
         self.description = replace(what, grammar_engine=grammar_engine())
 
-    def _draft_for_itself(self, adapter: LoadedAdapter, *, prune_below: float) -> None:
-        if self._tiles is not None or self._stepped is not None:
+    def _draft_for_itself(
+        self, adapter: LoadedAdapter | LoadedModule, *, prune_below: float
+    ) -> None:
+        is_module = isinstance(adapter, LoadedModule)
+        if self._stepped is not None or (self._tiles is not None and not is_module):
             raise ModelLoadError(
                 f"model {self.description.name!r} has a recurrent state: it takes no --adapter"
             )
@@ -240,11 +252,16 @@ class TransformersBackend(LoadedModel):
             )
         takes_trees = self.description.takes_trees
         drafter: SelfDrafter | ChainDrafter
-        if isinstance(adapter.module, EagleHead):
+        head = _head_of(adapter)
+        if isinstance(adapter, LoadedModule) or head is not None:
+            assert head is not None
+            assert self._slabs is not None, "it has a decoder"
+            shape = self._slabs.shape
             drafter = ChainDrafter(
                 adapter,
-                adapter.module,
+                head,
                 self.model,
+                first_layer=shape.layers - layers_beside(head, shape),
                 vocabulary_size=self.description.vocabulary_size,
                 takes_trees=takes_trees,
                 prune_below=prune_below,
@@ -279,8 +296,21 @@ def _narrow_head(files: ModelFiles, model: Any, *, has_adapter: bool) -> DraftHe
     )
 
 
-def _head_of(adapter: LoadedAdapter | None) -> EagleHead | None:
+def _load_adapter(
+    files: ModelFiles, model: Any, adapter: str | None, *, guesses: int | None
+) -> LoadedAdapter | LoadedModule | None:
+    if adapter is None:
+        tell_of_module(files)
+        return None
+    if adapter == MODULE:
+        return load_module(files, model, guesses=guesses)
+    return load_for(files, model, Path(adapter), guesses=guesses)
+
+
+def _head_of(adapter: LoadedAdapter | LoadedModule | None) -> EagleHead | MtpHead | None:
     """Return an adapter's head, if it keeps features."""
+    if isinstance(adapter, LoadedModule):
+        return adapter.module
     if adapter is None or not isinstance(adapter.module, EagleHead):
         return None
     return adapter.module

@@ -181,7 +181,8 @@ type GetModelInfoResponse struct {
 	// itself.
 	SelfDraftDepth uint32 `protobuf:"varint,25,opt,name=self_draft_depth,json=selfDraftDepth,proto3" json:"self_draft_depth,omitempty"`
 	// The kind of adapter with which it drafts for itself: "streams" (Speculative Streaming),
-	// "medusa", "eagle" or "simulated". Empty if it does not draft for itself.
+	// "medusa", "eagle", "mtp" (a module inside the checkpoint) or "simulated". Empty if it does not
+	// draft for itself.
 	SelfDraftKind string `protobuf:"bytes,26,opt,name=self_draft_kind,json=selfDraftKind,proto3" json:"self_draft_kind,omitempty"`
 	// The stages of a drafter that is a stack, largest first. Empty for any other server.
 	Stages []*Stage `protobuf:"bytes,27,rep,name=stages,proto3" json:"stages,omitempty"`

@@ -170,7 +170,8 @@ class GetModelInfoResponse(_message.Message):
     """
     self_draft_kind: _builtins.str
     """The kind of adapter with which it drafts for itself: "streams" (Speculative Streaming),
-    "medusa", "eagle" or "simulated". Empty if it does not draft for itself.
+    "medusa", "eagle", "mtp" (a module inside the checkpoint) or "simulated". Empty if it does not
+    draft for itself.
     """
     version: _builtins.str
     """Paceline's version, for example "0.2.1". Servers before 0.2 leave it empty."""

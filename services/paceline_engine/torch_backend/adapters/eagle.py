@@ -44,6 +44,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from paceline_engine.torch_backend.adapters.mtp_head import SeenRows
     from paceline_engine.torch_backend.adapters.trunk import Trunk
 
 FeatureNorms: TypeAlias = Literal["none", "together", "each"]
@@ -294,6 +295,16 @@ class EagleHead(nn.Module):
         return self.shape.feature_layers
 
     @property
+    def width(self) -> int:
+        """The width of what is kept of a row's features: E."""
+        return self.fc.out_features
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """What it keeps of a row: G, and the widths of its keys and values."""
+        return self.shape.kv_heads, self.shape.head_width, self.shape.head_width
+
+    @property
     def draft_token_ids(self) -> Tensor:
         """The tokens that it can guess, ascending: (N,) int64."""
         offsets: Tensor = self.get_buffer("d2t")
@@ -409,6 +420,12 @@ class EagleHead(nn.Module):
         keys = self._heads(self.midlayer.self_attn.k_proj(rows.both))
         values = self._heads(self.midlayer.self_attn.v_proj(rows.both))
         return _rotate(keys, self._rotation(positions)), values
+
+    def output(self, rows: Chain, *, positions: Tensor, seen: SeenRows) -> Tensor:
+        """Return the layer's output, (R, E), of rows that see what a step says."""
+        queries, keys, values = self.project(rows, positions=positions)
+        seen.take(keys, values)
+        return self.finish(rows, seen.attend(queries))
 
     def finish(self, rows: Chain, seen: Tensor) -> Tensor:
         """Return the layer's output, (..., E), from what the heads have seen: (..., H, D)."""

@@ -124,7 +124,8 @@ export interface GetModelInfoResponse {
   selfDraftDepth: number;
   /**
    * The kind of adapter with which it drafts for itself: "streams" (Speculative Streaming),
-   * "medusa", "eagle" or "simulated". Empty if it does not draft for itself.
+   * "medusa", "eagle", "mtp" (a module inside the checkpoint) or "simulated". Empty if it does not
+   * draft for itself.
    */
   selfDraftKind: string;
   /** The stages of a drafter that is a stack, largest first. Empty for any other server. */

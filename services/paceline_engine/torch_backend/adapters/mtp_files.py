@@ -1,0 +1,237 @@
+"""Multi-token-prediction modules in the files of checkpoints: found, checked and loaded.
+
+Two layouts are read:
+
+    families                the module's weights           its norms, product, output norm
+    Qwen3-Next, Qwen3.5     mtp.layers.0.*                 mtp.pre_fc_norm_*, mtp.fc, mtp.norm
+    GLM 4.5, DeepSeek V3    model.layers.N.*, after the    enorm, hnorm, eh_proj,
+                            last layer N - 1               shared_head.norm
+
+The module lies in the files that the model was checked, hashed and loaded from. Here only its own
+weights are read of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from safetensors import safe_open
+from transformers.modeling_layers import MtpModel
+
+from paceline_engine.model_files.small_files import CONFIG, DECODER_PARTS
+from paceline_engine.terms.backend import ModelLoadError, first_line
+from paceline_engine.torch_backend.adapters.card import MOST_REACH
+from paceline_engine.torch_backend.adapters.mtp_head import MtpHead
+from paceline_engine.torch_backend.families import rotations_change
+
+if TYPE_CHECKING:
+    from paceline_engine.model_files.files import ModelFiles
+    from paceline_engine.terms.rank_paths import RankPath
+
+MODULE = "mtp"
+"""What stands in the place of an adapter's directory: the module inside the checkpoint."""
+
+_REACH = 3
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """How a family's checkpoints hold a module.
+
+    Attributes:
+        stands_apart: Whether it has names of its own; if not, it is a layer after the last one.
+        makes_keys: Whether its layer makes keys and values of what it keeps.
+    """
+
+    stands_apart: bool
+    makes_keys: bool = False
+
+
+_FAMILIES = {
+    "qwen3_next": _Family(stands_apart=True),
+    "qwen3_5": _Family(stands_apart=True),
+    "qwen3_5_text": _Family(stands_apart=True),
+    "glm4_moe": _Family(stands_apart=False),
+    "deepseek_v3": _Family(stands_apart=False, makes_keys=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCard:
+    """What an adapter's card says, of a module; a checkpoint has no card.
+
+    Attributes:
+        kind: "mtp".
+        tree: Which guesses it proposes: a chain.
+    """
+
+    kind: str
+    tree: tuple[RankPath, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModule:
+    """A checkpoint's module with its model's dtype, on its model's device.
+
+    Attributes:
+        card: What is told of it.
+        module: The head.
+    """
+
+    card: ModuleCard
+    module: MtpHead
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a checkpoint has its modules.
+
+    Attributes:
+        family: Of its model.
+        pattern: Finds the weights' names, with the number of the module's layer if it has one.
+        count: How many there are.
+    """
+
+    family: _Family
+    pattern: str
+    count: int
+
+
+def tell_of_module(files: ModelFiles) -> None:
+    """Log that a checkpoint has a module which is not used, and how to use it."""
+    place = _find(files)
+    if place is not None and place.count == 1 and files.quantisation is None:
+        _log.info(
+            "model %r has a module that predicts further tokens: with --adapter %s a target drafts"
+            " with it",
+            files.name,
+            MODULE,
+        )
+
+
+def check_module(files: ModelFiles) -> None:
+    """Check that a checkpoint has a module which can be loaded, before anything large is read.
+
+    Raises:
+        ModelLoadError: It has none, several, or one of a kind that is not computed.
+    """
+    _checked_place(files)
+
+
+def load_module(files: ModelFiles, model: Any, *, guesses: int | None = None) -> LoadedModule:
+    """Load a checkpoint's module for the model that was loaded from the same files.
+
+    Args:
+        guesses: How many to make after a verdict; None: three.
+
+    Raises:
+        ModelLoadError: It has no such module, or one that is damaged or of another shape.
+    """
+    place = _checked_place(files)
+    config = model.config.get_text_config(decoder=True)
+    if rotations_change(config):
+        raise ModelLoadError(f"model {files.name!r}: its rotations change: it takes no --adapter")
+    if "self_attn" not in dict(model.get_decoder().layers[-1].named_children()):
+        raise ModelLoadError(
+            f"model {files.name!r}: its last layer is not of the kind that its module has"
+        )
+    try:
+        layer = _load_layer(files, model, pattern=place.pattern)
+    except ModelLoadError:
+        raise
+    except Exception as error:  # a checkpoint is a stranger's, and may break anything
+        raise ModelLoadError(
+            f"model {files.name!r}: its module cannot be loaded: {first_line(error)}"
+        ) from error
+    for name, tensor in layer.named_parameters():
+        if not bool(tensor.isfinite().all()):
+            raise ModelLoadError(
+                f"model {files.name!r}: {name} of its module has weights that are no numbers"
+            )
+    like = model.lm_head.weight
+    layer.to(like.device, like.dtype).requires_grad_(False).eval()
+    head = MtpHead(layer, model, makes_keys=place.family.makes_keys)
+    reach = min(guesses or _REACH, MOST_REACH)
+    tree = tuple((0,) * depth for depth in range(1, reach + 1))
+    return LoadedModule(ModuleCard(kind=MODULE, tree=tree), head)
+
+
+def _load_layer(files: ModelFiles, model: Any, *, pattern: str) -> Any:
+    """Let the library load the module's layer: it knows how families store experts."""
+    text = model.config.get_text_config(decoder=True)
+    text.num_mtp_layers = 1
+    if getattr(text, "layer_types", None) is not None:
+        text.mtp_layer_types = ["full_attention"]
+    # By this the library tells a module's weights; for some families it knows one size's alone.
+    model._keys_to_ignore_on_load_unexpected = [pattern]  # noqa: SLF001 - there is no public word
+    before = model.config.name_or_path
+    with files.laid_out() as directory:
+        model.config.name_or_path = str(directory)
+        try:
+            module: Any = MtpModel.from_pretrained(model)
+        finally:
+            model.config.name_or_path = before
+    return module.layers[0]
+
+
+def _checked_place(files: ModelFiles) -> _Place:
+    name = files.name
+    if files.gguf is not None or files.quantisation is not None:
+        raise ModelLoadError(
+            f"model {name!r} is quantised: --adapter {MODULE} needs a checkpoint that is not"
+        )
+    kind, _ = _kind_and_layers(files)
+    if kind not in _FAMILIES:
+        raise ModelLoadError(
+            f"model {name!r} is of the kind {kind!r}: --adapter {MODULE} knows modules of"
+            f" {', '.join(sorted(_FAMILIES))}"
+        )
+    place = _find(files)
+    if place is None:
+        raise ModelLoadError(
+            f"model {name!r} has no module that predicts further tokens: its files have no weights"
+            f" of one, as --adapter {MODULE} needs"
+        )
+    if place.count > 1:
+        raise ModelLoadError(
+            f"model {name!r} has {place.count} modules that predict further tokens: --adapter"
+            f" {MODULE} uses one"
+        )
+    return place
+
+
+def _find(files: ModelFiles) -> _Place | None:
+    """Find a checkpoint's modules by the names of its weights."""
+    kind, layer_count = _kind_and_layers(files)
+    family = _FAMILIES.get(kind)
+    if family is None or files.gguf is not None or type(layer_count) is not int:
+        return None
+    pattern, layer = r"^mtp\.", r"mtp\.layers\.(\d+)\."
+    if not family.stands_apart:
+        pattern, layer = rf"^model\.layers\.{layer_count}\.", r"model\.layers\.(\d+)\."
+    first = 0 if family.stands_apart else layer_count
+    found = {int(it[1]) for name in _names(files) if (it := re.match(layer, name))}
+    count = sum(number >= first for number in found)
+    return _Place(family, pattern, count) if count else None
+
+
+def _kind_and_layers(files: ModelFiles) -> tuple[str, object]:
+    """Return what config.json says of the decoder: its family, and how many layers it has."""
+    config = files.small.json(CONFIG)
+    parts = [config.get(part) for part in DECODER_PARTS]
+    decoder = next((each for each in parts if isinstance(each, dict)), config)
+    kind = decoder.get("model_type") or config.get("model_type")
+    return str(kind), decoder.get("num_hidden_layers")
+
+
+def _names(files: ModelFiles) -> list[str]:
+    """Return the names of all weights."""
+    names: list[str] = []
+    for path in files.weights:
+        with safe_open(path, framework="pt") as file:
+            names.extend(file.keys())
+    return names

@@ -1,0 +1,315 @@
+"""Targets that draft with the module inside their checkpoint: what is proposed, and what is not."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from array import array
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from paceline_contract.proposal import Proposal
+from paceline_engine.deciding.decisions import rank_from
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.terms.backend import ForwardInterrupted, ModelLoadError
+from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.items import Item, Judge
+from paceline_engine.torch_backend.transformers import TransformersBackend
+from support.families import build_family
+from support.mtp_checkpoints import (
+    APART,
+    LAYERS,
+    LAYOUTS,
+    build_with_module,
+    change_config,
+    change_weights,
+    module_reference,
+)
+from support.trees import random_tree
+from unit.engine.conftest import NEVER, continuation
+
+SPECS = [
+    SessionSpec(300),
+    SessionSpec(300, SamplingParameters(0.8, top_p=0.9), seed=3),
+    SessionSpec(300, SamplingParameters(1.2, top_k=20), seed=8),
+]
+SPEC = SPECS[0]
+PROMPT = [5, 6, 7, 8, 9]
+REACH = 3
+VOCABULARY_SIZE = 300
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def checkpoint(family, tmp_path_factory):
+    return build_with_module(family, tmp_path_factory.mktemp("checkpoints") / family)
+
+
+@pytest.fixture(scope="module")
+def backend(checkpoint):
+    return TransformersBackend(str(checkpoint), adapter="mtp")
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint):
+    return TransformersBackend(str(checkpoint))
+
+
+@pytest.fixture(scope="module")
+def expected(family, checkpoint):
+    """What is to be proposed after a text and the next token, by the slow module."""
+    guess, known = module_reference(family, checkpoint), {}
+
+    def proposal(text, next_token, spec=SPEC):
+        if (key := (*text, next_token, spec.seed)) not in known:
+            found = []
+
+            def choose(step, logits):
+                (ranked,) = rank_from(
+                    logits[None, :VOCABULARY_SIZE].float(),
+                    spec=spec,
+                    positions=[len(text) + 1 + step],
+                    count=1,
+                )
+                found.append(ranked[0][0])
+                return found[-1]
+
+            guess([*text, next_token], steps=REACH, choose=choose)
+            known[key] = Proposal(tuple(found), tuple(range(REACH)))
+        return known[key]
+
+    return proposal
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=["greedy", "nucleus", "top-k"])
+def test_what_is_proposed_is_what_the_slow_module_guesses(backend, plain, expected, spec):
+    """Blocks are accepted in part, at each place, and trees along some path."""
+    chance = random.Random(spec.seed)
+    text = continuation(ModelText(plain, spec), PROMPT, 24)
+    served = ModelText(backend, spec)
+    done, accepted_counts = 0, set()
+    while done < 18:
+        right = text[done : done + chance.randint(0, 4)]
+        tree = random_tree(chance, right, size=9, vocabulary_size=VOCABULARY_SIZE)
+        given = tree if chance.random() < 0.5 else Proposal((*right, 7, 8))
+        judged = served.judge(
+            [*PROMPT, *text[:done]], given.token_ids, parents=given.parents, propose=True
+        )
+        accepted = given.along(judged.accepted_path)
+        assert [*accepted, judged.next_token] == text[done : done + len(accepted) + 1]
+        after = [*PROMPT, *text[:done], *accepted]
+        assert judged.proposal.token_ids == expected(after, judged.next_token, spec).token_ids
+        assert judged.proposal.depths() == [*range(REACH)]
+        accepted_counts.add(len(accepted))
+        done += len(accepted) + 1
+    assert len(accepted_counts) > 2
+
+
+def test_decoding_by_its_proposals_is_plain_decoding(backend, plain):
+    for spec in SPECS:
+        served, text, proposal = ModelText(backend, spec), list(PROMPT), Proposal()
+        while len(text) < 100:  # recurrent layers close rows on the way
+            judged = served.judge(text, proposal.token_ids, parents=proposal.parents, propose=True)
+            text += [*proposal.along(judged.accepted_path), judged.next_token]
+            proposal = judged.proposal
+            assert len(proposal)
+        made = text[len(PROMPT) :]
+        assert made == continuation(ModelText(plain, spec), PROMPT, len(made))
+
+
+def test_whatever_happened_before_guesses_are_those_of_the_text_alone(backend, expected):
+    """Cuts, other texts, drafts, trees, interrupts and calls that do not ask leave no trace."""
+    chance = random.Random(11)
+    compared = 0
+    for _ in range(2):
+        text, prefix = ModelText(backend, SPEC), [5, 6, 7]
+        for _ in range(30):
+            prefix = prefix[: chance.randint(1, len(prefix))]
+            prefix += [chance.choice([5, 6, 7]) for _ in range(chance.randint(0, 4))]
+            what = chance.random()
+            if what < 0.2:
+                text.interrupt = threading.Event()
+                text.interrupt.set()
+                with pytest.raises(ForwardInterrupted):
+                    text.judge(prefix, [7, 7], propose=True)
+                text.interrupt = threading.Event()
+            elif what < 0.3:
+                text.draft_chain(prefix, count=2)
+            else:
+                tree = random_tree(chance, [5, 6], size=5, vocabulary_size=VOCABULARY_SIZE)
+                judged = text.judge(
+                    prefix, tree.token_ids, parents=tree.parents, propose=what > 0.5
+                )
+                if what > 0.5:
+                    after = [*prefix, *tree.along(judged.accepted_path)]
+                    found = judged.proposal.token_ids
+                    assert found == expected(after, judged.next_token).token_ids
+                    compared += 1
+    assert compared > 15
+
+
+def test_each_text_of_a_forward_gets_what_it_would_get_alone(backend, expected):
+    def items():
+        made = []
+        for n in range(6):
+            spec = SPECS[n % 3]
+            prefix = array("I", [7 + n, *range(1 + 3 * n)])
+            task = Judge(Proposal((9,)), propose=n % 3 != 2)
+            made.append(Item(backend.new_cache(spec), spec, prefix=prefix, task=task))
+        return made
+
+    asked = items()
+    together = [each.judgement for each in backend.run(asked, NEVER)]
+    assert together == [backend.run([each], NEVER)[0].judgement for each in items()]
+    for item, judged in zip(asked, together, strict=True):
+        if item.proposes:
+            after = [*item.prefix, *item.task.proposal.along(judged.accepted_path)]
+            wanted = expected(after, judged.next_token, item.spec)
+            assert judged.proposal.token_ids == wanted.token_ids
+        else:
+            assert not judged.proposal
+
+
+def test_a_text_that_begins_as_a_kept_one_has_its_features_too(backend, expected):
+    kept = ModelText(backend, SPEC)
+    for length in (3, 9):  # the module's own keys and values are there for a part
+        kept.judge([*range(5, 5 + length)], [7, 7], propose=length == 3)
+    kept.cache.end()
+    for prefix in ([*range(5, 14)], [5, 6, 7, 8, 60, 61]):
+        text = ModelText(backend, SPEC)
+        text.cache.begin_like(kept.cache)
+        judged = text.judge(prefix, propose=True)
+        assert text.row_count < len(prefix), "its beginning is copied"
+        assert judged.proposal.token_ids == expected(prefix, judged.next_token).token_ids
+
+
+def test_a_long_prompt_in_parts_is_a_prompt(backend, expected):
+    prompt = [5 + n % 40 for n in range(100)]
+    item = Item(backend.new_cache(SPEC), SPEC, prefix=array("I", prompt), task=Judge(Proposal()))
+    item.task = Judge(Proposal(), propose=True)
+    judgement = None
+    while judgement is None:
+        (outcome,) = backend.run([item], NEVER, row_limit=30)
+        judgement = outcome.judgement
+    assert judgement.proposal.token_ids == expected(prompt, judgement.next_token).token_ids
+
+
+def test_its_state_is_paid_for_and_a_model_without_it_is_as_ever(family, backend, plain, tmp_path):
+    without = TransformersBackend(str(build_family(family, tmp_path / "without")))
+    assert plain.token_memory().bytes_per_token == without.token_memory().bytes_per_token
+    assert backend.token_memory().bytes_per_token > plain.token_memory().bytes_per_token
+    assert plain.own_guesses is None
+    assert (backend.description.self_draft_kind, plain.description.self_draft_kind) == ("mtp", "")
+    assert backend.description.fingerprint == plain.description.fingerprint
+    assert plain.description.fingerprint != without.description.fingerprint
+
+
+def test_as_many_guesses_as_asked_for(checkpoint):
+    model = TransformersBackend(str(checkpoint), adapter="mtp", guesses=5)
+    assert model.description.self_draft_depth == 5
+    assert len(ModelText(model, SPEC).judge(PROMPT, propose=True).proposal) == 5
+
+
+def test_the_start_tells_of_a_module_that_is_not_used(checkpoint, caplog, tmp_path):
+    with caplog.at_level(logging.INFO):
+        TransformersBackend(str(checkpoint))
+    assert "with --adapter mtp a target drafts with it" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        TransformersBackend(str(build_family("qwen3.5", tmp_path / "without")))
+    assert "--adapter" not in caplog.text
+
+
+def refusal(directory, **how):
+    with pytest.raises(ModelLoadError) as caught:
+        TransformersBackend(str(directory), adapter="mtp", **how)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def before_loading(monkeypatch):
+    """Let a test fail if a model's weights are loaded."""
+
+    def load(*_, **__):
+        raise AssertionError("it is loaded")
+
+    monkeypatch.setattr("paceline_engine.torch_backend.transformers.load_model", load)
+
+
+@pytest.mark.usefixtures("before_loading")
+def test_what_has_no_module_is_refused_before_it_is_loaded(family, tmp_path):
+    assert "has no module" in refusal(build_family(family, tmp_path / "without"))
+
+
+@pytest.mark.usefixtures("before_loading")
+def test_a_family_without_known_modules_is_refused_by_its_name(tiny_pair):
+    assert "is of the kind 'llama'" in refusal(tiny_pair.target)
+
+
+@pytest.mark.usefixtures("before_loading")
+def test_several_modules_are_refused(family, tmp_path):
+    directory = build_with_module(family, tmp_path / "several")
+    layer = LAYOUTS[family]["layer"]
+    first = int(layer.rpartition(".")[2])
+
+    def add(weights):
+        weights[f"{layer.rpartition('.')[0]}.{first + 1}.input_layernorm.weight"] = torch.ones(32)
+
+    change_weights(directory, add)
+    assert "has 2 modules" in refusal(directory)
+
+
+@pytest.mark.usefixtures("before_loading")
+def test_a_quantised_checkpoint_is_refused(tmp_path):
+    directory = build_with_module("qwen3.5", tmp_path / "quantised")
+    change_config(
+        directory,
+        quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]},
+    )
+    assert "is quantised" in refusal(directory)
+
+
+def test_a_module_of_another_shape_or_with_a_missing_or_broken_weight_is_refused(tmp_path):
+    for family, names in (("qwen3.5", APART), ("glm4-moe", LAYOUTS["glm4-moe"])):
+        for what, key in (("missing", "fc"), ("narrow", "fc"), ("broken", "norm")):
+            directory = build_with_module(family, tmp_path / f"{family}-{what}")
+            name = f"{names[key]}.weight"
+
+            def change(weights, what=what, name=name):
+                if what == "missing":
+                    del weights[name]
+                elif what == "narrow":
+                    weights[name] = weights[name][:, :-1]
+                else:
+                    weights[name][3] = torch.nan
+
+            change_weights(directory, change)
+            found = refusal(directory)
+            assert ("no numbers" if what == "broken" else "cannot be loaded") in found
+            assert "eh_proj" in found or what != "missing"
+
+
+def test_layouts_are_those_that_are_published(family, checkpoint):
+    names = {*load_file(checkpoint / "model.safetensors")}
+    own = {
+        "qwen3.5": {"mtp.fc.weight", "mtp.layers.0.mlp.gate_proj.weight", "mtp.norm.weight"},
+        "qwen3-next": {"mtp.fc.weight", "mtp.layers.0.mlp.experts.3.up_proj.weight"},
+        "glm4-moe": {
+            f"model.layers.{LAYERS}.eh_proj.weight",
+            f"model.layers.{LAYERS}.mlp.experts.3.up_proj.weight",
+            f"model.layers.{LAYERS}.shared_head.head.weight",
+        },
+        "deepseek-v3": {
+            f"model.layers.{LAYERS}.enorm.weight",
+            f"model.layers.{LAYERS}.self_attn.kv_b_proj.weight",
+        },
+    }
+    assert own[family] <= names
