@@ -13,10 +13,9 @@ reads it where oneDNN has it. How a packed weight lies depends on the processor 
 version; so nothing is assumed: each product is compared with oneDNN's at load, for all outputs.
 Sums of whole numbers are the same in any order, and what follows them has one order in both, so
 the comparison asks for equality, and a forward may take either. Where a bit differs, oneDNN
-computes all rows of that product. One thing depends on a weight's numbers: oneDNN's code for AMX
-converts the sum of u * w to float before it subtracts 128 times the sum of w. That rounds sums
-above 2^24. So weights that reach such sums (many inputs, mostly of one sign) are compared in rows
-that do, and the code computes as oneDNN does; where oneDNN does it in two ways, it is not used.
+computes all rows of that product. One thing depends on a weight's numbers: how sums above 2^24 are
+rounded (`int8_linear.py`). A weight that reaches such sums is computed as oneDNN computes the
+largest weight of its shape.
 
 Two calls compute a layer of such products (`FewLayer`): up to attention, and from there on.
 
@@ -41,7 +40,14 @@ from paceline_engine.torch_backend.compiled_steps import (
     StepsUnavailableError,
     take_functions,
 )
-from paceline_engine.torch_backend.int8_linear import FEW_ROWS, INT8_BLOCKS, ZERO, Int8Product
+from paceline_engine.torch_backend.int8_linear import (
+    EXACT_FLOAT,
+    FEW_ROWS,
+    INT8_BLOCKS,
+    ZERO,
+    Int8Product,
+    large_product,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -55,10 +61,6 @@ _BLOCK = 64
 # A row adds to what reading a weight takes about a 16th. With more a function takes more than some
 # 0.3 milliseconds, and others may have the interpreter's lock meanwhile.
 _ROWS_OF_READING, _HOLDING_WORK = 16, 1 << 26
-# What a sum may reach without being rounded; and what it has to reach so that rows are found in
-# which it would be. Weights between the two are left to oneDNN.
-_EXACT, _ROUNDED = 1 << 24, 1.1 * (1 << 24)
-_LARGEST = 255
 _OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 _FUNCTIONS = {
     "use_threads": (c_void_p, c_void_p, c_void_p),
@@ -154,22 +156,16 @@ class FewProduct:
         few: The functions that compute it.
         struct: What they read.
         byte_count: How many bytes the weight has.
-        reach: What a sum of u * w can reach.
-        farthest: The weight of the output that reaches it.
+        reach: The most that a sum of u * w can be.
+        farthest: The weight of its output.
     """
 
     def __init__(self, product: Int8Product, few: FewRows) -> None:
         """Build it of one of the `few_row_products`."""
         self.few, self._product = few, product
-        weight = product.whole_weight()
-        above, below = (
-            part.sum(1, dtype=torch.int32) for part in (weight.clamp(min=0), weight.clamp(max=0))
-        )
-        reached = _LARGEST * torch.maximum(above, -below)
-        self.reach = int(reached.max())
-        self.farthest = weight[int(reached.argmax())]
+        self.reach, self.farthest = product.reach()
         # They lie where C reads them as long as this is.
-        self._zeros = (above + below).mul_(-ZERO)
+        self._zeros = product.whole_weight().sum(1, dtype=torch.int32).mul_(-ZERO)
         self.struct = _Product(
             weight=product.packed_at,
             zeros=self._zeros.data_ptr(),
@@ -280,10 +276,18 @@ def use_few_rows(products: Sequence[Int8Product], steps: Steps) -> int:
     except StepsUnavailableError as error:
         _log.warning("products in eight bits are not compiled: %s", error)
         return 0
-    proved, count = set[torch.Size](), 0
+    proved, roundings, count = set[torch.Size](), dict[torch.Size, int | None](), 0
     for each in products:
         own = FewProduct(each, few)
-        if not _is_proved(each, own, is_code_known=each.shape in proved):
+        if own.reach > EXACT_FLOAT:
+            if each.shape not in roundings:
+                roundings[each.shape] = _rounding(each.shape, few)
+            apart = roundings[each.shape]
+            if apart is None:
+                continue
+            own.struct.apart = apart
+        # Another weight of this shape was proved in all numbers of rows.
+        if not _agree(each, own, (2,) if each.shape in proved else INT8_BLOCKS):
             continue
         proved.add(each.shape)
         each.few = own
@@ -302,22 +306,15 @@ def few_row_products(products: Iterable[Product]) -> list[Int8Product]:
     ]
 
 
-def _is_proved(product: Int8Product, few: FewProduct, *, is_code_known: bool) -> bool:
-    """Whether few rows have oneDNN's bits, in one of the ways in which it may convert sums.
-
-    Args:
-        is_code_known: Another weight of this shape was proved in all numbers of rows.
-    """
-    if few.reach <= _EXACT:
-        return _agree(product, few, (2,) if is_code_known else INT8_BLOCKS)
-    if few.reach < _ROUNDED:
-        return False
+def _rounding(shape: torch.Size, few: FewRows) -> int | None:
+    """Return whether oneDNN rounds the parts of large sums apart (1) or not (0); None: neither."""
+    large = large_product(shape)
+    own = FewProduct(large, few)
     for apart in (0, 1):
-        few.struct.apart = apart
-        is_same = _agree(product, few, INT8_BLOCKS)
-        if is_same:
-            break
-    return is_same
+        own.struct.apart = apart
+        if _agree(large, own, INT8_BLOCKS):
+            return apart
+    return None
 
 
 def _agree(product: Int8Product, few: FewProduct, counts: Sequence[int]) -> bool:

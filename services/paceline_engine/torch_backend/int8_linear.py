@@ -17,6 +17,12 @@ undergoes alone. So a row's product is the same, bit for bit, whatever other row
 what `check_exact` proves at load for each kernel that can be used, and what floating-point products
 cannot have at full speed. Attention adds floating-point numbers; `invariant.py` sees to its order.
 
+One thing a kernel may do in two ways. With AMX the code for five rows and more converts the sum of
+u * w and 128 times the sum of w to float one by one, and subtracts then: that rounds each of them
+if it is above 2^24. The code for fewer rows subtracts whole numbers. So a weight whose sums can be
+that large (`Int8Product.reach`: long rows of inputs) is computed with those numbers of rows only
+whose code rounds alike, and few rows are filled up.
+
 It reads a quarter of the bytes that float32 has, which is what a forward of few rows takes its time
 for (bench/LOG.md).
 """
@@ -53,10 +59,13 @@ _LEAST_SCALE = 1e-30
 _MOST_INPUTS = (1 << 31) // (ZERO * _MOST)
 # Here one row takes no longer than 4 (bench/LOG.md), so that few rows need not be filled up.
 INT8_BLOCKS = (1, 2, 3, *BLOCKS)
+EXACT_FLOAT = 1 << 24
+"""Whole numbers up to here are float32 numbers."""
 FEW_ROWS = 32
 """Up to so many rows `Int8Product.few` computes (bench/LOG.md)."""
 # Outputs that are compared, at both ends of a weight: kernels have other code for a remainder.
 _CHECKED_OUTPUTS = 64
+_LARGEST = 255  # whole number of a row
 
 
 class Int8Product(Product):
@@ -64,9 +73,11 @@ class Int8Product(Product):
 
     Attributes:
         scales: (outputs,) float32: the weight's.
+        blocks: The numbers of rows that oneDNN may compute at once.
         few: Computes up to `FEW_ROWS` rows, with the bits of `by_onednn`; None: that computes them.
     """
 
+    blocks: Sequence[int] = INT8_BLOCKS
     few: Callable[[Tensor], Tensor] | None = None
 
     def __init__(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> None:
@@ -96,7 +107,7 @@ class Int8Product(Product):
     def by_onednn(self, hidden: Tensor) -> Tensor:
         """Compute it with oneDNN and torch's operators."""
         rows, scales = round_rows(hidden)
-        product = in_blocks(self.of_whole_numbers, rows, blocks=INT8_BLOCKS).mul_(scales)
+        product = in_blocks(self.of_whole_numbers, rows, blocks=self.blocks).mul_(scales)
         return product if self.bias is None else product.add_(self.bias)
 
     def of_whole_numbers(self, rows: Tensor) -> Tensor:
@@ -133,6 +144,14 @@ class Int8Product(Product):
         """Return w: (outputs, inputs) int8."""
         inputs_first: Tensor = self._packed.to_dense(torch.int8)
         return inputs_first.t()
+
+    def reach(self) -> tuple[int, Tensor]:
+        """Return the most that a sum of u * w can be, and the weight, (inputs,), of its output."""
+        weight = self.whole_weight()
+        above = weight.clamp(min=0).sum(1, dtype=torch.int32)
+        below = weight.clamp(max=0).sum(1, dtype=torch.int32)
+        reached = torch.maximum(above, -below)
+        return _LARGEST * int(reached.max()), weight[int(reached.argmax())]
 
     def weight(self) -> Tensor:
         """Return the rounded weight."""
@@ -200,8 +219,8 @@ def check_exact(products: Iterable[Product]) -> None:
     Raises:
         ModelLoadError: they are not, as on a processor whose sums of products have 16 bits.
     """
-    shapes = {each.shape: each for each in products if isinstance(each, Int8Product)}
-    for product in shapes.values():
+    whole = [each for each in products if isinstance(each, Int8Product)]
+    for product in {each.shape: each for each in whole}.values():
         if product.shape[1] > _MOST_INPUTS or not all(
             _is_exact(product.of_whole_numbers, product, count) for count in INT8_BLOCKS
         ):
@@ -209,6 +228,35 @@ def check_exact(products: Iterable[Product]) -> None:
                 "with --weights int8 this processor's products are not exact: it lacks VNNI, or the"
                 f" model's width of {product.shape[1]} is too large; leave --weights alone"
             )
+    blocks: dict[torch.Size, Sequence[int]] = {}
+    for product in whole:
+        if product.reach()[0] > EXACT_FLOAT:
+            if product.shape not in blocks:
+                blocks[product.shape] = large_product(product.shape).blocks
+            product.blocks = blocks[product.shape]
+
+
+@torch.inference_mode()
+def large_product(shape: torch.Size) -> Int8Product:
+    """Return a product of this shape with large sums.
+
+    Its blocks are the numbers of rows whose code rounds such sums alike. Which code that is depends
+    on the shape.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weight = _MOST - 40 * torch.rand(shape, generator=generator)
+    product = Int8Product(weight, None, torch.ones(shape[0], 1))
+    # Of both signs and of one, so that sums lie in several ranges.
+    rows = torch.randn(INT8_BLOCKS[-1], shape[1], generator=generator)
+    rows[::2] = rows[::2].abs().clamp(max=1) + 1
+    expected = product.by_onednn(rows)
+    product.blocks = tuple(
+        count
+        for count in INT8_BLOCKS
+        if torch.equal(product.by_onednn(rows[:count]), expected[:count])
+        and torch.equal(product.by_onednn(rows[-count:]), expected[-count:])
+    )
+    return product
 
 
 def _is_exact(compute: Callable[[Tensor], Tensor], product: Int8Product, count: int) -> bool:
@@ -217,11 +265,12 @@ def _is_exact(compute: Callable[[Tensor], Tensor], product: Int8Product, count: 
     rows[0] = 255  # the largest sums
     actual, weight = compute(rows), product.whole_weight()
     whole_rows = rows.double() - ZERO
+    # A sum above 2^24 may be rounded in its parts.
+    reach, _ = product.reach()
+    error = 0.0 if reach <= EXACT_FLOAT else 4.0 * reach / EXACT_FLOAT
     ends: Sequence[slice] = (slice(0, _CHECKED_OUTPUTS), slice(-_CHECKED_OUTPUTS, None))
-    return all(
-        torch.equal(
-            actual[:, own],
-            (whole_rows @ weight[own].double().t()).float() * product.scales[own],
-        )
-        for own in ends
-    )
+    for own in ends:
+        exact = (whole_rows @ weight[own].double().t()).float() * product.scales[own]
+        if not ((actual[:, own] - exact).abs() <= error * product.scales[own]).all():
+            return False
+    return True

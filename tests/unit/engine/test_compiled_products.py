@@ -17,7 +17,14 @@ from paceline_engine.torch_backend.compiled_products import (
     use_few_rows,
 )
 from paceline_engine.torch_backend.compiled_steps import StepsUnavailableError, compile_steps
-from paceline_engine.torch_backend.int8_linear import FEW_ROWS, Int8Product, has_vnni
+from paceline_engine.torch_backend.int8_linear import (
+    FEW_ROWS,
+    INT8_BLOCKS,
+    Int8Product,
+    check_exact,
+    has_vnni,
+    large_product,
+)
 from paceline_engine.torch_backend.invariant import InvariantRows
 from paceline_engine.torch_backend.shared_rows import SharedRows
 from paceline_engine.torch_backend.transformers import TransformersBackend
@@ -89,32 +96,33 @@ def test_no_sum_stops_at_a_largest_number(inputs, number, sign, steps):
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("is_compiled", [True, False])
 @pytest.mark.parametrize("shape", [(64, 1536), (576, 2048), (96, 8192)], ids=str)
-def test_sums_beyond_what_floats_have_are_those_of_onednn(shape, steps):
+def test_sums_beyond_what_floats_have_are_rounded_alike_with_any_number_of_rows(
+    shape, is_compiled, steps
+):
     """As weights of one sign have them: some of oneDNN's code rounds their parts."""
     weight = 127.0 - numbers(*shape).abs().mul(10).round().clamp(max=40)
     product = Int8Product(weight, None, torch.ones(shape[0], 1))
-    use_few_rows([product], steps)
+    check_exact([product])
+    if is_compiled:
+        product = compiled(product, steps)
     hidden = numbers(64, shape[1], seed=1)
-    whole = product.by_onednn(hidden)
-    apart = torch.cat([product(row[None]) for row in hidden])
-    if product.few is not None:
-        assert torch.equal(apart, whole)
-        assert torch.equal(product(hidden[:FEW_ROWS]), whole[:FEW_ROWS])
-    is_same = all(
-        torch.equal(product.by_onednn(hidden[:count]), whole[:count]) for count in (1, 2, 5, 32)
-    )
-    assert (product.few is not None) == is_same
+    whole = product(hidden)
+    for count in range(1, 64):
+        assert torch.equal(product(hidden[:count]), whole[:count])
 
 
 @torch.inference_mode()
-def test_a_weight_whose_sums_may_just_be_rounded_is_left_to_onednn(steps):
-    sizes = {True: (1 << 24) // 255, False: (1 << 24) // 255 + 1}
-    for is_used, total in sizes.items():
+def test_rows_are_filled_up_only_where_sums_may_be_rounded():
+    for is_exact, total in ((True, (1 << 24) // 255), (False, (1 << 24) // 255 + 1)):
         weight = torch.full((1, 1536), float(total // 1536))
         weight[0, : total % 1536] += 1
-        product = Int8Product(weight, None, torch.ones(1, 1))
-        assert use_few_rows([product], steps) == is_used
+        for sign in (1, -1):
+            product = Int8Product(sign * weight, None, torch.ones(1, 1))
+            check_exact([product])
+            alike = large_product(product.shape).blocks
+            assert product.blocks == (INT8_BLOCKS if is_exact else alike)
 
 
 @torch.inference_mode()
