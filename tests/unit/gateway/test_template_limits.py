@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -29,9 +30,10 @@ def renderers():
     """Return this process's own for templates, and the dead that nobody has waited for."""
     found = []
     for child in psutil.Process().children():
-        is_zombie = child.status() == psutil.STATUS_ZOMBIE
-        if is_zombie or "paceline_gateway.templates.worker" in child.cmdline():
-            found.append(child)
+        with suppress(psutil.NoSuchProcess):  # gone since it was listed
+            is_zombie = child.status() == psutil.STATUS_ZOMBIE
+            if is_zombie or "paceline_gateway.templates.worker" in child.cmdline():
+                found.append(child)
     return found
 
 

@@ -1,1 +1,0 @@
-"""The same model in Paceline and in other engines: what bench/peers.py needs."""
