@@ -139,8 +139,9 @@ class _Renderer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is not known to have ended."""
-        return self._process.returncode is None
+        """Whether the process is not known to have ended: its pipe tells that before its code."""
+        assert self._process.stdout is not None
+        return self._process.returncode is None and not self._process.stdout.at_eof()
 
     async def until_ready(self) -> None:
         """Wait for the process's first frame.
