@@ -16,7 +16,6 @@ from paceline_engine.torch_backend.compiled_products import FewLayer, FewProduct
 from paceline_engine.torch_backend.compiled_steps import TOGETHER
 from paceline_engine.torch_backend.int8_linear import (
     FEW_ROWS,
-    INT8_BLOCKS,
     Int8Product,
     round_rows,
 )
@@ -76,8 +75,8 @@ class LayerParts:
     @property
     def sizes(self) -> object:
         """What the proof of the steps depends on, apart from weights."""
-        products = tuple((each.shape, type(each)) for each in self.products)
-        return (products, self.heads, self.kv_heads, self.width)
+        products = tuple((each.shape, type(each), each.bias is None) for each in self.products)
+        return (products, self.heads, self.kv_heads, self.width, few_layer(self) is not None)
 
 
 class CompiledLayer:
@@ -140,7 +139,7 @@ class CompiledLayer:
         product = self._parts.products[which]
         if not isinstance(product, Int8Product):
             return product(inputs)
-        whole = in_blocks(product.of_whole_numbers, inputs, blocks=INT8_BLOCKS)
+        whole = in_blocks(product.of_whole_numbers, inputs, blocks=product.blocks)
         if product.bias is None:
             return whole
         return whole.mul_(self._steps.scales[: len(whole)]).add_(product.bias)

@@ -125,13 +125,7 @@ class FewRows:
         self._steps = steps
         for library in steps.libraries:
             take_functions(library, _FUNCTIONS)
-        # Looked up from torch on: another OpenMP would have threads of its own.
-        openmp = ctypes.CDLL(torch._C.__file__)  # noqa: SLF001 - no public word
-        try:
-            found = [ctypes.cast(getattr(openmp, name), c_void_p) for name in _OPENMP]
-        except AttributeError as error:
-            raise StepsUnavailableError(f"torch has an unknown OpenMP: {error}") from error
-        steps.libraries[0].use_threads(*found)
+        steps.libraries[0].use_threads(*_openmp_functions())
         self._memory = {
             "rows": torch.empty(FEW_ROWS, inputs),
             "added": torch.empty(FEW_ROWS, outputs),
@@ -156,16 +150,13 @@ class FewProduct:
         few: The functions that compute it.
         struct: What they read.
         byte_count: How many bytes the weight has.
-        reach: The most that a sum of u * w can be.
-        farthest: The weight of its output.
     """
 
     def __init__(self, product: Int8Product, few: FewRows) -> None:
         """Build it of one of the `few_row_products`."""
         self.few, self._product = few, product
-        self.reach, self.farthest = product.reach()
         # They lie where C reads them as long as this is.
-        self._zeros = product.whole_weight().sum(1, dtype=torch.int32).mul_(-ZERO)
+        self._zeros = product.sums * -ZERO
         self.struct = _Product(
             weight=product.packed_at,
             zeros=self._zeros.data_ptr(),
@@ -279,7 +270,7 @@ def use_few_rows(products: Sequence[Int8Product], steps: Steps) -> int:
     proved, roundings, count = set[torch.Size](), dict[torch.Size, int | None](), 0
     for each in products:
         own = FewProduct(each, few)
-        if own.reach > EXACT_FLOAT:
+        if each.reach > EXACT_FLOAT:
             if each.shape not in roundings:
                 roundings[each.shape] = _rounding(each.shape, few)
             apart = roundings[each.shape]
@@ -293,6 +284,20 @@ def use_few_rows(products: Sequence[Int8Product], steps: Steps) -> int:
         each.few = own
         count += 1
     return count
+
+
+def _openmp_functions() -> list[c_void_p]:
+    """Return the functions of the OpenMP whose threads torch has; another one would have its own.
+
+    Raises:
+        StepsUnavailableError: It is an unknown one.
+    """
+    # Where torch's own calls are looked up: among what is loaded for all, then from torch on.
+    libraries = ctypes.CDLL(None), ctypes.CDLL(torch._C.__file__)  # noqa: SLF001 - no public word
+    for library in libraries:
+        if all(hasattr(library, name) for name in _OPENMP):
+            return [ctypes.cast(getattr(library, name), c_void_p) for name in _OPENMP]
+    raise StepsUnavailableError("torch has an unknown OpenMP")
 
 
 def few_row_products(products: Iterable[Product]) -> list[Int8Product]:
@@ -322,7 +327,7 @@ def _agree(product: Int8Product, few: FewProduct, counts: Sequence[int]) -> bool
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(counts[-1], product.shape[1], generator=generator)
     # Every second row comes near to what sums can reach, and the first to what whole numbers can.
-    rows[::2] = few.farthest.sign() * (1 - 0.05 * rows[::2].abs().clamp(max=1))
+    rows[::2] = product.farthest.sign() * (1 - 0.05 * rows[::2].abs().clamp(max=1))
     rows[0] = 3.0
     expected = product.by_onednn(rows)
     return all(

@@ -20,7 +20,7 @@ cannot have at full speed. Attention adds floating-point numbers; `invariant.py`
 One thing a kernel may do in two ways. With AMX the code for five rows and more converts the sum of
 u * w and 128 times the sum of w to float one by one, and subtracts then: that rounds each of them
 if it is above 2^24. The code for fewer rows subtracts whole numbers. So a weight whose sums can be
-that large (`Int8Product.reach`: long rows of inputs) is computed with those numbers of rows only
+that large (`Int8Product.reach`) is computed with those numbers of rows only
 whose code rounds alike, and few rows are filled up.
 
 It reads a quarter of the bytes that float32 has, which is what a forward of few rows takes its time
@@ -56,7 +56,8 @@ ZERO = 128
 # A row of zeros has this scale, as 0 / 0 is no number.
 _LEAST_SCALE = 1e-30
 # With more inputs a sum could be too large for 32 bits.
-_MOST_INPUTS = (1 << 31) // (ZERO * _MOST)
+_MOST_SUM = 1 << 31
+_MOST_INPUTS = _MOST_SUM // (ZERO * _MOST)
 # Here one row takes no longer than 4 (bench/LOG.md), so that few rows need not be filled up.
 INT8_BLOCKS = (1, 2, 3, *BLOCKS)
 EXACT_FLOAT = 1 << 24
@@ -73,6 +74,9 @@ class Int8Product(Product):
 
     Attributes:
         scales: (outputs,) float32: the weight's.
+        sums: (outputs,) int32: of w.
+        reach: The most that a sum of u * w can be.
+        farthest: (inputs,) int8: w of the output that reaches it.
         blocks: The numbers of rows that oneDNN may compute at once.
         few: Computes up to `FEW_ROWS` rows, with the bits of `by_onednn`; None: that computes them.
     """
@@ -95,6 +99,12 @@ class Int8Product(Product):
         numbers = (weight / scales).round_().clamp_(-ZERO, _MOST)
         whole = numbers.to(torch.int8).contiguous()
         self.scales = scales[:, 0].contiguous()
+        above, below = (
+            part.sum(1, dtype=torch.int32) for part in (whole.clamp(min=0), whole.clamp(max=0))
+        )
+        self.sums, reached = above + below, torch.maximum(above, -below)
+        self.reach = _LARGEST * int(reached.max())
+        self.farthest = whole[int(reached.argmax())].clone()
         self._zeros = torch.zeros(len(weight), dtype=torch.int64)
         self._packed = _ONEDNN.qlinear_prepack(whole, None)
 
@@ -144,14 +154,6 @@ class Int8Product(Product):
         """Return w: (outputs, inputs) int8."""
         inputs_first: Tensor = self._packed.to_dense(torch.int8)
         return inputs_first.t()
-
-    def reach(self) -> tuple[int, Tensor]:
-        """Return the most that a sum of u * w can be, and the weight, (inputs,), of its output."""
-        weight = self.whole_weight()
-        above = weight.clamp(min=0).sum(1, dtype=torch.int32)
-        below = weight.clamp(max=0).sum(1, dtype=torch.int32)
-        reached = torch.maximum(above, -below)
-        return _LARGEST * int(reached.max()), weight[int(reached.argmax())]
 
     def weight(self) -> Tensor:
         """Return the rounded weight."""
@@ -220,17 +222,16 @@ def check_exact(products: Iterable[Product]) -> None:
         ModelLoadError: they are not, as on a processor whose sums of products have 16 bits.
     """
     whole = [each for each in products if isinstance(each, Int8Product)]
-    for product in {each.shape: each for each in whole}.values():
-        if product.shape[1] > _MOST_INPUTS or not all(
-            _is_exact(product.of_whole_numbers, product, count) for count in INT8_BLOCKS
-        ):
+    exact = {shape: _is_exact(each) for shape, each in {it.shape: it for it in whole}.items()}
+    for product in whole:
+        if not exact[product.shape] or product.reach >= _MOST_SUM:
             raise ModelLoadError(
                 "with --weights int8 this processor's products are not exact: it lacks VNNI, or the"
                 f" model's width of {product.shape[1]} is too large; leave --weights alone"
             )
     blocks: dict[torch.Size, Sequence[int]] = {}
     for product in whole:
-        if product.reach()[0] > EXACT_FLOAT:
+        if product.reach > EXACT_FLOAT:
             if product.shape not in blocks:
                 blocks[product.shape] = large_product(product.shape).blocks
             product.blocks = blocks[product.shape]
@@ -253,24 +254,31 @@ def large_product(shape: torch.Size) -> Int8Product:
     product.blocks = tuple(
         count
         for count in INT8_BLOCKS
-        if torch.equal(product.by_onednn(rows[:count]), expected[:count])
-        and torch.equal(product.by_onednn(rows[-count:]), expected[-count:])
+        if all(
+            torch.equal(product.by_onednn(part), there)
+            for part, there in zip(rows.split(count), expected.split(count), strict=True)
+            if len(part) == count
+        )
     )
     return product
 
 
-def _is_exact(compute: Callable[[Tensor], Tensor], product: Int8Product, count: int) -> bool:
-    inputs = product.shape[1]
-    rows = (torch.arange(count * inputs) * 7919 % 255 + 1).to(torch.uint8).view(count, inputs)
-    rows[0] = 255  # the largest sums
-    actual, weight = compute(rows), product.whole_weight()
-    whole_rows = rows.double() - ZERO
-    # A sum above 2^24 may be rounded in its parts.
-    reach, _ = product.reach()
-    error = 0.0 if reach <= EXACT_FLOAT else 4.0 * reach / EXACT_FLOAT
-    ends: Sequence[slice] = (slice(0, _CHECKED_OUTPUTS), slice(-_CHECKED_OUTPUTS, None))
-    for own in ends:
-        exact = (whole_rows @ weight[own].double().t()).float() * product.scales[own]
-        if not ((actual[:, own] - exact).abs() <= error * product.scales[own]).all():
-            return False
-    return True
+def _is_exact(product: Int8Product) -> bool:
+    """Whether rows of all numbers give the exact sums, rounded in one of two ways."""
+    outputs, inputs = product.shape
+    if inputs > _MOST_INPUTS:
+        return False
+    most = INT8_BLOCKS[-1]
+    rows = (torch.arange(most * inputs) * 7919 % _LARGEST + 1).to(torch.uint8).view(most, inputs)
+    rows[0] = _LARGEST
+    ends = [*range(outputs)]
+    if outputs > 2 * _CHECKED_OUTPUTS:
+        ends = ends[:_CHECKED_OUTPUTS] + ends[-_CHECKED_OUTPUTS:]
+    weight, scales = product.whole_weight()[ends].double(), product.scales[ends]
+    together = ((rows.double() - ZERO) @ weight.t()).float() * scales
+    apart = (rows.double() @ weight.t()).float() - (ZERO * weight.sum(1)).float()
+    found = (product.of_whole_numbers(rows[:count])[:, ends] for count in INT8_BLOCKS)
+    return all(
+        any(torch.equal(each, exact[: len(each)]) for exact in (together, apart * scales))
+        for each in found
+    )

@@ -113,6 +113,21 @@ def test_logits_have_the_bits_of_the_operators(kind, settings, rows, steps):
     assert torch.equal(model.logits(PIECES, rows=rows), expected)
 
 
+def of_one_sign(config):
+    """Build a model some of whose products have sums above 2^24 in eight bits."""
+    model = LlamaForCausalLM(config)
+    for layer in model.model.layers:
+        torch.nn.init.uniform_(layer.mlp.down_proj.weight, 0.005, 0.01)
+    return model
+
+
+def test_where_sums_are_rounded_steps_round_as_operators_do(steps):
+    model = Computed({"intermediate_size": 1536}, kind="int8", make=of_one_sign)
+    expected = model.logits(PIECES)
+    assert model.decoder.use_steps(steps)
+    assert torch.equal(model.logits(PIECES), expected)
+
+
 @pytest.fixture(params=[1, 2], ids=lambda count: f"{count} threads")
 def threads(request):
     before = torch.get_num_threads()

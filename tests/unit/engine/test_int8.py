@@ -115,6 +115,21 @@ def test_a_kernel_that_is_off_by_the_least_is_refused(count, error, monkeypatch)
         check_exact([product])
 
 
+def test_no_second_copy_of_a_weight_is_kept():
+    product = Int8Product(numbers(48, 40), None)
+    kept = [each for each in vars(product).values() if isinstance(each, torch.Tensor)]
+    own = [each for each in kept if not each.is_mkldnn]
+    assert len(own) < len(kept), "the packed weight"
+    assert max(each.untyped_storage().nbytes() for each in own) <= 48 * 8
+
+
+def test_sums_that_32_bits_cannot_hold_are_refused(monkeypatch):
+    product = Int8Product(numbers(48, 40), None)
+    monkeypatch.setattr(int8_linear, "_MOST_SUM", product.reach)
+    with pytest.raises(ModelLoadError, match="40"):
+        check_exact([product])
+
+
 def test_more_inputs_than_a_sum_has_room_for_are_refused(monkeypatch):
     monkeypatch.setattr(int8_linear, "_MOST_INPUTS", 39)
     with pytest.raises(ModelLoadError, match="40"):
