@@ -1,8 +1,9 @@
-"""What follows from a library model's class and configuration."""
+"""What follows from a library model's class and configuration, and the library's own log."""
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import (
@@ -11,6 +12,10 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
 )
+from transformers.utils import logging as transformers_logging
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 # Rotations that are others in a longer sequence.
@@ -48,3 +53,14 @@ def has_experts(model: Any) -> bool:
     """Whether some layer's products have as many rows as chose an expert."""
     names = (type(module).__name__.lower() for module in model.modules())
     return any("experts" in name or "moe" in name for name in names)
+
+
+@contextmanager
+def quiet_library() -> Iterator[None]:
+    """Turn off the library's line for each foreign weight: our own line has a count."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)

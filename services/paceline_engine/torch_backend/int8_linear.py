@@ -256,7 +256,9 @@ def large_product(shape: torch.Size) -> Int8Product:
         for count in INT8_BLOCKS
         if all(
             torch.equal(product.by_onednn(part), there)
-            for part, there in zip(rows.split(count), expected.split(count), strict=True)
+            for part, there in zip(
+                torch.split(rows, count), torch.split(expected, count), strict=True
+            )
             if len(part) == count
         )
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +18,7 @@ from paceline_engine.model_files.report import known_defaults, known_ends, known
 from paceline_engine.terms.backend import ModelLoadError, few_names
 from paceline_engine.terms.calls import ModelDescription
 from paceline_engine.torch_backend.device import hardware_of
+from paceline_engine.torch_backend.families import quiet_library
 from paceline_engine.torch_backend.library import decoder_layers
 from paceline_engine.torch_backend.memory import free_memory
 from paceline_engine.torch_backend.recurrent.library_state import has_recurrent_state
@@ -86,7 +86,7 @@ def load_model(files: ModelFiles, *, dtype: str, device: torch.device = _CPU) ->
         raise ModelLoadError(f"dtype {dtype!r} is none of {', '.join(sorted(_DTYPES))}")
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        with files.laid_out() as directory, _quiet_library():
+        with files.laid_out() as directory, quiet_library():
             loaded = _load(files, directory, dtype=_DTYPES[dtype], device=device)
     except ModelLoadError:
         raise
@@ -159,17 +159,6 @@ def _of_weights(config: Any, named: Iterable[tuple[str, Tensor]], *, dtype: torc
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # refused below, by name
     )
-
-
-@contextmanager
-def _quiet_library() -> Iterator[None]:
-    """Turn off the library's line for each foreign weight: our own line has a count."""
-    before = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(before)
 
 
 def _refuse_nonsense(name: str, config: Any) -> None:

@@ -109,6 +109,7 @@ TEXT_CHANGING = _OF_OTHERS | (
 )
 
 # The values with which they change nothing: front ends send each parameter that they know.
+# Parameters with defaults of the model's are not here: where one is left out, the model's counts.
 _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "bad_words": ([],),
     "best_of": (1,),
@@ -127,14 +128,12 @@ _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "logit_bias": ({},),
     "logits_processors": ([],),
     "logprobs": (False,),
-    "min_p": (0,),
     "min_tokens": (0,),
     "mirostat": (0,),
     "n": (1,),
     "no_repeat_ngram_size": (0,),
     "presence_penalty": (0,),
     "repeat_penalty": (1,),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
     "smoothing_factor": (0,),
@@ -145,7 +144,6 @@ _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "tfs_z": (1,),
     "tools": ([],),
     "top_a": (0,),
-    "top_k": (-1, 0),
     "top_logprobs": (0,),
     "typical_p": (1,),
     "use_beam_search": (False,),

@@ -297,6 +297,24 @@ def test_a_module_of_another_shape_or_with_a_missing_or_broken_weight_is_refused
             assert "eh_proj" in found or what != "missing"
 
 
+@pytest.mark.parametrize("name", ["mtp.embed_tokens.weight", "mtp.shared_head.weight"])
+def test_a_module_with_an_embedding_or_a_head_is_refused(name, tmp_path):
+    """The library would put it in the place of the model's own, whose tokens were others then."""
+    directory = build_with_module("qwen3.5", tmp_path / "module")
+
+    def add(weights):
+        weights[name] = 2 * weights["model.embed_tokens.weight"]
+
+    change_weights(directory, add)
+    assert name in refusal(directory)
+
+
+def test_a_module_that_cannot_be_computed_is_refused_at_load(tmp_path):
+    directory = build_with_module("qwen3.5", tmp_path / "module")
+    change_config(directory, chain_hidden_post_norm=False)
+    assert "cannot be loaded" in refusal(directory)
+
+
 def test_layouts_are_those_that_are_published(family, checkpoint):
     names = {*load_file(checkpoint / "model.safetensors")}
     own = {

@@ -127,10 +127,10 @@ def test_more_unknown_fields_than_are_looked_at_are_refused_and_not_left_out():
 WITHOUT_EFFECT = {
     "best_of": 1, "chat_template_kwargs": {}, "echo": False, "frequency_penalty": 0.0,
     "ignore_eos": False, "include_stop_str_in_output": False, "length_penalty": 1.0,
-    "logit_bias": {}, "min_p": 0.0, "min_tokens": 0, "mirostat": 0, "n": 1,
+    "logit_bias": {}, "min_tokens": 0, "mirostat": 0, "n": 1,
     "no_repeat_ngram_size": 0, "presence_penalty": 0, "repeat_penalty": 1.0,
-    "repetition_penalty": 1.0, "skip_special_tokens": True, "stop_token_ids": [], "suffix": "",
-    "tfs_z": 1, "top_k": -1, "typical_p": 1, "use_beam_search": False, "xtc_probability": 0,
+    "skip_special_tokens": True, "stop_token_ids": [], "suffix": "",
+    "tfs_z": 1, "typical_p": 1, "use_beam_search": False, "xtc_probability": 0,
 }  # fmt: skip
 
 
@@ -152,6 +152,12 @@ def test_any_other_value_of_such_a_field_is_refused(name, value):
     with pytest.raises(RequestError) as refused:
         read(LiveBody, {**BODIES[LiveBody], name: value}, [])
     assert refused.value.body["error"]["param"] == name
+
+
+@pytest.mark.parametrize("name", ["min_p", "repetition_penalty", "top_k"])
+def test_a_parameter_that_a_model_may_have_a_default_for_is_never_left_out(name):
+    with pytest.raises(RequestError):
+        read(ResponseBody, {**BODIES[ResponseBody], name: 1}, [])
 
 
 async def test_a_seed_of_64_bits_is_one_of_53():

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
@@ -25,7 +26,7 @@ from paceline_engine.model_files.small_files import CONFIG, DECODER_PARTS
 from paceline_engine.terms.backend import ModelLoadError, first_line
 from paceline_engine.torch_backend.adapters.card import MOST_REACH
 from paceline_engine.torch_backend.adapters.mtp_head import MtpHead
-from paceline_engine.torch_backend.families import rotations_change
+from paceline_engine.torch_backend.families import quiet_library, rotations_change
 
 if TYPE_CHECKING:
     from paceline_engine.model_files.files import ModelFiles
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 MODULE = "mtp"
 """What stands in the place of an adapter's directory: the module inside the checkpoint."""
 
+# The one module's weights where it has names of its own. The library would take a bare number in it
+# for one of the model's layers.
+_APART = r"^mtp\.(layers\.[0]|fc|norm|pre_fc_norm_embedding|pre_fc_norm_hidden)\."
 _REACH = 3
 _log = logging.getLogger(__name__)
 
@@ -92,13 +96,15 @@ class _Place:
 
     Attributes:
         family: Of its model.
-        pattern: Finds the weights' names, with the number of the module's layer if it has one.
+        pattern: Finds the weights' names of the one module that there may be.
         count: How many there are.
+        foreign: A weight of a module that no known one has; empty: there is none.
     """
 
     family: _Family
     pattern: str
     count: int
+    foreign: str
 
 
 def tell_of_module(files: ModelFiles) -> None:
@@ -140,28 +146,39 @@ def load_module(files: ModelFiles, model: Any, *, guesses: int | None = None) ->
             f"model {files.name!r}: its last layer is not of the kind that its module has"
         )
     try:
-        layer = _load_layer(files, model, pattern=place.pattern)
+        head = _load_head(files, model, place)
     except ModelLoadError:
         raise
     except Exception as error:  # a checkpoint is a stranger's, and may break anything
         raise ModelLoadError(
             f"model {files.name!r}: its module cannot be loaded: {first_line(error)}"
         ) from error
-    for name, tensor in layer.named_parameters():
-        if not bool(tensor.isfinite().all()):
-            raise ModelLoadError(
-                f"model {files.name!r}: {name} of its module has weights that are no numbers"
-            )
-    like = model.lm_head.weight
-    layer.to(like.device, like.dtype).requires_grad_(False).eval()
-    head = MtpHead(layer, model, makes_keys=place.family.makes_keys)
     reach = min(guesses or _REACH, MOST_REACH)
     tree = tuple((0,) * depth for depth in range(1, reach + 1))
     return LoadedModule(ModuleCard(kind=MODULE, tree=tree), head)
 
 
+def _load_head(files: ModelFiles, model: Any, place: _Place) -> MtpHead:
+    """Load the module, and compute a row with it."""
+    layer = _load_layer(files, model, pattern=place.pattern)
+    for name, tensor in chain(layer.named_parameters(), layer.named_buffers()):
+        if not bool(tensor.isfinite().all()):
+            raise ModelLoadError(
+                f"model {files.name!r}: {name} of its module has weights that are no numbers"
+            )
+    like = model.lm_head.weight
+    layer.to(like.device).requires_grad_(False).eval()
+    # What chooses experts is a buffer, and more precise than the model's dtype.
+    for parameter in layer.parameters():
+        parameter.data = parameter.data.to(like.dtype)
+    head = MtpHead(layer, model, makes_keys=place.family.makes_keys)
+    head.try_out(model)
+    return head
+
+
 def _load_layer(files: ModelFiles, model: Any, *, pattern: str) -> Any:
     """Let the library load the module's layer: it knows how families store experts."""
+    shared = _shared_weights(model)
     text = model.config.get_text_config(decoder=True)
     text.num_mtp_layers = 1
     if getattr(text, "layer_types", None) is not None:
@@ -169,13 +186,20 @@ def _load_layer(files: ModelFiles, model: Any, *, pattern: str) -> Any:
     # By this the library tells a module's weights; for some families it knows one size's alone.
     model._keys_to_ignore_on_load_unexpected = [pattern]  # noqa: SLF001 - there is no public word
     before = model.config.name_or_path
-    with files.laid_out() as directory:
+    with files.laid_out() as directory, quiet_library():
         model.config.name_or_path = str(directory)
         try:
             module: Any = MtpModel.from_pretrained(model)
         finally:
             model.config.name_or_path = before
+    # The library's module holds the model's own embedding and head, and could load others there.
+    if any(one is not other for one, other in zip(shared, _shared_weights(model), strict=True)):
+        raise ModelLoadError(f"model {files.name!r}: its module has an embedding or a head")
     return module.layers[0]
+
+
+def _shared_weights(model: Any) -> tuple[Any, Any]:
+    return model.get_input_embeddings().weight, model.lm_head.weight
 
 
 def _checked_place(files: ModelFiles) -> _Place:
@@ -201,6 +225,11 @@ def _checked_place(files: ModelFiles) -> _Place:
             f"model {name!r} has {place.count} modules that predict further tokens: --adapter"
             f" {MODULE} uses one"
         )
+    if place.foreign:
+        raise ModelLoadError(
+            f"model {name!r} has a module with {place.foreign!r}, which --adapter {MODULE} does not"
+            " compute"
+        )
     return place
 
 
@@ -210,13 +239,17 @@ def _find(files: ModelFiles) -> _Place | None:
     family = _FAMILIES.get(kind)
     if family is None or files.gguf is not None or type(layer_count) is not int:
         return None
-    pattern, layer = r"^mtp\.", r"mtp\.layers\.(\d+)\."
+    pattern, layer = _APART, r"mtp\.layers\.(\d+)\."
     if not family.stands_apart:
         pattern, layer = rf"^model\.layers\.{layer_count}\.", r"model\.layers\.(\d+)\."
     first = 0 if family.stands_apart else layer_count
     found = {int(it[1]) for name in _names(files) if (it := re.match(layer, name))}
     count = sum(number >= first for number in found)
-    return _Place(family, pattern, count) if count else None
+    foreign = ""
+    if family.stands_apart:
+        own = (name for name in _names(files) if name.startswith("mtp."))
+        foreign = next((name for name in own if not re.match(pattern, name)), "")
+    return _Place(family, pattern, count, foreign) if count else None
 
 
 def _kind_and_layers(files: ModelFiles) -> tuple[str, object]:

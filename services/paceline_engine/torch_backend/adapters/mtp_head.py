@@ -68,6 +68,27 @@ class _OnlyKeys:
         raise _KeysAreMade
 
 
+class _RowAlone:
+    """A row that sees itself; what it attends to is zero."""
+
+    def take(self, keys: Tensor, values: Tensor) -> None:
+        self._own = tuple(each.transpose(0, 1)[None] for each in (keys, values))
+
+    def states(self) -> Sequence[tuple[Tensor, Tensor]]:
+        keys, values = self._own
+        return [(keys, values)]
+
+    def attend(
+        self,
+        queries: Tensor,
+        *,
+        made: Sequence[tuple[Tensor, Tensor]] | None = None,
+        scale: float | None = None,  # noqa: ARG002 - of the protocol
+    ) -> Tensor:
+        _, values = (made or self.states())[0]
+        return queries.new_zeros(*queries.shape[:2], values.shape[-1])
+
+
 _step: ContextVar[SeenRows | _OnlyKeys] = ContextVar("step")
 """The running step: the library cannot pass it down to its layer."""
 
@@ -140,6 +161,14 @@ class MtpHead:
     def carry(self, output: Tensor) -> Tensor:
         """Return what the next step reads instead of features: (R, E)."""
         return output
+
+    @torch.inference_mode()
+    def try_out(self, model: Any) -> None:
+        """Compute a row, so that a module that cannot be computed raises now."""
+        weight = self._module.eh_proj.weight
+        nothing = torch.zeros(1, dtype=torch.int64, device=weight.device)
+        rows = self.read(model, nothing, weight.new_zeros(1, self.width))
+        self.score(model, self.output(rows, positions=nothing, seen=_RowAlone()))
 
     def _compute(self, rows: Tensor, positions: Tensor, step: SeenRows | _OnlyKeys) -> Tensor:
         token = _step.set(step)
