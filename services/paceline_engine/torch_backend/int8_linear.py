@@ -17,11 +17,11 @@ undergoes alone. So a row's product is the same, bit for bit, whatever other row
 what `check_exact` proves at load for each kernel that can be used, and what floating-point products
 cannot have at full speed. Attention adds floating-point numbers; `invariant.py` sees to its order.
 
-One thing a kernel may do in two ways. With AMX the code for five rows and more converts the sum of
-u * w and 128 times the sum of w to float one by one, and subtracts then: that rounds each of them
-if it is above 2^24. The code for fewer rows subtracts whole numbers. So a weight whose sums can be
-that large (`Int8Product.reach`) is computed with those numbers of rows only
-whose code rounds alike, and few rows are filled up.
+Kernels differ in one thing. With AMX some of oneDNN's code converts the sum of u * w and 128 times
+the sum of w to float one by one, and then subtracts: that rounds each of them if it is above 2^24.
+Other code subtracts whole numbers. Which code runs depends on the shape and on the number of rows.
+So a weight whose sums can be that large (`Int8Product.reach`) is computed only with those numbers
+of rows whose code rounds alike, and fewer rows are filled up.
 
 It reads a quarter of the bytes that float32 has, which is what a forward of few rows takes its time
 for (bench/LOG.md).
@@ -66,7 +66,7 @@ FEW_ROWS = 32
 """Up to so many rows `Int8Product.few` computes (bench/LOG.md)."""
 # Outputs that are compared, at both ends of a weight: kernels have other code for a remainder.
 _CHECKED_OUTPUTS = 64
-_LARGEST = 255  # whole number of a row
+_LARGEST = 255  # the largest u
 
 
 class Int8Product(Product):

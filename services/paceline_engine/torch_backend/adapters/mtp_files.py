@@ -98,7 +98,7 @@ class _Place:
         family: Of its model.
         pattern: Finds the weights' names of the one module that there may be.
         count: How many there are.
-        foreign: A weight of a module that no known one has; empty: there is none.
+        foreign: The name of a weight that no known module has; empty: all are known.
     """
 
     family: _Family
@@ -243,11 +243,12 @@ def _find(files: ModelFiles) -> _Place | None:
     if not family.stands_apart:
         pattern, layer = rf"^model\.layers\.{layer_count}\.", r"model\.layers\.(\d+)\."
     first = 0 if family.stands_apart else layer_count
-    found = {int(it[1]) for name in _names(files) if (it := re.match(layer, name))}
+    names = _names(files)
+    found = {int(it[1]) for name in names if (it := re.match(layer, name))}
     count = sum(number >= first for number in found)
     foreign = ""
     if family.stands_apart:
-        own = (name for name in _names(files) if name.startswith("mtp."))
+        own = (name for name in names if name.startswith("mtp."))
         foreign = next((name for name in own if not re.match(pattern, name)), "")
     return _Place(family, pattern, count, foreign) if count else None
 
