@@ -70,6 +70,12 @@ _FLASH_DTYPES = frozenset({torch.float16, torch.bfloat16})
 _MOST_FLASH_WIDTH, _FLASH_WIDTHS = 256, 8
 _FIRST_WITH_FLASH = (8, 0)  # Ampere
 
+TILE = 64
+"""How many keys a tile has. Smaller tiles waste fewer masked keys, but cut prompts into more."""
+
+LEAST_MULTIPLE = 4
+"""The least that m can be: 1, 2 and 3 rows have kernels of their own on each processor."""
+
 FEW_ROWS = 16
 """With more rows a sequence keeps a kernel busy, and a kernel of its own costs nothing."""
 
@@ -94,6 +100,25 @@ class Attention:
     def is_plain(self) -> bool:
         """Whether kernels compute it."""
         return self.soft_cap is None and self.sinks is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Rows of one sequence, which compiled code can attend with.
+
+    Attributes:
+        text: The sequence, with room for them.
+        first: The first one's number among the forward's rows.
+        count: How many they are.
+        start: The first one's place in the sequence.
+        length: How many keys torch's kernel would be given, also hidden ones.
+    """
+
+    text: KeyValues
+    first: int
+    count: int
+    start: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,12 @@ from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from paceline_engine.torch_backend.compiled_products import FewLayer, FewProduct
-from paceline_engine.torch_backend.compiled_steps import TOGETHER
+from paceline_engine.torch_backend.attention_tables import AttentionLayer
+from paceline_engine.torch_backend.compiled_attention import agreeing_counts, can_attend
+from paceline_engine.torch_backend.compiled_products import FewLayer, FewLayers, FewProduct
+from paceline_engine.torch_backend.compiled_steps import TOGETHER, one_thread
 from paceline_engine.torch_backend.int8_linear import (
     FEW_ROWS,
     Int8Product,
@@ -25,10 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from paceline_engine.torch_backend.attention import Attention
+    from paceline_engine.torch_backend.attention_tables import Spans
     from paceline_engine.torch_backend.compiled_steps import Steps
     from paceline_engine.torch_backend.packed_linear import Product
     from paceline_engine.torch_backend.shared_rows import ForwardRows
 
+# What is read from memory in about a millisecond.
+_RUN_BYTES = 1 << 24
 _CHECKED_ROWS = (1, 2, 3, 5, 8, 16, FEW_ROWS, 65)
 _CHECKED_SIZES = (1e-3, 1.0, 50.0)
 
@@ -78,13 +83,28 @@ class LayerParts:
         products = tuple((each.shape, type(each), each.bias is None) for each in self.products)
         return (products, self.heads, self.kv_heads, self.width, few_layer(self) is not None)
 
+    def agreeing_counts(self, steps: Steps) -> frozenset[int]:
+        """Return the numbers of rows with which compiled code attends as torch's kernel does."""
+        group = self.heads // self.kv_heads
+        return agreeing_counts(steps, self.attention, group=group, width=self.width)
+
 
 class CompiledLayer:
-    """One layer, for up to `MOST_ROWS` rows without low-rank weights."""
+    """One layer, for up to `MOST_ROWS` rows without low-rank weights.
 
-    def __init__(self, parts: LayerParts, steps: Steps) -> None:
-        """Build it of parts whose steps `agree`."""
-        self._parts, self._steps = parts, steps
+    Attributes:
+        few: Computes few rows of it in eight bits; None: nothing does.
+        attention: How it attends.
+    """
+
+    def __init__(self, parts: LayerParts, steps: Steps, *, agreeing_counts: frozenset[int]) -> None:
+        """Build it of parts whose steps `agree`.
+
+        Args:
+            agreeing_counts: See `LayerParts.agreeing_counts`.
+        """
+        self._parts, self._steps, self._agreeing_counts = parts, steps, agreeing_counts
+        self._can_attend = can_attend(parts.attention, width=parts.width)
         self._norms = [(norm.weight, float(norm.least)) for norm in parts.norms]
         self._rounds = [isinstance(each, Int8Product) for each in parts.products]
         # A bias is added after the scaling, and then the steps do not scale.
@@ -92,14 +112,21 @@ class CompiledLayer:
             rounds and each.bias is None
             for each, rounds in zip(parts.products, self._rounds, strict=True)
         ]
-        self._few = few_layer(parts)
+        self.few = few_layer(parts)
+        self.attention = AttentionLayer(
+            parts.index,
+            heads=parts.heads,
+            kv_heads=parts.kv_heads,
+            width=parts.width,
+            scale=parts.attention.scale,
+        )
 
     def __call__(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor], rows: ForwardRows
     ) -> Tensor:
         """Compute (T, E) from (T, E)."""
-        if self._few is not None and len(hidden) <= FEW_ROWS:
-            return self._of_few_rows(self._few, hidden, rotation, rows)
+        if self.few is not None and len(hidden) <= FEW_ROWS:
+            return self.few.after(self._attend(self.few.before(hidden, rotation), rows), hidden)
         parts, steps, rounds, is_scaled = self._parts, self._steps, self._rounds, self._is_scaled
         inputs = steps.norm(hidden, self._norms[0], rounds=rounds[0])
         turned = parts.heads + parts.kv_heads
@@ -118,13 +145,18 @@ class CompiledLayer:
         inputs = steps.gate(self._product(2, inputs), is_scaled=is_scaled[2], rounds=rounds[3])
         return steps.add(self._product(3, inputs), added, is_scaled=is_scaled[3])
 
-    def _of_few_rows(
-        self, few: FewLayer, hidden: Tensor, rotation: tuple[Tensor, Tensor], rows: ForwardRows
-    ) -> Tensor:
-        return few.after(self._attend(few.before(hidden, rotation), rows), hidden)
+    def spans_of(self, rows: ForwardRows) -> Spans | None:
+        """Return the table with which compiled code attends; None: torch does."""
+        spans = rows.spans if self._can_attend else None
+        if spans is None or not spans.kernel_counts <= self._agreeing_counts:
+            return None
+        return spans
 
     def _attend(self, states: Tensor, rows: ForwardRows) -> Tensor:
         """Return (H, T, D) from (H + 2 G, T, D)."""
+        spans = self.spans_of(rows)
+        if spans is not None:
+            return self._steps.attend(states, spans, self.attention)
         parts = self._parts
         turned = parts.heads + parts.kv_heads
         return rows.attend(
@@ -143,6 +175,59 @@ class CompiledLayer:
         if product.bias is None:
             return whole
         return whole.mul_(self._steps.scales[: len(whole)]).add_(product.bias)
+
+
+class LayerRun(nn.Module):
+    """Some of a model's layers one after the other, for few rows in eight bits.
+
+    A module, so that hooks can be put on it as on a layer.
+
+    Attributes:
+        depth: How many layers they are.
+    """
+
+    def __init__(self, layers: Sequence[CompiledLayer]) -> None:
+        """Build it of at least one layer; each of them has `few`."""
+        super().__init__()
+        self.depth, self._first = len(layers), layers[0]
+        few = [each.few for each in layers if each.few is not None]
+        self._layers = FewLayers(few, [each.attention for each in layers])
+
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], rows: ForwardRows) -> Tensor:
+        """Compute (T, E) from (T, E)."""
+        spans = self._first.spans_of(rows)
+        assert spans is not None, "it computes such rows"
+        return self._layers(hidden, rotation, spans)
+
+
+def runs_of(layers: Sequence[CompiledLayer]) -> list[LayerRun]:
+    """Divide a model's layers into runs of about a millisecond; none: a layer is not for few rows.
+
+    A forward can be given up between runs.
+    """
+    found: list[list[CompiledLayer]] = []
+    byte_count = _RUN_BYTES
+    for layer in layers:
+        if layer.few is None:
+            return []
+        if byte_count + layer.few.byte_count > _RUN_BYTES:
+            found.append([])
+            byte_count = 0
+        found[-1].append(layer)
+        byte_count += layer.few.byte_count
+    return [LayerRun(run) for run in found]
+
+
+def runs_compute(layers: Sequence[CompiledLayer], rows: ForwardRows) -> bool:
+    """Whether the runs of these layers compute such rows, which nothing reads in between."""
+    return (
+        len(rows.token_ids) <= FEW_ROWS
+        and rows.features is None
+        and rows.streams is None
+        and rows.lora is None
+        and rows.read_at in {None, len(layers)}
+        and all(layer.spans_of(rows) is not None for layer in layers)
+    )
 
 
 def few_layer(parts: LayerParts) -> FewLayer | None:
@@ -179,12 +264,8 @@ def agree(parts: LayerParts, steps: Steps) -> bool:
     With one thread: with several, an operator may divide many rows between threads in the middle of
     one, and computes the numbers beside the cut in another way (`invariance.py`).
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         return _agree(parts, steps)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _agree(parts: LayerParts, steps: Steps) -> bool:

@@ -29,9 +29,7 @@
  * its own.
  */
 
-#include "compiled_steps.c"
-
-#include <string.h>
+#include "compiled_attention.c"
 
 #define BLOCK 64
 #define VECTORS 4
@@ -58,7 +56,7 @@ struct layer {
 
 /* Memory for what is computed in between, for as many rows as there can be. */
 struct room {
-  float *rows, *added, *product;
+  float *rows, *added, *product, *states, *seen;
   uint8_t *whole;
   float *scales;
 };
@@ -70,14 +68,6 @@ struct task {
   const float *scales;
   float *out;
 };
-
-static void (*run_in_threads)(void (*)(void *), void *, unsigned, unsigned);
-static int (*own_number)(void), (*thread_count)(void);
-
-/* Take GOMP_parallel, omp_get_thread_num and omp_get_num_threads. */
-void use_threads(void *run, void *number, void *count) {
-  run_in_threads = run, own_number = number, thread_count = count;
-}
 
 /* Sum a block for so many rows. `count` is a constant wherever this is inlined. */
 static inline __attribute__((always_inline)) void sum_rows(int count, const int8_t *weight,
@@ -202,4 +192,24 @@ void after_attention(const struct layer *own, const struct room *room, long rows
   gate_rows(rows, inner, room->product, 0, room->rows, room->whole, room->scales);
   multiply(products + DOWN, rows, room, out, threads);
   add_rows(rows, width, out, NULL, room->added);
+}
+
+/* A layer whose keys and values lie as spans say; `out` may be `hidden`. */
+static void whole_layer(const struct layer *own, const struct room *room, long rows, const float *hidden,
+                 const float *cosines, const float *sines, const struct span *spans, long count,
+                 const struct attention *how, float *out, unsigned threads) {
+  before_attention(own, room, rows, hidden, cosines, sines, room->states, threads);
+  attend_where_they_lie(spans, count, how, rows, room->states, room->seen, threads);
+  after_attention(own, room, rows, room->seen, own->width, own->heads * own->width, hidden, out,
+                  threads);
+}
+
+/* Layers one after the other; layer n attends as `hows[n]` says. */
+void whole_layers(const struct layer *const *layers, const struct attention *const *hows,
+                  long depth, const struct room *room, long rows, const float *hidden,
+                  const float *cosines, const float *sines, const struct span *spans, long count,
+                  float *out, unsigned threads) {
+  for (long n = 0; n < depth; n++)
+    whole_layer(layers[n], room, rows, n ? out : hidden, cosines, sines, spans, count, hows[n],
+                out, threads);
 }

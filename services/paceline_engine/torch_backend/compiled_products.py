@@ -17,7 +17,9 @@ computes all rows of that product. One thing depends on a weight's numbers: how 
 rounded (`int8_linear.py`). A weight that reaches such sums is computed as oneDNN computes the
 largest weight of its shape.
 
-Two calls compute a layer of such products (`FewLayer`): up to attention, and from there on.
+Layers of such products are computed in one call (`FewLayers`) where attention is compiled, too
+(`compiled_attention.py`). Else two calls compute a layer (`FewLayer`): up to attention, and from
+there on.
 
     hidden -> norm, product, rotation                         `before`
            -> attention
@@ -52,6 +54,7 @@ from paceline_engine.torch_backend.int8_linear import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from paceline_engine.torch_backend.attention_tables import AttentionLayer, Spans
     from paceline_engine.torch_backend.compiled_steps import Steps
     from paceline_engine.torch_backend.packed_linear import Product
 
@@ -61,13 +64,14 @@ _BLOCK = 64
 # A row adds to what reading a weight takes about a 16th. With more a function takes more than some
 # 0.3 milliseconds, and others may have the interpreter's lock meanwhile.
 _ROWS_OF_READING, _HOLDING_WORK = 16, 1 << 26
-_OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 _FUNCTIONS = {
-    "use_threads": (c_void_p, c_void_p, c_void_p),
     "multiply_rows": (c_void_p, c_void_p, c_long, c_void_p, c_void_p, c_uint),
     "before_attention": (c_void_p, c_void_p, c_long, *[c_void_p] * 4, c_uint),
     "after_attention": (
         c_void_p, c_void_p, c_long, c_void_p, c_long, c_long, c_void_p, c_void_p, c_uint,
+    ),
+    "whole_layers": (
+        c_void_p, c_void_p, c_long, c_void_p, c_long, *[c_void_p] * 4, c_long, c_void_p, c_uint,
     ),
 }  # fmt: skip
 
@@ -102,6 +106,8 @@ class _Room(ctypes.Structure):
         ("rows", c_void_p),
         ("added", c_void_p),
         ("product", c_void_p),
+        ("states", c_void_p),
+        ("seen", c_void_p),
         ("whole", c_void_p),
         ("scales", c_void_p),
     )
@@ -123,13 +129,16 @@ class FewRows:
             StepsUnavailableError: torch has no threads that they can use.
         """
         self._steps = steps
+        if not steps.has_threads:
+            raise StepsUnavailableError("torch has an unknown OpenMP")
         for library in steps.libraries:
             take_functions(library, _FUNCTIONS)
-        steps.libraries[0].use_threads(*_openmp_functions())
         self._memory = {
             "rows": torch.empty(FEW_ROWS, inputs),
             "added": torch.empty(FEW_ROWS, outputs),
             "product": torch.empty(FEW_ROWS, outputs),
+            "states": torch.empty(FEW_ROWS, outputs),
+            "seen": torch.empty(FEW_ROWS, inputs),
             "whole": torch.empty(FEW_ROWS, inputs, dtype=torch.uint8),
             "scales": torch.empty(FEW_ROWS),
         }
@@ -185,7 +194,13 @@ class FewProduct:
 
 
 class FewLayer:
-    """A layer of such products but for its attention. Letters: see `compiled_layers.py`."""
+    """A layer of such products but for its attention. Letters: see `compiled_layers.py`.
+
+    Attributes:
+        few: The functions that compute it.
+        at: Where they read it.
+        byte_count: How many bytes its weights have.
+    """
 
     def __init__(
         self,
@@ -198,7 +213,7 @@ class FewLayer:
     ) -> None:
         """Build it of the four products, in a layer's order, and the two norms."""
         self._products, self._norms = products, norms
-        self._few = products[0].few
+        self.few = products[0].few
         self._heads, self._width = heads + 2 * kv_heads, width
         self._layer = _Layer(
             products=(_Product * 4)(*(each.struct for each in products)),
@@ -208,17 +223,18 @@ class FewLayer:
             kv_heads=kv_heads,
             width=width,
         )
-        self._at = ctypes.addressof(self._layer)
+        self.at = ctypes.addressof(self._layer)
         first, *others = (each.byte_count for each in products)
         self._bytes_before, self._bytes_after = first, sum(others)
+        self.byte_count = first + sum(others)
 
     def before(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return heads apart, (H + 2 G, T, D), queries and keys rotated; a new tensor."""
         rows = len(hidden)
         states = torch.empty(self._heads, rows, self._width)
-        self._few.library(self._bytes_before, rows).before_attention(
-            self._at,
-            self._few.room,
+        self.few.library(self._bytes_before, rows).before_attention(
+            self.at,
+            self.few.room,
             rows,
             hidden.data_ptr(),
             rotation[0].data_ptr(),
@@ -234,14 +250,46 @@ class FewLayer:
             seen = seen.contiguous()
         rows, out = len(hidden), torch.empty_like(hidden)
         head_step, row_step, _ = seen.stride()
-        self._few.library(self._bytes_after, rows).after_attention(
-            self._at,
-            self._few.room,
+        self.few.library(self._bytes_after, rows).after_attention(
+            self.at,
+            self.few.room,
             rows,
             seen.data_ptr(),
             head_step,
             row_step,
             hidden.data_ptr(),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+
+class FewLayers:
+    """Such layers one after the other, with their attention, in one call."""
+
+    def __init__(self, layers: Sequence[FewLayer], attentions: Sequence[AttentionLayer]) -> None:
+        """Build it of at least one layer, and how each attends."""
+        self._layers, self._attentions = layers, attentions
+        self._few = layers[0].few
+        self._tables = tuple(
+            (c_void_p * len(each))(*(own.at for own in each)) for each in (layers, attentions)
+        )
+        self._at = [ctypes.addressof(each) for each in self._tables]
+        self._byte_count = sum(each.byte_count for each in layers)
+
+    def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], spans: Spans) -> Tensor:
+        """Return the last layer's rows, (T, E), a new tensor, from (T, E)."""
+        rows, out = len(hidden), torch.empty_like(hidden)
+        self._few.library(self._byte_count, rows).whole_layers(
+            *self._at,
+            len(self._layers),
+            self._few.room,
+            rows,
+            hidden.data_ptr(),
+            rotation[0].data_ptr(),
+            rotation[1].data_ptr(),
+            spans.at,
+            spans.count,
             out.data_ptr(),
             torch.get_num_threads(),
         )
@@ -284,20 +332,6 @@ def use_few_rows(products: Sequence[Int8Product], steps: Steps) -> int:
         each.few = own
         count += 1
     return count
-
-
-def _openmp_functions() -> list[c_void_p]:
-    """Return the functions of the OpenMP whose threads torch has; another one would have its own.
-
-    Raises:
-        StepsUnavailableError: It is an unknown one.
-    """
-    # Where torch's own calls are looked up: among what is loaded for all, then from torch on.
-    libraries = ctypes.CDLL(None), ctypes.CDLL(torch._C.__file__)  # noqa: SLF001 - no public word
-    for library in libraries:
-        if all(hasattr(library, name) for name in _OPENMP):
-            return [ctypes.cast(getattr(library, name), c_void_p) for name in _OPENMP]
-    raise StepsUnavailableError("torch has an unknown OpenMP")
 
 
 def few_row_products(products: Iterable[Product]) -> list[Int8Product]:

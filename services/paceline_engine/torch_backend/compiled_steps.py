@@ -10,7 +10,7 @@ for several. `compiled_steps.c` has the same in five functions, from product to 
     hidden                 norm_rows     the norm, rounded for the product
       product: queries, keys, values
                            turn_rows     heads apart, rotated
-      attention
+      attention                          by torch, or for few rows by `compiled_attention.c`
                            round_heads   heads together, rounded
       product: out of the heads
                            norm_rows     added to hidden; the norm, rounded
@@ -40,7 +40,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from ctypes import c_float, c_int, c_long, c_void_p
+from contextlib import contextmanager
+from ctypes import c_float, c_int, c_long, c_uint, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -48,7 +49,9 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from paceline_engine.torch_backend.attention_tables import AttentionLayer, Spans
 
 _Room: TypeAlias = tuple[Tensor, Tensor]
 
@@ -60,8 +63,8 @@ MOST_ROWS = 1024
 TOGETHER = 16
 """Widths have to be multiples of so many numbers."""
 
-_SOURCE = Path(__file__).with_name("compiled_steps.c")
-# It has the steps, too.
+# Each has what is in the one before it.
+_SOURCE = Path(__file__).with_name("compiled_attention.c")
 _SOURCE_WITH_PRODUCTS = _SOURCE.with_name("compiled_products.c")
 _COMPILERS = ("cc", "gcc", "clang")
 # Nothing may be contracted, so that each operation rounds as torch's operator does.
@@ -84,7 +87,12 @@ _FUNCTIONS = {
     "turn_rows": (c_long, c_long, c_long, c_long, *[c_void_p] * 5),
     "round_heads": (c_long, c_long, c_long, c_void_p, c_long, c_long, *[c_void_p] * 3),
     "add_rows": (c_long, c_long, *[c_void_p] * 3),
+    "use_threads": (c_void_p, c_void_p, c_void_p),
+    "attend_where_they_lie": (
+        c_void_p, c_long, c_void_p, c_long, c_void_p, c_void_p, c_uint,
+    ),
 }  # fmt: skip
+_OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 
 class StepsUnavailableError(Exception):
@@ -99,6 +107,7 @@ class Steps:
 
     Attributes:
         libraries: The same functions twice: holding the interpreter's lock, and not.
+        has_threads: Whether functions can use torch's threads.
     """
 
     def __init__(self, path: str) -> None:
@@ -110,6 +119,10 @@ class Steps:
         self._holding, self._yielding = self.libraries = ctypes.PyDLL(path), ctypes.CDLL(path)
         for library in self.libraries:
             take_functions(library, _FUNCTIONS)
+        openmp = _openmp_functions()
+        self.has_threads = openmp is not None
+        if openmp is not None:
+            self._holding.use_threads(*openmp)
         self._memory: dict[int, _Room] = {}
         self._rooms: dict[tuple[int, int], _Room] = {}
         self._scales = torch.empty(MOST_ROWS, 1)
@@ -119,6 +132,11 @@ class Steps:
     def scales(self) -> Tensor:
         """The scales of the rows that were rounded last: (MOST_ROWS, 1)."""
         return self._scales
+
+    @property
+    def thread_count(self) -> int:
+        """With how many threads functions compute."""
+        return torch.get_num_threads() if self.has_threads else 1
 
     def _library(self, numbers: int) -> ctypes.CDLL:
         return self._holding if numbers <= _HOLDING_NUMBERS else self._yielding
@@ -222,6 +240,21 @@ class Steps:
         )
         return whole
 
+    def attend(self, states: Tensor, spans: Spans, how: AttentionLayer) -> Tensor:
+        """Keep a layer's new keys and values, and attend: (H, T, D) from (H + 2 G, T, D)."""
+        rows = states.shape[1]
+        seen = torch.empty(rows, how.heads, how.width)
+        self._library(spans.key_count * how.heads * how.width).attend_where_they_lie(
+            spans.at,
+            spans.count,
+            how.at,
+            rows,
+            states.data_ptr(),
+            seen.data_ptr(),
+            self.thread_count,
+        )
+        return seen.transpose(0, 1)
+
     def add(self, product: Tensor, hidden: Tensor, *, is_scaled: bool) -> Tensor:
         """Add `hidden` to a product, in place: (T, E)."""
         rows, width = hidden.shape
@@ -235,11 +268,35 @@ class Steps:
         return product
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread meanwhile."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def take_functions(library: ctypes.CDLL, functions: Mapping[str, Sequence[Any]]) -> None:
     """Say what the functions of a library take; they return nothing."""
     for name, arguments in functions.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
+
+
+def _openmp_functions() -> list[c_void_p] | None:
+    """Return the functions of the OpenMP whose threads torch has; None: it is an unknown one.
+
+    Another OpenMP would have threads of its own.
+    """
+    # Where torch's own calls are looked up: among what is loaded for all, then from torch on.
+    libraries = ctypes.CDLL(None), ctypes.CDLL(torch._C.__file__)  # noqa: SLF001 - no public word
+    for library in libraries:
+        if all(hasattr(library, name) for name in _OPENMP):
+            return [ctypes.cast(getattr(library, name), c_void_p) for name in _OPENMP]
+    return None
 
 
 def compile_steps(

@@ -32,7 +32,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline_engine.torch_backend.attention import attend_apart, mask_of
+from paceline_engine.torch_backend.attention import (
+    LEAST_MULTIPLE,
+    TILE,
+    Span,
+    attend_apart,
+    mask_of,
+)
+from paceline_engine.torch_backend.attention_tables import Spans
 from paceline_engine.torch_backend.shared_rows import SharedRows, joined_states, runs
 
 if TYPE_CHECKING:
@@ -40,12 +47,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.torch_backend.attention import Attention, TextRows, TreeRows
     from paceline_engine.torch_backend.key_values import KeyValues
-
-TILE = 64
-"""How many keys a tile has. Smaller tiles waste fewer masked keys, but cut prompts into more."""
-
-LEAST_MULTIPLE = 4
-"""The least that m can be: 1, 2 and 3 rows have kernels of their own on each processor."""
 
 
 class InvariantRows(SharedRows):
@@ -108,6 +109,13 @@ class InvariantRows(SharedRows):
             ]
         )
 
+    def _table(self) -> Spans:
+        parts = [(tile, text) for text in self._tiled for tile in text.tiles()]
+        return Spans(
+            [tile.span(text.text.kept) for tile, text in parts],
+            kernel_counts=(tile.kernel_count for tile, _ in parts),
+        )
+
     @cached_property
     def _kernels(self) -> Sequence[_TiledText | _TilesSideBySide]:
         return [run[0] if len(run) == 1 else _TilesSideBySide(run) for run in runs(self._tiled)]
@@ -151,6 +159,10 @@ class _TiledText:
         if self.text.tree is None:
             return None
         return torch.tensor([row for part in self._parts for row in part.rows]).argsort()
+
+    def tiles(self) -> Sequence[Tile]:
+        """Return its rows, which are no tree, by the tiles in which they are."""
+        return _tiles(self.rows, start=self.text.start, multiple=self.multiple)
 
     def goes_with(self, others: _TiledText) -> bool:
         """Whether one kernel can compute it together with the sequence right before it."""
@@ -225,6 +237,21 @@ class Tile:
         self._own = (torch.arange(len(rows))[:, None] * count + torch.arange(own_count)).flatten()
         self._positions = torch.tensor(positions)[:, None] + places
         self._masks: dict[tuple[int | None, int], Tensor] = {}
+
+    @property
+    def kernel_count(self) -> int:
+        """How many rows of a sequence torch's kernel gets, fillings included."""
+        return self._shape[1]
+
+    def span(self, text: KeyValues) -> Span:
+        """Return the rows of the only sequence as compiled code attends with them."""
+        return Span(
+            text=text,
+            first=self.rows[0],
+            count=len(self.rows),
+            start=int(self._positions[0, 0]),
+            length=self._end,
+        )
 
     def attend(self, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
         """Attend to the n sequences' keys and values, (n, G, L, D): (H, n * rows, D)."""

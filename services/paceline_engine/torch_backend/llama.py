@@ -19,8 +19,11 @@ from paceline_engine.torch_backend.attention import Attention
 from paceline_engine.torch_backend.compiled_layers import (
     CompiledLayer,
     LayerParts,
+    LayerRun,
     agree,
     can_compile,
+    runs_compute,
+    runs_of,
 )
 from paceline_engine.torch_backend.compiled_steps import MOST_ROWS
 from paceline_engine.torch_backend.packed_linear import (
@@ -60,6 +63,7 @@ class FusedLlama:
 
     Attributes:
         layers: The decoder layers, as modules, so that hooks can be put on them.
+        runs: Compute several layers each, of few rows.
         group: H / G, how many query heads each key head has.
     """
 
@@ -80,6 +84,8 @@ class FusedLlama:
         ]
         self.layers: Sequence[nn.Module] = layers
         self._own_layers = layers
+        self._compiled: Sequence[CompiledLayer] = ()
+        self.runs: Sequence[LayerRun] = ()
         self.group = layers[0].group
         self._embedding = body.embed_tokens
         is_tied = self._embedding.weight is model.lm_head.weight
@@ -93,8 +99,23 @@ class FusedLlama:
 
     def __call__(self, rows: ForwardRows) -> Tensor:
         """Do a forward, and return the logits of the scored rows: (rows, V)."""
-        rotation = self._rotation(rows)
         hidden = functional.embedding(rows.token_ids, self._embedding.weight)
+        if self.runs and runs_compute(self._compiled, rows):
+            rotation = self._rotation(rows)
+            for run in self.runs:
+                hidden = run(hidden, rotation, rows)
+        else:
+            rows, hidden = self._through_layers(hidden, rows)
+        last = self._norm(hidden[rows.scored])
+        if rows.read_at == len(self.layers):
+            rows.read = last
+        if rows.streams is not None:
+            rows.streams.take(hidden)
+        return self._head(last)
+
+    def _through_layers(self, hidden: Tensor, rows: ForwardRows) -> tuple[ForwardRows, Tensor]:
+        """Return the rows with which the forward ended, and what the last layer made of them."""
+        rotation = self._rotation(rows)
         for index, layer in enumerate(self.layers):
             if index == rows.read_at:
                 others = rows.change(hidden) if rows.change is not None else None
@@ -105,12 +126,7 @@ class FusedLlama:
             if rows.features is not None:
                 rows.features.take(index, hidden)
             hidden = layer(hidden, rotation, rows)
-        last = self._norm(hidden[rows.scored])
-        if rows.read_at == len(self.layers):
-            rows.read = last
-        if rows.streams is not None:
-            rows.streams.take(hidden)
-        return self._head(last)
+        return rows, hidden
 
     def lend_head(self, model: Any) -> None:
         """Let the given model use this head, which may be packed, for the adapters."""
@@ -151,8 +167,11 @@ class FusedLlama:
         sizes = {each.sizes: each for each in parts}
         if not self.can_use_steps or not all(agree(each, steps) for each in sizes.values()):
             return False
+        counts = {each.sizes: each.agreeing_counts(steps) for each in sizes.values()}
         for layer, own in zip(self._own_layers, parts, strict=True):
-            layer.compiled = CompiledLayer(own, steps)
+            layer.compiled = CompiledLayer(own, steps, agreeing_counts=counts[own.sizes])
+        self._compiled = [each.compiled for each in self._own_layers if each.compiled is not None]
+        self.runs = runs_of(self._compiled)
         return True
 
     def _rotation(self, rows: ForwardRows) -> Rotation:

@@ -69,8 +69,9 @@ from paceline_engine.terms.backend import (
     TokenMemory,
 )
 from paceline_engine.terms.items import Draft, Judge, Judgement, Outcome
-from paceline_engine.torch_backend.attention import TextRows
+from paceline_engine.torch_backend.attention import LEAST_MULTIPLE, TILE, TextRows
 from paceline_engine.torch_backend.chain_drafting import layers_beside
+from paceline_engine.torch_backend.compiled_layers import LayerRun
 from paceline_engine.torch_backend.compiled_products import few_row_products, use_few_rows
 from paceline_engine.torch_backend.compiled_steps import StepsUnavailableError, compile_steps
 from paceline_engine.torch_backend.cuda_graphs import CapturedForwards, capture_forwards
@@ -78,7 +79,7 @@ from paceline_engine.torch_backend.decoders import choose_decoder, take_sample
 from paceline_engine.torch_backend.device import on_device, wait_for
 from paceline_engine.torch_backend.families import rotations_change
 from paceline_engine.torch_backend.int8_linear import has_vnni
-from paceline_engine.torch_backend.invariant import LEAST_MULTIPLE, TILE, InvariantRows
+from paceline_engine.torch_backend.invariant import InvariantRows
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.library import LibraryText, decoder_layers, score_alone
@@ -195,8 +196,9 @@ class LoadedModel(ModelBackend):
             self._bytes_per_token = max(self._bytes_per_token, shape.bytes_per_token)
         self._slabs = None if shape is None else Slabs(shape, tile=tile)
         self._layers = self.decoder.layers if self.decoder else decoder_layers(model)
-        for layer in self._layers:
-            layer.register_forward_pre_hook(self._before_layer)
+        runs = self.decoder.runs if isinstance(self.decoder, FusedLlama) else ()
+        for each in (*self._layers, *runs):
+            each.register_forward_pre_hook(self._before_layer)
         self.interrupt = Interrupt()
         self._layers_run = 0
         self.lora: LoraAdapters | None = None
@@ -497,10 +499,10 @@ class LoadedModel(ModelBackend):
         finally:
             self._layers_run = before + layer_count
 
-    def _before_layer(self, *_: object) -> None:
+    def _before_layer(self, module: object, _: object) -> None:
         if self.interrupt.is_set():
             raise ForwardInterrupted
-        self._layers_run += 1
+        self._layers_run += module.depth if isinstance(module, LayerRun) else 1
 
 
 def _use_steps(name: str, decoder: Decoder | None, products: Sequence[Product]) -> None:
@@ -520,7 +522,10 @@ def _use_steps(name: str, decoder: Decoder | None, products: Sequence[Product]) 
     if fused is None:
         return
     if fused.use_steps(steps):
-        _log.info("model %r: what it computes between products is compiled", name)
+        _log.info(
+            "model %r: what it computes between products is compiled, attention too",
+            name,
+        )
     else:
         _log.warning(
             "model %r: what was compiled gives other bits than torch's operators, and is not used",

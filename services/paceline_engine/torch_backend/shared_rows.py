@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline_engine.torch_backend.attention import SideBySide, TextRows
+from paceline_engine.torch_backend.attention import SideBySide, Span, TextRows
+from paceline_engine.torch_backend.attention_tables import MOST_ATTENDED, Spans
 from paceline_engine.torch_backend.in_place import TextsInPlace, in_place_kernels
 from paceline_engine.torch_backend.padded_texts import TextsTogether
 
@@ -65,6 +66,11 @@ class ForwardRows(ABC):
     streams: StreamRows | None = None
     lora: LoraRows | None = None
     features: FeatureRows | None = None
+
+    @property
+    def spans(self) -> Spans | None:
+        """Where sequences lie, for compiled code instead of `attend`; None: it cannot attend."""
+        return None
 
     @abstractmethod
     def attend(
@@ -148,6 +154,34 @@ class SharedRows(ForwardRows):
         if len(rows) == len(self.token_ids):
             return slice(0, len(rows))
         return torch.tensor(rows, dtype=torch.int64).to(self.token_ids.device, non_blocking=True)
+
+    @cached_property
+    def spans(self) -> Spans | None:
+        """See `ForwardRows`."""
+        kept = self._texts[0].kept.keys
+        if (
+            kept.device.type != "cpu"
+            or kept.dtype != torch.float32
+            or len(self.token_ids) > MOST_ATTENDED
+            or any(text.tree is not None for text in self._texts)
+        ):
+            return None
+        return self._table()
+
+    def _table(self) -> Spans:
+        firsts = accumulate(self._counts, initial=0)
+        return Spans(
+            [
+                Span(
+                    text=text.kept,
+                    first=first,
+                    count=text.count,
+                    start=text.start,
+                    length=text.length,
+                )
+                for text, first in zip(self._texts, firsts, strict=False)
+            ]
+        )
 
     def attend(
         self, layer: int, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention

@@ -9,7 +9,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline_engine.torch_backend import compiled_products
+from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.terms.backend import ForwardInterrupted
+from paceline_engine.terms.calls import SessionSpec
+from paceline_engine.torch_backend import compiled_layers, compiled_steps
+from paceline_engine.torch_backend.compiled_layers import LayerRun
 from paceline_engine.torch_backend.compiled_products import (
     FewLayer,
     FewProduct,
@@ -29,7 +33,7 @@ from paceline_engine.torch_backend.invariant import InvariantRows
 from paceline_engine.torch_backend.shared_rows import SharedRows
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.tiny_models import build_tokenizer
-from unit.engine.test_compiled_steps import BIASED, SIZES, Computed, logprobs
+from unit.engine.test_compiled_steps import BIASED, SIZES, AttendedByTorch, Computed, logprobs
 
 # Both sides of a block of 64 outputs and 64 inputs, of a vector of 16, and of few rows.
 SHAPES = [(48, 48), (1, 16), (64, 64), (70, 96), (129, 160), (576, 1536)]
@@ -198,9 +202,10 @@ def test_a_product_that_is_off_by_the_least_is_not_used(count, steps, monkeypatc
 
 
 def test_with_threads_that_nobody_knows_onednn_computes(steps, monkeypatch, caplog):
-    monkeypatch.setattr(compiled_products, "_OPENMP", ("no_function_of_this_name",))
+    del steps
+    monkeypatch.setattr(compiled_steps, "_OPENMP", ("no_function_of_this_name",))
     product = Int8Product(numbers(64, 64), None)
-    assert use_few_rows([product], steps) == 0
+    assert use_few_rows([product], compile_steps(products=True)) == 0
     assert product.few is None
     assert "unknown OpenMP" in caplog.text
 
@@ -225,7 +230,7 @@ def few_rows_of(model, steps):
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("settings", [{}, BIASED, {"num_key_value_heads": 3}], ids=str)
-@pytest.mark.parametrize("rows", [SharedRows, InvariantRows])
+@pytest.mark.parametrize("rows", [AttendedByTorch, InvariantRows])
 def test_logits_have_the_bits_of_the_operators(settings, rows, steps):
     model = Computed(settings, kind="int8")
     expected = model.logits(PIECES, rows=rows)
@@ -251,27 +256,105 @@ def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(steps):
         assert torch.equal(torch.cat(own), whole), size
 
 
-def test_few_rows_are_computed_in_two_calls_of_a_layer(steps, monkeypatch):
-    model, calls = Computed(kind="int8"), []
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls of compiled code that compute few rows: of one layer, or of so many."""
+    found, own_run = [], LayerRun.forward
+    for name in ("before", "after"):
+        own = getattr(FewLayer, name)
+
+        def told(*arguments, own=own, name=name):
+            found.append(name)
+            return own(*arguments)
+
+        monkeypatch.setattr(FewLayer, name, told)
+
+    def told_run(run, *arguments):
+        found.append(run.depth)
+        return own_run(run, *arguments)
+
+    monkeypatch.setattr(LayerRun, "forward", told_run)
+    return found
+
+
+def all_compiled(steps):
+    model = Computed(kind="int8")
     few_rows_of(model, steps)
     assert model.decoder.use_steps(steps)
-    before, after = FewLayer.before, FewLayer.after
+    return model
 
-    def told_before(*arguments):
-        calls.append("before")
-        return before(*arguments)
 
-    def told_after(*arguments):
-        calls.append("after")
-        return after(*arguments)
-
-    monkeypatch.setattr(FewLayer, "before", told_before)
-    monkeypatch.setattr(FewLayer, "after", told_after)
-    model.logits([[3, FEW_ROWS]])
-    assert calls == ["before", "after"] * SIZES["num_hidden_layers"] * 2
+@pytest.mark.parametrize("rows", [SharedRows, InvariantRows])
+@pytest.mark.parametrize(("bytes_of_layers", "depths"), [(3, [3]), (2.5, [2, 1]), (0.5, [1, 1, 1])])
+def test_layers_of_few_rows_are_computed_in_calls_of_a_millisecond(
+    rows, bytes_of_layers, depths, steps, calls, monkeypatch
+):
+    model = Computed(kind="int8")
+    expected = model.logits([[3, FEW_ROWS]], rows=rows)
+    few_rows_of(model, steps)
+    layer_bytes = sum(each.shape.numel() for each in model.decoder.layers[0].products)
+    monkeypatch.setattr(compiled_layers, "_RUN_BYTES", int(bytes_of_layers * layer_bytes))
+    assert model.decoder.use_steps(steps)
     calls.clear()
-    model.logits([[FEW_ROWS + 1]])
+    actual = model.logits([[3, FEW_ROWS]], rows=rows)
+    assert calls == depths * 2
+    if rows is InvariantRows:
+        assert torch.equal(actual, expected)
+    else:
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0.1)
+    calls.clear()
+    model.logits([[FEW_ROWS + 1]], rows=rows)
     assert calls == []
+
+
+def test_around_torchs_attention_a_layer_takes_two_calls(steps, calls):
+    model = all_compiled(steps)
+    calls.clear()
+    model.logits([[3, FEW_ROWS]], rows=AttendedByTorch)
+    assert calls == ["before", "after"] * SIZES["num_hidden_layers"] * 2
+
+
+class Reader:
+    """What reads rows between layers."""
+
+    def __init__(self):
+        self.seen = []
+
+    def take(self, layer, hidden):
+        self.seen.append((layer, hidden.clone()))
+
+
+def test_what_reads_rows_between_layers_is_told_of_each(steps, calls):
+    model, found = Computed(kind="int8"), []
+    for compiled_too in (False, True):
+        if compiled_too:
+            few_rows_of(model, steps)
+            assert model.decoder.use_steps(steps)
+            calls.clear()
+        reader = Reader()
+        model.logits(
+            [[3]],
+            rows=InvariantRows,
+            prepare=lambda rows, own=reader: setattr(rows, "features", own),
+        )
+        found.append(reader.seen)
+    assert [layer for layer, _ in found[1]] == [0, 1, 2]
+    assert all(torch.equal(mine, theirs) for (_, mine), (_, theirs) in zip(*found, strict=True))
+    assert "before" in calls
+
+
+@pytest.mark.parametrize(("read_at", "runs"), [(1, False), (3, True)])
+def test_rows_are_kept_where_an_adapter_reads_them(read_at, runs, steps, calls):
+    model, read = all_compiled(steps), []
+    calls.clear()
+
+    def prepare(rows):
+        rows.read_at = read_at
+        read.append(rows)
+
+    model.logits([[3]], rows=InvariantRows, prepare=prepare)
+    assert read[0].read.shape == (4, SIZES["hidden_size"])
+    assert (calls == [3]) == runs
 
 
 @pytest.mark.parametrize("name", ["before", "after"])
@@ -331,6 +414,29 @@ def test_a_server_says_the_same_with_a_compiler_without_one_and_told_not_to(
     said = [logprobs(each) for each in (every, told_not_to, without)]
     assert len(said[0]) == 5
     assert said[0] == said[1] == said[2]
+
+
+def test_a_forward_in_long_calls_can_be_given_up_and_counts_all_layers(saved, steps, monkeypatch):
+    del steps
+    monkeypatch.setattr(compiled_layers, "_RUN_BYTES", 1)
+    backend = TransformersBackend(str(saved), weights="int8")
+    text = ModelText(backend, SessionSpec(64))
+    text.judge([1, 2, 3])
+    assert backend.layers_run == SIZES["num_hidden_layers"]
+    own = LayerRun.forward
+
+    def interrupting(run, *arguments):
+        text.interrupt.set()
+        return own(run, *arguments)
+
+    monkeypatch.setattr(LayerRun, "forward", interrupting)
+    with pytest.raises(ForwardInterrupted):
+        text.judge([1, 2, 3, 4])
+    assert backend.layers_run == SIZES["num_hidden_layers"] + 1
+    monkeypatch.undo()
+    whole = TransformersBackend(str(saved), weights="int8")
+    ModelText(whole, SessionSpec(64)).judge([1, 2, 3])
+    assert whole.layers_run == SIZES["num_hidden_layers"]
 
 
 def test_a_processor_without_vnni_compiles_steps_alone(saved, steps, caplog, monkeypatch):
