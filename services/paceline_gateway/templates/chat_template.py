@@ -226,7 +226,7 @@ async def look_at_template(*, orchestrators: Orchestrators, templates: ChatTempl
         pass  # the model has no template
     except (PacelineError, NoProcessError) as error:
         _log.info("the model's chat template was not looked at yet: %s", error)
-    except Exception:  # without this look the gateway serves, and may tell a client what is wrong
+    except Exception:  # noqa: BLE001 - the gateway serves without this look
         _log.exception("the model's chat template could not be looked at")
 
 
