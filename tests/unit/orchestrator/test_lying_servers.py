@@ -12,6 +12,7 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline.v1.model_service_pb2 import ChatTemplate
 from paceline_orchestrator.decoding.answers import AnswerChecks
 from paceline_orchestrator.fleet import health_watch
 from support.fake_text import continuation
@@ -579,6 +580,22 @@ async def test_a_server_that_says_of_its_model_what_it_must_not_is_not_used(fiel
     assert not talker.specs
     told = [it for it in caplog.messages if it.startswith("target-0 is not used") and field in it]
     assert len(told) == 1
+
+
+@virtually
+async def test_a_target_that_has_no_chat_template_does_not_speak_for_the_others():
+    """Its version may be too old to know the question."""
+    first, second = models = targets(2)
+    asked = pb.GetSystemChatTemplateRequest()
+    async with virtual_system(*models) as system:
+        for target in (second, first):
+            first.chat_template = second.chat_template = None
+            target.chat_template = ChatTemplate(fingerprint="it", source="{{ messages }}")
+            told = await system.servicer.GetSystemChatTemplate(asked, None)
+            assert told.chat_template.source == "{{ messages }}"
+        first.chat_template = None
+        with pytest.raises(errors.UnsupportedError, match="no chat template"):
+            await system.servicer.GetSystemChatTemplate(asked, None)
 
 
 @virtually
