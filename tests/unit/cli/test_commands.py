@@ -137,7 +137,8 @@ async def checked_with(raw, *, address):
 
 
 @pytest.mark.parametrize(
-    ("raw", "told"), [(b"\xff", "the server's answer cannot be decoded"), (b"\x08\x63", "status 99")]
+    ("raw", "told"),
+    [(b"\xff", "the server's answer cannot be decoded"), (b"\x08\x63", "status 99")],
 )
 def test_health_that_means_nothing_is_said_beside_that_of_others(capsys, fake, raw, told):
     address = free_address()
