@@ -11,6 +11,7 @@ from pydantic import Field
 
 from paceline.channel import open_async_channel
 from paceline.errors import PacelineError
+from paceline.responses import parsed
 from paceline.status import decode
 from paceline_cli.connection import tls_of
 from paceline_local.options import ConnectionSettings, read_options
@@ -61,9 +62,11 @@ async def _ask(address: str, settings: HealthSettings) -> str:
         async with channel:
             stub = health_pb2_grpc.HealthStub(channel)
             request = health_pb2.HealthCheckRequest()
-            response = await stub.Check(request, timeout=settings.timeout_seconds)
+            response = parsed(await stub.Check(request, timeout=settings.timeout_seconds))
     except grpc.RpcError as broken:
         return decode(broken).message
     except PacelineError as error:
         return error.message
-    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
+    statuses = health_pb2.HealthCheckResponse.ServingStatus
+    is_known = response.status in statuses.values()
+    return str(statuses.Name(response.status)) if is_known else f"status {response.status}"

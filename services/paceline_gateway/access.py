@@ -148,6 +148,14 @@ class Access:
 
 
 def _authorization(headers: Mapping[str, str]) -> str:
-    """Return a request's key as OpenAI's clients send it; empty if there is none."""
+    """Return a request's key as OpenAI's clients send it; empty if there is none.
+
+    Raises:
+        UnauthenticatedError: Two headers have two keys: a proxy before this process may have
+            checked the other one.
+    """
     other = headers.get(_OTHER_HEADER, "")
-    return headers.get(HEADER, "") or (f"Bearer {other}" if other else "")
+    first, second = headers.get(HEADER, ""), f"Bearer {other}" if other else ""
+    if first and second and first != second:
+        raise UnauthenticatedError(f"{HEADER} and {_OTHER_HEADER} have two keys: send one")
+    return first or second

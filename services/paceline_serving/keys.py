@@ -12,7 +12,6 @@ long random word, so a plain hash keeps it secret. Neither keys nor hashes are l
 from __future__ import annotations
 
 import hashlib
-import hmac
 import re
 import time
 from contextlib import contextmanager
@@ -152,22 +151,22 @@ class Keys:
     def __init__(self, path: Path) -> None:
         self._file = _follow(path, _parse, most_bytes=MOST_YAML_BYTES)
         self._entries: list[Key] = []
-        self._callers: dict[str, Caller] = {}
+        self._callers: dict[str, Caller] = {}  # by name
+        self._by_digest: dict[str, Caller] = {}
         self._refresh()
 
     def find(self, authorization: str) -> Caller:
-        """Return a key's holder, in a time that does not depend on the key's bytes.
+        """Return a key's holder.
+
+        Cost: the same for one key and for 25,000; it is asked for on the event loop.
 
         Raises:
             UnauthenticatedError: The key is missing or wrong.
         """
         self._refresh()
         scheme, _, word = authorization.partition(" ")
-        digest = hashlib.sha256(word.strip().encode()).hexdigest()
-        found = None
-        for caller in self._callers.values():
-            if hmac.compare_digest(caller.key.sha256, digest):
-                found = caller
+        # A look-up's time tells of the key's hash alone, of which nobody can choose a part.
+        found = self._by_digest.get(hashlib.sha256(word.strip().encode()).hexdigest())
         if scheme.lower() != _SCHEME.lower() or found is None:
             words = "the API key is wrong" if authorization else "an API key is missing"
             raise UnauthenticatedError(f"{words}: send it as `{HEADER}: {_SCHEME} KEY`")
@@ -191,6 +190,7 @@ class Keys:
             caller = before.get(key.name) or Caller(key)
             caller.key = key
             self._callers[key.name] = caller
+        self._by_digest = {caller.key.sha256: caller for caller in self._callers.values()}
 
 
 def current_caller() -> Caller | None:

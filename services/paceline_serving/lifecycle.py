@@ -19,9 +19,10 @@ import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 
 from paceline_serving import telemetry, tracing
+from paceline_serving.health import Health
 from paceline_serving.interceptors import EdgeInterceptor
 from paceline_serving.metrics_endpoint import MetricsEndpoint
 from paceline_serving.process import (
@@ -115,7 +116,7 @@ class ServerProcess:
         self._settings = settings
         self._registry = registry
         self._spans = tracing.spans_to(settings.trace_endpoint, service=f"paceline-{name}")
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._health = Health()
         self._services: Sequence[str] = ()
         self._servers: list[grpc.aio.Server] = []
         self._metrics: MetricsEndpoint | None = None
@@ -140,13 +141,8 @@ class ServerProcess:
 
     async def set_serving(self, serving: bool) -> None:
         """Set whether health is SERVING; after a drain it stays NOT_SERVING."""
-        value = (
-            health_pb2.HealthCheckResponse.SERVING
-            if serving
-            else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
         for service in ("", *self._services):
-            await self._health.set(service, value)
+            self._health.set(service, is_serving=serving)
 
     def stop_soon(self, failure: str | None = None) -> None:
         """Ask for the server's end; `failure` says why, if it cannot serve any more."""
@@ -165,7 +161,7 @@ class ServerProcess:
         sessions get their time before that stop. If it is one call, the time is the stop's grace:
         clients then connect to another server, instead of being refused during the whole drain.
         """
-        await self._health.enter_graceful_shutdown()
+        self._health.end()
         if drain:
             await asyncio.sleep(self._settings.drain_delay_seconds)
         self._application.drain()
@@ -220,7 +216,7 @@ class ServerProcess:
         if settings.reflection:
             _add_reflection(main, self._services)
         await self.set_serving(False)
-        await self._health.set(_LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        self._health.set(_LIVENESS, is_serving=True)
         self._servers.append(main)
         credentials = server_credentials(settings.server_tls)
         self.addresses["address"] = bind(main, settings.listen, credentials=credentials)

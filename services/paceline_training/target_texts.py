@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from paceline.plain_files import open_plain_file
 from paceline_engine.torch_backend.device import usable_device
 from paceline_engine.torch_backend.model_loading import load_model
 from paceline_training.continuations import continue_greedily, spread_prompts
@@ -52,7 +53,8 @@ def load_texts(folder: Path) -> Tensor:
 
 def _load(path: Path) -> Tensor:
     try:
-        with safe_open(path, framework="pt") as file:
+        # The library opens the path itself, and would wait for a FIFO's writer.
+        with open_plain_file(path), safe_open(path, framework="pt") as file:
             found: Tensor = file.get_tensor(_KEY)
     except Exception as error:  # a file may break anything
         reason = " ".join(str(error).split())[:200]

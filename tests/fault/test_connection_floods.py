@@ -17,6 +17,7 @@ from support.on_a_thread import relaying
 from support.ports import free_address
 from support.processes import GatewayProcess, running
 from support.system import simulated_model
+from support.unread_watch import unread_watch
 from support.waiting import eventually
 
 FEW = 192
@@ -104,6 +105,20 @@ def test_a_flood_at_the_health_port_is_over_while_its_connections_are_still_held
     server = simulated_model("target", tls=True, descriptor_limit=FEW)
     with running(server), flooded(server.health_address, PREFACE):
         eventually(lambda: is_serving(server.health_address), what="a probe is answered")
+
+
+@pytest.mark.parametrize("port", ["health_address", "address"])
+def test_a_watcher_of_health_that_reads_nothing_holds_up_neither_others_nor_the_end(port):
+    server = simulated_model("target", drain_seconds=DRAIN_SECONDS)
+    with running(server), unread_watch(getattr(server, port)):
+        with grpc.insecure_channel(getattr(server, port)) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(
+                health_pb2.HealthCheckRequest(), timeout=60
+            )
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+            server.terminate()
+            assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert server.wait(DRAIN_SECONDS + STOP_SECONDS + SLACK_SECONDS) == 0
 
 
 def is_serving(address: str) -> bool:

@@ -63,7 +63,8 @@ class FakeKubernetes:
         namespace: See above.
         port: Where it listens; it keeps it.
         faults: For the next requests, one each: a status; "slow" answers never; "garbage" is no
-            JSON; "cut" ends the connection after the first event, "half" in the middle of it.
+            JSON, "nested" a deeply nested list; "cut" ends the connection after the first event,
+            "half" in the middle of it.
         retry_after: What refusals have as Retry-After; empty: nothing.
         token: The one that it lets in.
         gone_status: Whether a version that is gone is answered with status 410, and not with an
@@ -239,6 +240,8 @@ class FakeKubernetes:
             await asyncio.sleep(3600)
         if fault == "garbage":
             return web.Response(text="<html>it works</html>\n")
+        if fault == "nested":
+            return web.Response(text="[" * 200_000 + "\n")
         if request.query.get("watch") == "true":
             return await self._watch(request, fault=fault)
         items = [it for it in self._objects.values() if _selects(request, it)]

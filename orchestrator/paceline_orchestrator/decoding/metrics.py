@@ -24,6 +24,9 @@ _RATE_BUCKETS = tuple(step / 10 for step in range(1, 11))
 _HOP_BUCKETS = (0.0001, 0.00025, *LATENCY_BUCKETS)
 _SPEED_UP_BUCKETS = (0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 6, 8, 12, 16, 32)
 _TARGET_BUCKETS = (*range(1, 9), 12, 16, 24, 32, 64)
+# A series stays for as long as the process, and a server can say another name every minute.
+_MOST_MODELS = 64
+_OTHER_MODELS = "other"
 
 
 class _Served(Protocol):
@@ -39,9 +42,10 @@ class _Served(Protocol):
 
 
 class RequestMetrics:
-    """Prometheus metrics; labels come from fixed sets, and models' names from the servers."""
+    """Prometheus metrics; labels come from fixed sets, and 64 models' names from the servers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self._models: set[str] = set()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
         seconds = partial(histogram, buckets=LATENCY_BUCKETS)
@@ -187,6 +191,12 @@ class RequestMetrics:
         self._corrections_ahead.inc(took.drafts.corrections_ahead)
         self._cancelled.inc(took.cancelled_count)
         for model, ran in took.drafter_models.items():
-            self._drafter_forwards.labels(model).inc(ran.forward_count)
+            self._drafter_forwards.labels(self._label_of(model)).inc(ran.forward_count)
         for kind, count in took.fallbacks.items():
             self._fallbacks.labels(kind.value).inc(count)
+
+    def _label_of(self, model: str) -> str:
+        """Return a drafter model's name, or that of all models beyond the first ones."""
+        if len(self._models) < _MOST_MODELS:
+            self._models.add(model)
+        return model if model in self._models else _OTHER_MODELS

@@ -46,6 +46,7 @@ _TEXTS = {
     "incarnation": 64,
     "dtype": 64,
     "version": 64,
+    "grammar_engine": 64,
 }
 _MOST_VOCABULARY = 1 << 24
 _MOST_CONTEXT = 1 << 30
@@ -171,6 +172,9 @@ def check_timing(timing: CallTiming) -> None:
     _in_range("timing.forward_ns", timing.forward_ns, least=0, most=_LONGEST_CALL_NS)
     _in_range("timing.forward_count", timing.forward_count, least=0, most=_MOST_FORWARDS)
     _in_range("timing.row_count", timing.row_count, least=0, most=_MOST_CONTEXT)
+    _in_range("timing.shared_row_count", timing.shared_row_count, least=0, most=_MOST_CONTEXT)
+    _in_range("timing.shared_call_count", timing.shared_call_count, least=0, most=_MOST_CONTEXT)
+    _in_range("timing.reused_token_count", timing.reused_token_count, least=0, most=_MOST_CONTEXT)
     if timing.stages:
         at_most("timing.stages", timing.stages, _MOST_STAGES)
         for stage in timing.stages:

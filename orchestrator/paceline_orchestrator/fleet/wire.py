@@ -19,6 +19,7 @@ from paceline.v1 import model_service_pb2, sampling_pb2
 from paceline.v1.model_service_pb2 import GetModelInfoRequest, GetTokenizerRequest
 from paceline_contract import calls
 from paceline_contract.calls import Hardware, VerificationRule
+from paceline_contract.chat_templates import chat_template_fingerprint
 from paceline_contract.limits import MOST_TOKENIZER_BYTES
 from paceline_orchestrator.fleet.bad_answers import (
     BadAnswerError,
@@ -334,5 +335,13 @@ async def fetch_chat_template(models: ModelServiceAsyncStub) -> model_service_pb
     """
     request = model_service_pb2.GetChatTemplateRequest()
     response = await answer(models.GetChatTemplate(request, timeout=_INFO_SECONDS))
-    check_chat_template(response.chat_template)
-    return response.chat_template
+    template = response.chat_template
+    check_chat_template(template)
+    # Clients keep templates by their fingerprint: what the server says could be another one's.
+    template.fingerprint = chat_template_fingerprint(
+        template.source,
+        named_tokens=template.named_tokens,
+        special_tokens=template.special_tokens,
+        added_token_ids=template.added_token_ids,
+    )
+    return template

@@ -23,7 +23,9 @@ gRPC accepts one call in some four turns of the loop. If the first hundred of a 
 began at once, each turn would take long, the other nine hundred would be accepted over half a
 minute, and the next client would be behind them, in a queue of gRPC's that is not fair. So places
 are given when no request has arrived for a few turns, few at a time beyond the first ones, and none
-while the loop is late, except to a client that holds none.
+while the loop is late, except to a client that holds none. A client that holds none and comes by
+itself does not wait for that: five turns of a busy loop are a good part of its time to a first
+token, and arrivals of others could hold it back for seconds.
 """
 
 from __future__ import annotations
@@ -55,6 +57,8 @@ _LONGEST_HOLD_SECONDS = 3.0
 _BEGUN_AT_ONCE, _BEGUN_TOGETHER = 32, 8
 _BEAT_SECONDS = 0.02
 _LATE_SECONDS = 0.03
+# Clients without a place that come within so many seconds of each other may be a flood.
+_NEWCOMER_SECONDS = 0.02
 
 
 class _Ticket:
@@ -119,6 +123,7 @@ class RequestQueue:
         self._looks = False  # whether `_look` or `_beat` comes
         self._held_since = 0.0
         self._is_late = False
+        self._newcomer_at = float("-inf")
         self._served = 0
         self._served_at: Counter[str] = Counter()  # of clients that are here: which one was last
         self.running_count = 0
@@ -151,8 +156,8 @@ class RequestQueue:
         Cancellation:
             It waits no longer, and holds nothing.
         """
-        waited_seconds, is_free = 0.0, share not in self._lines and self._places.allows(share)
-        if is_free and not (self.running_count and self._has_room(share, size)):
+        waited_seconds = 0.0
+        if self._begins_at_once(share, size):
             self._take(share)
         else:
             began = time.monotonic()
@@ -171,6 +176,18 @@ class RequestQueue:
         else:
             self._serve()
         self._forget(share)
+
+    def _begins_at_once(self, share: str, size: int) -> bool:
+        """Whether a request need not wait at all: beside no other, or as a newcomer's."""
+        if share in self._lines or not self._places.allows(share):
+            return False
+        if not self._places.held_by(share):
+            now = time.monotonic()
+            is_alone = now - self._newcomer_at >= _NEWCOMER_SECONDS
+            self._newcomer_at = now
+            if is_alone:
+                return True
+        return not (self.running_count and self._has_room(share, size))
 
     async def _turn(self, share: str, ticket: _Ticket, *, deadline: Deadline) -> None:
         line = self._lines.setdefault(share, _Line())

@@ -249,18 +249,21 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             NoTargetError: No target tells it.
         """
         model = self._pool.model()
+        has_none = ""
         for target in self._pool.targets(model):
             asked_at = time.monotonic()
             try:
                 template = await fetch_chat_template(target.models)
-            except UnsupportedError:
-                raise
+            except UnsupportedError as error:
+                has_none = error.message  # or is too old to know the question: another may have it
             except PacelineError as error:
                 self._pool.report_failure(target, error, asked_at=asked_at)
             else:
                 return pb.GetSystemChatTemplateResponse(
                     model_fingerprint=model.fingerprint, chat_template=template
                 )
+        if has_none:
+            raise UnsupportedError(has_none)
         raise NoTargetError(
             "no target tells its chat template", retry_after_seconds=shortage.RETRY_SECONDS
         )

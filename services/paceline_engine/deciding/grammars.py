@@ -20,6 +20,7 @@ import llguidance
 import numpy as np
 
 from paceline.errors import InvalidFieldError
+from paceline.panics import PanicError, taking_panics
 from paceline_contract.limits import MOST_GRAMMAR_BYTES
 from paceline_engine.deciding.gbnf import is_gbnf, lark_of
 from paceline_engine.deciding.json_schemas import sound_schema
@@ -92,7 +93,10 @@ class GrammarCompiler:
         """
         if self.knows(grammar):
             return
-        matcher = _on_a_deep_stack(partial(_compiled, grammar, self._tokenizer))
+        try:
+            matcher = _on_a_deep_stack(partial(_compiled, grammar, self._tokenizer))
+        except PanicError as error:
+            raise InvalidFieldError.of(FIELD, f"cannot be compiled: {_short(str(error))}") from None
         # Beside it, because reading 64 KiB for each answer would take long.
         in_copies = _names_ordinary_tokens(grammar, self._tokenizer)
         with self._lock:
@@ -138,7 +142,8 @@ def _on_a_deep_stack(work: Callable[[], Any]) -> Any:
 
     def do() -> None:
         try:
-            done.append(work())
+            with taking_panics():
+                done.append(work())
         except Exception as error:  # noqa: BLE001 - raised where it is waited for
             done.append(error)
 

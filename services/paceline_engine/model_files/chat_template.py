@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline_contract.chat_templates import chat_template_fingerprint
 from paceline_contract.limits import (
     MOST_ADDED_TOKEN_CHARACTERS,
     MOST_ADDED_TOKENS,
@@ -76,13 +75,19 @@ def _check(template: FoundTemplate, *, where: str) -> None:
 
 def template_of(source: str, tokens: ModelTokens) -> ChatTemplate:
     """Return a template with the tokens that it names, and those that could forge its output."""
-    content = [source, sorted(tokens.named.items()), tokens.special, sorted(tokens.added.items())]
+    told = _told_ids(tokens.added)
+    fingerprint = chat_template_fingerprint(
+        source,
+        named_tokens=tokens.named,
+        special_tokens=tokens.special,
+        added_token_ids=told,
+    )
     return ChatTemplate(
-        fingerprint=hashlib.sha256(json.dumps(content).encode()).hexdigest(),
+        fingerprint=fingerprint,
         source=source,
         named_tokens=tokens.named,
         special_tokens=tokens.special,
-        added_token_ids=_told_ids(tokens.added),
+        added_token_ids=told,
     )
 
 

@@ -100,7 +100,8 @@ class Watch:
         async with asyncio.timeout(_APPROACH_SECONDS) as approach:
             async for state in stream:
                 approach.reschedule(None)
-                if state.status != HealthCheckResponse.SERVING:
+                # grpc.aio hands over None for a message that cannot be decoded.
+                if state is None or state.status != HealthCheckResponse.SERVING:
                     return
                 self._hear(True)
 

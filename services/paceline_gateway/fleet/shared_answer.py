@@ -6,8 +6,6 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from paceline.errors import PacelineError
-
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -39,21 +37,21 @@ class SharedAnswer(Generic[_T]):
         self._tasks = tasks
         self._fresh_seconds = fresh_seconds
         self._clock = clock
-        self._asking: asyncio.Task[_T | PacelineError] | None = None
+        self._asking: asyncio.Task[_T | Exception] | None = None
         self._kept: tuple[float, _T] | None = None
 
     async def get(self) -> _T:
         """Return the kept answer, or the answer to the running question.
 
         Raises:
-            PacelineError: The question failed.
+            Exception: The question failed, for all that wait.
         """
         if self._kept is not None and self._clock() - self._kept[0] <= self._fresh_seconds:
             return self._kept[1]
         if self._asking is None:
             self._asking = self._tasks.create_task(self._outcome(), name="ask for all who wait")
         outcome = await asyncio.shield(self._asking)
-        if isinstance(outcome, PacelineError):
+        if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
@@ -62,11 +60,11 @@ class SharedAnswer(Generic[_T]):
         if self._asking is not None:
             self._asking.cancel()
 
-    async def _outcome(self) -> _T | PacelineError:
+    async def _outcome(self) -> _T | Exception:
         """Ask; return an error instead of raising it, which would end the tasks' owner."""
         try:
             answer = await self._ask()
-        except PacelineError as error:
+        except Exception as error:  # noqa: BLE001 - each request that waits raises it
             return error
         else:
             self._kept = (self._clock(), answer)

@@ -31,6 +31,7 @@ _ONCE = frozenset(
         b"host",
         b"origin",
         b"transfer-encoding",
+        b"x-api-key",
     }
 )
 

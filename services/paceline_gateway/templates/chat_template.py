@@ -226,6 +226,8 @@ async def look_at_template(*, orchestrators: Orchestrators, templates: ChatTempl
         pass  # the model has no template
     except (PacelineError, NoProcessError) as error:
         _log.info("the model's chat template was not looked at yet: %s", error)
+    except Exception:  # noqa: BLE001 - the gateway serves without this look
+        _log.exception("the model's chat template could not be looked at")
 
 
 def _check_tools(

@@ -14,6 +14,7 @@ from paceline.v1 import sampling_pb2
 from paceline_contract.calls import VerificationRule
 from support.fake_text import EOS, VOCABULARY_SIZE, byte_tokenizer, continuation
 from support.orchestrating import PROMPT, STRATEGIES, a_drafter, orchestrating, targets
+from support.waiting import until
 
 SAMPLING = sampling_pb2.SamplingParameters
 BAD_REQUESTS = [
@@ -145,6 +146,8 @@ async def test_a_foreign_drafter_is_never_used(caplog):
         assert received.token_ids == continuation(PROMPT, 24)
         assert not received.finished.statistics.drafter_forward_count
         assert not foreign.opened
+        # How servers stand is logged a while later.
+        await until(lambda: "its tokenizer" in caplog.text, what="why is logged")
         assert len([it for it in caplog.records if "its tokenizer" in it.message]) == 1
 
 

@@ -233,7 +233,8 @@ class Trials:
 
     async def _wrong_about(self, asking: Awaitable[list[str]], lie: Lie, cell: Cell) -> list[str]:
         """Say what is wrong with an answer, or with what it ended with."""
-        is_believed = lie.is_unseen or _is_told_by_logprobs_alone(lie, cell)
+        is_unseen = getattr(lie, "is_unseen", False)
+        is_believed = is_unseen or _is_told_by_logprobs_alone(lie, cell)
         try:
             wrong = await asking
         except errors.TokenizerMismatchError as error:

@@ -1,11 +1,15 @@
 import re
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 
+import grpc
 import pytest
 
 from paceline_cli import health
 from paceline_cli.__main__ import main
+from support.on_a_thread import relaying
+from support.ports import free_address
 from unit.cli.conftest import run
 
 
@@ -110,6 +114,40 @@ def test_health_says_it_with_the_exit_code(capsys, fake):
     code, out, _ = run(capsys, "health", "127.0.0.1:1", "--timeout-seconds", "2")
     assert code == 1
     assert out.startswith("127.0.0.1:1 ")
+
+
+@asynccontextmanager
+async def checked_with(raw, *, address):
+    """A server that answers with these bytes when it is asked whether it serves."""
+
+    async def check(_request, _context):
+        return raw
+
+    handlers = {"Check": grpc.unary_unary_rpc_method_handler(check)}
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("grpc.health.v1.Health", handlers),)
+    )
+    server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [(b"\xff", "the server's answer cannot be decoded"), (b"\x08\x63", "status 99")],
+)
+def test_health_that_means_nothing_is_said_beside_that_of_others(capsys, fake, raw, told):
+    address = free_address()
+    with relaying(checked_with(raw, address=address)):
+        code, out, _ = run(capsys, "health", address, fake.address)
+    assert code == 1
+    first, second = out.splitlines()
+    assert first.startswith(f"{address}  {told}")
+    assert second == f"{fake.address}  SERVING"
 
 
 def test_serve_names_the_roles(capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -54,6 +55,14 @@ def test_an_adapter_is_made_that_loads_beside_its_model(kind, tiny_pair, text, t
     lines = capsys.readouterr().out
     assert "step     4/4" in lines
     assert "hit rates" in lines
+
+
+def test_texts_in_a_pipe_are_refused_without_waiting(tiny_pair, tmp_path, capsys):
+    (tmp_path / "texts").mkdir()
+    os.mkfifo(tmp_path / "texts" / "a.safetensors")
+    options = ("--texts", str(tmp_path / "texts"), "--out", str(tmp_path / "out"))
+    assert main(["train", "eagle", "--model", str(tiny_pair.target), *options]) == 1
+    assert "is not a regular file" in capsys.readouterr().err
 
 
 def test_an_eagle_head_is_made_from_texts_that_the_model_writes_itself(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from array import array
 
+import llguidance
 import numpy as np
 import pytest
 import torch
@@ -252,6 +253,20 @@ def test_many_patterns_and_ampersands_are_no_fault_where_no_text_has_to_match_th
     written += ' | "max_tokens=1" | /stop=/'
     comments = "\n".join(f"{mark} {'&' * 40}" for mark in ("//", "#"))
     COMPILER.compile(Grammar(GrammarKind.LARK, f"start: {written} | /&+/ | /&\n&/\n{comments}"))
+
+
+def test_a_grammar_over_which_the_library_panics_is_refused(monkeypatch):
+    class PanicException(BaseException):
+        """As each library in Rust has its own."""
+
+    def panic(*_arguments, **_options):
+        raise PanicException("index out of bounds")
+
+    own = compiler()
+    panic.grammar_from_regex = llguidance.LLMatcher.grammar_from_regex
+    monkeypatch.setattr(llguidance, "LLMatcher", panic)
+    with pytest.raises(InvalidFieldError, match="cannot be compiled: index out of bounds"):
+        own.compile(Grammar(GrammarKind.REGEX, "a panic"))
 
 
 def test_a_grammar_is_compiled_once_and_the_oldest_is_forgotten():

@@ -93,6 +93,40 @@ async def test_where_nobody_serves_the_address_is_tried_again_until_somebody_doe
             await until(lambda: endpoint.serves, what="it serves")
 
 
+@asynccontextmanager
+async def a_health_that_cannot_be_decoded():
+    """Yield an address, and how often it was asked."""
+    asked = []
+
+    async def watch(_request, context):
+        asked.append(None)
+        await context.write(b"\xff")
+        await asyncio.Event().wait()
+
+    handlers = {"Watch": grpc.unary_stream_rpc_method_handler(watch)}
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("grpc.health.v1.Health", handlers),)
+    )
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield address, asked
+    finally:
+        await server.stop(None)
+
+
+async def test_health_that_cannot_be_decoded_is_none_and_ends_nothing(monkeypatch):
+    monkeypatch.setattr(health_watch, "_FIRST_REST_SECONDS", 0.01)
+    async with replica() as only, a_health_that_cannot_be_decoded() as (address, asked):
+        leads_to = [address]
+        async with watched(lambda: grpc.aio.insecure_channel(leads_to[-1])) as endpoint:
+            await until(lambda: len(asked) == 3, what="it is asked again")
+            assert not endpoint.serves
+            leads_to.append(only.address)
+            await until(lambda: endpoint.serves, what="the next process serves")
+
+
 class Door:
     """What orchestrators say to this gateway's key: the answers are the test's."""
 

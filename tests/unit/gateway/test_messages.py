@@ -374,7 +374,12 @@ async def test_errors_before_a_handler_have_that_form_too(tmp_path):
 
         by_key = await post(**{"x-api-key": SECRET, "anthropic-version": "2023-06-01"})
         by_token = await post(authorization=f"Bearer {SECRET}", **{"anthropic-beta": "a,b"})
-        refused = [await post(), await post(**{"x-api-key": "wrong"})]
+        by_both = await post(authorization=f"Bearer {SECRET}", **{"x-api-key": SECRET})
+        refused = [
+            await post(),
+            await post(**{"x-api-key": "wrong"}),
+            await post(authorization=f"Bearer {SECRET}", **{"x-api-key": "another"}),
+        ]
         spent = [await post(**{"x-api-key": "spent"}) for _ in range(2)][1]
         unknown = await post("/v1/messages/batches")
         other = await gateway.http.post(
@@ -385,12 +390,13 @@ async def test_errors_before_a_handler_have_that_form_too(tmp_path):
             content=b" " * (3 << 20) + b"{}",
             headers={"x-api-key": SECRET, "content-type": "application/json"},
         )
-    assert (by_key.status_code, by_token.status_code) == (200, 200)
+    assert [it.status_code for it in (by_key, by_token, by_both)] == [200] * 3
     told = [
         (it.status_code, it.json()["error"]["type"])
         for it in (*refused, spent, unknown, other, large)
     ]
     assert told == [
+        (401, "authentication_error"),
         (401, "authentication_error"),
         (401, "authentication_error"),
         (429, "rate_limit_error"),

@@ -36,6 +36,7 @@ REFUSED = {
     ),
     "two keys": (GET + "Authorization: Bearer a\r\nauthorization: Bearer b\r\n", 400),
     "the same key twice": (GET + "Authorization: Bearer a\r\nAuthorization: Bearer a\r\n", 400),
+    "two keys of the other kind": (GET + "X-Api-Key: a\r\nx-api-key: b\r\n", 400),
     "two origins": (GET + "Origin: http://localhost\r\nOrigin: http://localhost\r\n", 400),
     "two types of content": (POST + "Content-Type: a/b\r\ncontent-type: a/b\r\n", 400),
     "two encodings of content": (POST + "Content-Encoding: gzip\r\nContent-Encoding: br\r\n", 400),

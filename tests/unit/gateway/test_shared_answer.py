@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 
+import pytest
+
 from paceline.errors import ConnectionLostError
 from paceline_gateway.fleet.shared_answer import SharedAnswer
 
@@ -69,14 +71,15 @@ async def test_who_leaves_leaves_the_question_to_the_others():
     assert (second.result(), asked.count) == (1, 1)
 
 
-async def test_an_error_is_everybodys_and_the_next_one_asks_anew():
+@pytest.mark.parametrize("error", [ConnectionLostError("gone"), ValueError("unforeseen")])
+async def test_an_error_is_everybodys_and_the_next_one_asks_anew(error):
     asked = Asked()
-    asked.errors.append(ConnectionLostError("gone"))
+    asked.errors.append(error)
     async with shared(asked) as (answer, _):
         outcomes = asyncio.gather(answer.get(), answer.get(), return_exceptions=True)
         await asyncio.sleep(0)
         asked.may_answer.set()
-        assert [type(each) for each in await outcomes] == [ConnectionLostError] * 2
+        assert await outcomes == [error] * 2
         assert await answer.get() == 2
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.v1.drafter_service_pb2 import DraftResponse
+from paceline.v1.session_service_pb2 import CallTiming
 from paceline.v1.target_service_pb2 import DecodeResponse, VerifyResponse
 from paceline_contract.calls import DecodeOptions, DraftOptions, VerificationRule, VerifyOptions
 from paceline_contract.proposal import Proposal
@@ -359,10 +360,17 @@ class Counted(list):
         raise AssertionError("it was looked into before it was measured")
 
 
-@pytest.mark.parametrize("name", ["token_ids", "parents", "distributions"])
-async def test_a_list_that_is_too_long_is_refused_unseen(name):
-    long = Counted([1] * 9)
-    parts = {"token_ids": [1], "parents": [], "distributions": [], name: long}
+GUESS_LISTS = ("token_ids", "parents", "distributions", "forced")
+
+
+def long_list(name, *others):
+    """Return lists by name, of which one is longer than any may be."""
+    return {**{it: [] for it in others}, name: Counted([1] * 9)}
+
+
+@pytest.mark.parametrize("name", ["token_ids", "parents", "distributions", "forced"])
+async def test_a_list_of_a_draft_that_is_too_long_is_refused_unseen(name):
+    parts = {"token_ids": [1], **long_list(name, "parents", "distributions")}
     message = SimpleNamespace(proposal=SimpleNamespace(**parts))
 
     class Stream(Messages):
@@ -373,3 +381,35 @@ async def test_a_list_that_is_too_long_is_refused_unseen(name):
     server.drafter = SimpleNamespace(Draft=lambda *_, **__: Stream())
     with pytest.raises(BadAnswerError, match=name):
         await drafted(server)
+
+
+@pytest.mark.parametrize("name", ["accepted_path", "logprobs", "top_logprobs", "parents"])
+async def test_a_list_of_a_verdict_that_is_too_long_is_refused_unseen(name):
+    lists = long_list(name, "accepted_path", "logprobs", "top_logprobs", "parents")
+    guess = {it: lists.pop("parents") if it == "parents" else [] for it in GUESS_LISTS}
+    message = SimpleNamespace(
+        **{**RIGHT, **lists, "timing": CallTiming(), "proposal": SimpleNamespace(**guess)}
+    )
+
+    async def judge():
+        return message
+
+    server = a_server()
+    server.target = SimpleNamespace(Verify=lambda *_, **__: judge())
+    with pytest.raises(BadAnswerError, match=name):
+        await verified(server)
+
+
+@pytest.mark.parametrize("name", ["token_ids", "logprobs", "top_logprobs"])
+async def test_a_list_of_a_decode_that_is_too_long_is_refused_unseen(name):
+    lists = long_list(name, "token_ids", "logprobs", "top_logprobs")
+    message = SimpleNamespace(sequence=1, start_length=4, timing=CallTiming(), **lists)
+
+    class Stream(Messages):
+        async def __aiter__(self):
+            yield message
+
+    server = a_server()
+    server.target = SimpleNamespace(Decode=lambda *_, **__: Stream())
+    with pytest.raises(BadAnswerError, match=name):
+        await decoded(server)

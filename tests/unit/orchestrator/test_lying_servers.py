@@ -12,6 +12,7 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline.v1.model_service_pb2 import ChatTemplate
 from paceline_orchestrator.decoding.answers import AnswerChecks
 from paceline_orchestrator.fleet import health_watch
 from support.fake_text import continuation
@@ -125,6 +126,10 @@ LIES = {
     "a wait of centuries": set_timing(queue_ns=2**64 - 1),
     "a forward of centuries": set_timing(forward_ns=2**64 - 1),
     "billions of forwards": set_timing(forward_count=2**32 - 1),
+    "billions of rows": set_timing(row_count=2**32 - 1),
+    "billions of others' rows": set_timing(shared_row_count=2**32 - 1),
+    "billions of calls in a forward": set_timing(shared_call_count=2**32 - 1),
+    "billions of tokens that were there": set_timing(reused_token_count=2**32 - 1),
     "thousands of stages": add_stages,
     "half a million tokens": add_tokens,
     "no token of the vocabulary": name_no_token,
@@ -542,9 +547,15 @@ FORBIDDEN = {
     "prefill_fixed_ns": lambda it: setattr(it, "prefill_fixed_ns", 2**64 - 1),
     "prefill_ns_per_token": lambda it: setattr(it, "prefill_ns_per_token", 2**64 - 1),
     "tree_token_limit": lambda it: setattr(it, "tree_token_limit", 2**32 - 1),
+    "tree_depth_limit": lambda it: setattr(it, "tree_depth_limit", 2**32 - 1),
     "self_draft_depth": lambda it: setattr(it, "self_draft_depth", 2**32 - 1),
     "self_draft_kind": lambda it: setattr(it, "self_draft_kind", "x" * 65),
     "incarnation": lambda it: setattr(it, "incarnation", "x" * 65),
+    "dtype": lambda it: setattr(it, "dtype", "x" * 65),
+    "version": lambda it: setattr(it, "version", "x" * 65),
+    "grammar_engine": lambda it: setattr(it, "grammar_engine", "x" * 65),
+    "sampling_defaults.top_p": lambda it: setattr(it.sampling_defaults, "top_p", math.nan),
+    "lora_adapters.name": lambda it: it.lora_adapters.add(name="a b", fingerprint="it"),
     "stages": lambda it: [it.stages.add() for _ in range(5000)],
     "stages.model_name": lambda it: it.stages.add(model_name="x" * 1_000_000),
     "hardware.identity": lambda it: setattr(it.hardware, "identity", "x" * 65),
@@ -569,6 +580,22 @@ async def test_a_server_that_says_of_its_model_what_it_must_not_is_not_used(fiel
     assert not talker.specs
     told = [it for it in caplog.messages if it.startswith("target-0 is not used") and field in it]
     assert len(told) == 1
+
+
+@virtually
+async def test_a_target_that_has_no_chat_template_does_not_speak_for_the_others():
+    """Its version may be too old to know the question."""
+    first, second = models = targets(2)
+    asked = pb.GetSystemChatTemplateRequest()
+    async with virtual_system(*models) as system:
+        for target in (second, first):
+            first.chat_template = second.chat_template = None
+            target.chat_template = ChatTemplate(fingerprint="it", source="{{ messages }}")
+            told = await system.servicer.GetSystemChatTemplate(asked, None)
+            assert told.chat_template.source == "{{ messages }}"
+        first.chat_template = None
+        with pytest.raises(errors.UnsupportedError, match="no chat template"):
+            await system.servicer.GetSystemChatTemplate(asked, None)
 
 
 @virtually

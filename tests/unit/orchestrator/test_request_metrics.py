@@ -115,6 +115,30 @@ def test_each_number_of_a_request_is_told_by_its_own_metric():
     assert improvement == took.walltime_improvement
 
 
+def test_names_of_models_beyond_the_first_ones_are_counted_together():
+    """A drafter can say another name each minute, and a series stays."""
+    registry = CollectorRegistry()
+    metrics = RequestMetrics(registry)
+    for number in range(200):
+        took = Statistics(drafter_models={"first": ModelForwards(1), f"{number}": ModelForwards(1)})
+        served = SimpleNamespace(
+            strategy=Strategy.SPECULATIVE,
+            targets_used=0,
+            speed_up=None,
+            statistics=lambda took=took: took,
+        )
+        with metrics.request(served, arrived_ns=0):
+            pass
+
+    def value(model):
+        return registry.get_sample_value("paceline_drafter_forwards_total", {"model": model})
+
+    assert value("first") == 200
+    assert value("0") == value("62") == 1
+    assert value("63") is None
+    assert value("other") == 200 - 63
+
+
 def test_what_did_not_happen_is_no_measurement():
     served = SimpleNamespace(
         strategy=Strategy.SPECULATIVE, targets_used=0, speed_up=None, statistics=Statistics

@@ -309,6 +309,23 @@ async def test_a_flood_is_let_in_before_it_begins_and_then_begins_step_by_step()
 
 
 @virtually
+async def test_a_client_without_a_place_does_not_wait_for_a_flood_to_be_let_in():
+    queue = a_queue(100)
+    async with asyncio.TaskGroup() as tasks:
+        await entering(queue, "greedy")
+        await asyncio.sleep(1)
+        flood = [tasks.create_task(entering(queue, "greedy")) for _ in range(60)]
+        await asyncio.sleep(0)
+        assert (queue.running_count, queue.waiting_count) == (1, 60)
+        assert await entering(queue, "modest") == 0
+        more = [tasks.create_task(entering(queue, f"client {number}")) for number in range(20)]
+        await asyncio.sleep(0)
+        assert queue.running_count == 2, "clients that come together may be a flood, too"
+        for each in (*flood, *more):
+            each.cancel()
+
+
+@virtually
 async def test_arrivals_without_end_do_not_hold_requests_back_for_ever():
     queue, waiting = a_queue(100), []
     async with asyncio.TaskGroup() as tasks:

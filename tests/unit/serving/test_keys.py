@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 
 import pytest
 
@@ -137,6 +138,18 @@ def test_what_was_used_without_a_limit_counts_against_none_that_is_set_later():
     caller.key = limited
     with caller.admitted():
         pass
+
+
+def test_a_key_is_found_as_fast_among_twenty_thousand_as_alone(path):
+    """Each request asks for it on the event loop. To look at each entry takes milliseconds."""
+    others = "".join(entry(f"n{it}", f"other {it}") for it in range(20_000))
+    rewrite(path, others + entry())
+    keys, taken = Keys(path), []
+    for _ in range(5):
+        began = time.thread_time()
+        assert keys.find(f"Bearer {SECRET}").key.name == "alice"
+        taken.append(time.thread_time() - began)
+    assert min(taken) < 0.001
 
 
 def test_the_requests_of_a_key_are_counted_while_they_run():

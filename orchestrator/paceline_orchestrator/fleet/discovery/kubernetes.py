@@ -203,7 +203,7 @@ def _wait_seconds(retry_after: str) -> float:
 def _parse(text: bytes) -> Mapping[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ApiRefusalError("an answer that is no JSON") from None
     if not isinstance(value, dict):
         raise ApiRefusalError("an answer that is no object")
