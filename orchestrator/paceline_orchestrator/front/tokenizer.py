@@ -37,7 +37,7 @@ _MOST_WORDS = 256  # of what the library says of a tokenizer: it quotes it
 _MOST_DECODE_SECONDS = 0.5
 # The longest tokens in use are runs of 128 spaces; a message has thousands of tokens.
 _MOST_TOKEN_BYTES = 256
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Codec:

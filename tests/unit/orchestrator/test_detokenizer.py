@@ -10,7 +10,7 @@ from itertools import chain, groupby, islice, takewhile
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders
+from tokenizers import Tokenizer, decoders, models
 
 from paceline_contract.byte_level import LETTERS
 from paceline_orchestrator.front.detokenizer import make_detokenizer
@@ -261,6 +261,16 @@ def test_a_stop_string_is_found_within_a_run_of_byte_tokens():
     sent = list(pieces(text, byte_ids("😁你水") * 20))
     assert "".join(it.text for it in sent) == "😁你"
     assert sum(len(it.tokens) for it in sent) == 10
+
+
+def test_byte_tokens_in_small_letters_are_bytes_as_in_the_library():
+    vocabulary = {"a": 256, **{f"<0x{byte:02x}>": byte for byte in range(256)}}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    token_ids = [256, *"😁你".encode(), 256]
+    assert tokenizer.decode(token_ids) == "a😁你a"
+    detokenizer = make_detokenizer(Codec(tokenizer.to_str().encode()))
+    assert "".join(map(detokenizer.push, token_ids)) == "a😁你a"
 
 
 def test_bytes_that_are_no_text_are_sent_again_by_no_resumption():
