@@ -72,6 +72,9 @@ LEASE_SECONDS = (1, 300)
 MOST_MODEL_NAME_CHARACTERS = 256
 """GetModelInfoResponse.model_name."""
 
+MOST_CONFIGURATION_CHARACTERS = 16 << 10
+"""GetModelInfoResponse.configuration: most models' have two thousand."""
+
 MOST_LORA_ADAPTERS = 64
 """GetModelInfoResponse.lora_adapters: of one server."""
 

@@ -250,6 +250,7 @@ def model_info(
             model_service_pb2.LoraAdapter(name=name, fingerprint=fingerprint)
             for name, fingerprint in model.lora_fingerprints
         ],
+        configuration=model.configuration,
     )
 
 

@@ -111,6 +111,7 @@ class FakeModelServer:
         model_name: The model's.
         fingerprint: The model's.
         lora_fingerprints: Of the model with each LoRA adapter, by the adapter's name.
+        configuration: What it says of the model's config.json.
         dtype: What it says that it computes in.
         context_length: The most tokens of a text.
         is_invariant: Whether it says that it computes the same bits whatever is beside.
@@ -160,6 +161,7 @@ class FakeModelServer:
     model_name: str = ""
     fingerprint: str = ""
     lora_fingerprints: Mapping[str, str] = field(default_factory=dict)
+    configuration: str = ""
     dtype: str = ""
     context_length: int = _CONTEXT_LENGTH
     is_invariant: bool = False
@@ -260,6 +262,7 @@ class FakeModelServer:
             self_draft_kind="fake" if self.self_draft_depth else "",
             hardware=self.hardware,
             lora_fingerprints=tuple(self.lora_fingerprints.items()),
+            configuration=self.configuration,
         )
 
     def info(self) -> model_service_pb2.GetModelInfoResponse:

@@ -75,3 +75,33 @@ TINY_TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
     "none": lambda: _word_level(_WORDS, None),
 }
 """How to make each, by what it is."""
+
+
+_LETTER_STEPS = {
+    "letters replaced": decoders.Replace("Ġ", " "),
+    "letters stripped": decoders.Strip("Ġ", 1, 0),
+    "word pieces": decoders.WordPiece(),
+    "ends of words": decoders.BPEDecoder("b"),
+    "repetitions left out": decoders.CTC(),
+}
+_TEXT_STEPS = {
+    "text replaced": decoders.Replace("a", "xyz"),
+    "wrong bytes replaced": decoders.Replace("\N{REPLACEMENT CHARACTER}", "?"),
+    "wrong bytes stripped": decoders.Strip("\N{REPLACEMENT CHARACTER}", 1, 0),
+    "two spaces stripped": decoders.Strip(" ", 2, 0),
+    "the last letter stripped": decoders.Strip("b", 0, 1),
+}
+
+
+def _byte_level_with(*steps: decoders.Decoder) -> Callable[[], Tokenizer]:
+    return lambda: _byte_level(decoders.Sequence([*steps]))
+
+
+ODD_BYTE_LEVELS: dict[str, Callable[[], Tokenizer]] = {
+    f"byte level, {name}": _byte_level_with(*steps)
+    for name, steps in {
+        **{name: (step, decoders.ByteLevel()) for name, step in _LETTER_STEPS.items()},
+        **{name: (decoders.ByteLevel(), step) for name, step in _TEXT_STEPS.items()},
+    }.items()
+}
+"""How to make byte-level tokenizers whose decoders have further steps, as no family of models."""

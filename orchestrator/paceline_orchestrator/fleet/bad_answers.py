@@ -19,6 +19,7 @@ from paceline_contract.limits import (
     MOST_ADDED_TOKEN_CHARACTERS,
     MOST_ADDED_TOKENS,
     MOST_CHAT_TEMPLATE_BYTES,
+    MOST_CONFIGURATION_CHARACTERS,
     MOST_DISTRIBUTION_ENTRIES,
     MOST_END_TOKENS,
     MOST_LORA_ADAPTERS,
@@ -47,6 +48,7 @@ _TEXTS = {
     "dtype": 64,
     "version": 64,
     "grammar_engine": 64,
+    "configuration": MOST_CONFIGURATION_CHARACTERS,
 }
 _MOST_VOCABULARY = 1 << 24
 _MOST_CONTEXT = 1 << 30

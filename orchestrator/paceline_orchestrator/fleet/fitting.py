@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from paceline_orchestrator.fleet.configurations import tell_difference
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.words import Standing, Word
 
@@ -157,6 +158,7 @@ def _differences(target: ModelFacts, model: ModelFacts) -> Iterator[str]:
             for it in (target, model)
         )
         yield f"its model is {ours}, that of most targets {theirs}"
+        yield from _other_files(target, model)
     yield from _other_tokens(target, model)
     if target.dtype != model.dtype:
         ours, theirs = (it.dtype or "a dtype that is not said" for it in (target, model))
@@ -166,6 +168,20 @@ def _differences(target: ModelFacts, model: ModelFacts) -> Iterator[str]:
     if target.is_invariant != model.is_invariant:
         has, have = ("with" if it.is_invariant else "without" for it in (target, model))
         yield f"it runs {has} --invariant, most targets {have}"
+
+
+def _other_files(target: ModelFacts, model: ModelFacts) -> Iterator[str]:
+    """Say which of the files that a fingerprint is of differ, as far as that is known."""
+    if told := tell_difference(target.configuration, model.configuration):
+        yield told
+        yield "if it is the same model and was only saved anew, it needs their config.json"
+    elif (
+        target.configuration
+        and target.configuration == model.configuration
+        and _same_tokens(target, model)
+        and (target.dtype, target.eos_token_ids) == (model.dtype, model.eos_token_ids)
+    ):
+        yield "its config.json says the same, so its weights are others"
 
 
 def _other_tokens(one: ModelFacts, model: ModelFacts) -> Iterator[str]:

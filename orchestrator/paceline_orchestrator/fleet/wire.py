@@ -91,6 +91,7 @@ class ModelFacts:
         sampling_defaults: What the model's files say of sampling, by the names of the proto.
         grammar_engine: What enforces grammars there, with its version; empty: nothing does.
         lora_fingerprints: Fingerprints of the model with each LoRA adapter, by the adapter's name.
+        configuration: What its config.json says of the computation, as JSON; empty: not known.
         lora: The adapter that it is described with (`with_lora`); empty: none.
         cancels_forwards: Whether every withdrawn forward stops before its end.
     """
@@ -125,6 +126,7 @@ class ModelFacts:
     grammar_engine: str = ""
     cancels_forwards: bool = True
     lora_fingerprints: tuple[tuple[str, str], ...] = ()
+    configuration: str = ""
     lora: str = ""
 
     def with_lora(self, name: str) -> ModelFacts | None:
@@ -291,6 +293,7 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
         grammar_engine=info.grammar_engine,
         lora_fingerprints=tuple((it.name, it.fingerprint) for it in info.lora_adapters),
         cancels_forwards=info.cancels_between_layers,
+        configuration=info.configuration,
     )
 
 

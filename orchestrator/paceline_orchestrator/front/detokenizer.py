@@ -2,7 +2,9 @@
 
 Theory of operation
     The text of an answer is what the tokenizer makes of prompt and answer, less what it makes of
-    the prompt. A detokenizer finds this text token by token. After each token it knows two things:
+    the prompt. Where the end of the prompt's text depends on what follows, as an incomplete
+    character does, this end belongs to the answer: it is the prompt's text only as far as no answer
+    changes it. A detokenizer finds this text token by token. After each token it knows two things:
 
         certain text   characters that no later token can change
         open tokens    the last tokens, while their bytes belong to an incomplete character
@@ -25,8 +27,9 @@ Theory of operation
     - Special tokens have no text. They do not end a character, and the token after a leading
       special token is the first token of the text.
 
-    One class is for byte-level tokenizers, whose text is the bytes of all tokens put together. The
-    other class is for every other decoder of the library.
+    One class is for byte-level tokenizers, whose text is the bytes of all tokens put together. One
+    is for decoders in which other steps stand beside those bytes (`probed_text.py`), and one for
+    all other decoders of the library.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ from __future__ import annotations
 import codecs
 from collections import deque
 from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from paceline_orchestrator.front.probed_text import ProbedDetokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -78,6 +83,8 @@ def make_detokenizer(codec: Codec, prompt: Sequence[int] = ()) -> Detokenizer:
     """
     if codec.is_byte_level:
         return _ByteDetokenizer(codec, prompt)
+    if codec.has_byte_letters:
+        return ProbedDetokenizer(codec, prompt)
     return _ChainDetokenizer(codec, prompt)
 
 
@@ -250,7 +257,7 @@ class _ChainDetokenizer:
             yield self._add(*batch)
 
     def _push_bytes(self, content: bytes) -> str:
-        codec = self._codec
+        strings_of = self._codec.strings_of
         self._bytes += content
         characters = self._utf8.decode(content)
         decided_count = len(self._bytes) - self._utf8.pending_count
@@ -258,10 +265,10 @@ class _ChainDetokenizer:
         if not decided:
             return ""
         is_valid = characters.encode() == decided
-        if codec.is_lossy_by_character or (is_valid and not self._follows_invalid_bytes):
-            return self._add(codec.strings_of(decided))
+        if is_valid and not self._follows_invalid_bytes:
+            return self._add(strings_of(decided))
         # The library would take valid bytes beside invalid ones for one invalid run.
-        self._start_context(codec.strings_of(decided), is_valid=is_valid)
+        self._start_context(strings_of(decided), is_valid=is_valid)
         return characters
 
     def _give_up_bytes(self) -> str:

@@ -21,7 +21,7 @@ from paceline.errors import (
     UnsupportedError,
 )
 from paceline.panics import PanicError, taking_panics
-from paceline_contract.byte_level import BYTES, LETTERS
+from paceline_contract.byte_level import BYTES
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.wire import TokenizerRefusedError, fetch_tokenizer
 from paceline_orchestrator.front.prompt_parts import Part, PartsEncoder
@@ -39,7 +39,7 @@ _MOST_DECODE_SECONDS = 0.5
 _MOST_TOKEN_BYTES = 256
 # What a server whose model has no tokenizer says as its fingerprint: nothing, or that of no bytes.
 _NO_TOKENIZER = frozenset({"", hashlib.sha256(b"").hexdigest()})
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Codec:
@@ -48,7 +48,8 @@ class Codec:
     Attributes:
         special_ids: Tokens without text, by what they are called.
         is_byte_level: Whether a text is the bytes of all tokens put together, as UTF-8.
-        is_lossy_by_character: Whether a wrong byte costs one U+FFFD, and not the run it stands in.
+        has_byte_letters: Whether a step of the decoder takes letters for bytes, as the only step
+            that does anything if `is_byte_level`.
     """
 
     def __init__(self, tokenizer_json: bytes) -> None:
@@ -60,8 +61,8 @@ class Codec:
         self._parts = PartsEncoder(plain)
         steps = _decoder_steps(json.loads(text).get("decoder"))
         self._has_byte_fallback = "ByteFallback" in steps
-        self.is_lossy_by_character = "ByteLevel" in steps
-        self.is_byte_level = self.is_lossy_by_character and set(steps) <= {"ByteLevel", "Fuse"}
+        self.has_byte_letters = "ByteLevel" in steps
+        self.is_byte_level = [it for it in steps if it != "Fuse"] == ["ByteLevel"]
         added = self._parsing.get_added_tokens_decoder()
         self._added_texts = {token_id: it.content for token_id, it in added.items()}
         self._special_tokens = {it.content for it in added.values() if it.special}
@@ -142,7 +143,7 @@ class Codec:
 
     def bytes_in_chain(self, token_id: int) -> bytes | None:
         """Return the bytes of a token that can be part of a character; None if it cannot."""
-        if self.is_lossy_by_character:
+        if self.has_byte_letters:
             return self.bytes_of(token_id)
         if not self._has_byte_fallback:
             return None
@@ -150,9 +151,7 @@ class Codec:
         return bytes.fromhex(found[1]) if found else None
 
     def strings_of(self, content: bytes) -> tuple[str, ...]:
-        """Return tokens' strings that the decoder makes these bytes of."""
-        if self.is_lossy_by_character:
-            return ("".join(map(LETTERS.__getitem__, content)),)
+        """Return byte fallback's tokens of these bytes."""
         return tuple(f"<0x{byte:02X}>" for byte in content)
 
     def decode_strings(self, tokens: list[str]) -> str:

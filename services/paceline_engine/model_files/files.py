@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from paceline_contract.limits import MOST_CONFIGURATION_CHARACTERS
 from paceline_engine.model_files.chat_template import find_templates, template_of
 from paceline_engine.model_files.draft_vocabulary import find_draft_vocabulary
 from paceline_engine.model_files.gguf_model import SUFFIX, GgufModel
@@ -172,12 +173,21 @@ class ModelFiles:
         """
         weights = self._weights_digest
         self.check_unchanged()
-        configuration = meant_configuration(parse_values(self.small.contents[CONFIG]))
+        configuration = self._meant_configuration()
         tokenizer = hashlib.sha256(self.tokenizer).hexdigest()
         parts: list[object] = ["model", weights, configuration, tokenizer]
         if self.draft_vocabulary is not None:
             parts.append(self.draft_vocabulary)
         return _hash(parts)
+
+    @property
+    def configuration(self) -> str:
+        """What config.json says of the computation, as JSON for people; empty if it is too long."""
+        text = json.dumps(self._meant_configuration(), sort_keys=True)
+        return text if len(text) <= MOST_CONFIGURATION_CHARACTERS else ""
+
+    def _meant_configuration(self) -> dict[str, Any]:
+        return meant_configuration(parse_values(self.small.contents[CONFIG]))
 
     @cached_property
     def _weights_digest(self) -> str:

@@ -64,6 +64,7 @@ _FIM_NAMES = (
     ("<PRE>", "<SUF>", "<MID>"),
 )
 _HALF_CHARACTER = re.compile(r"[\ud800-\udfff]")  # in JSON alone: no message can hold it
+_ASSIGNMENT = re.compile(r"\{%[-+]?\s*set\s+(?P<name>[\w.]+)\s*=(?P<value>[^%]*)")
 # A token with such a word begins a turn or stands in one.
 _NO_END = re.compile(r"user|assistant|system|tool|observation|start|begin|think", re.IGNORECASE)
 
@@ -155,6 +156,8 @@ def turn_ends(
     source = _without_comments(template)
     for name, text in named.items():
         source = re.sub(rf"\b{re.escape(name)}\b", text.replace("\\", r"\\"), source)
+    for name in _names_of_content(source):
+        source = re.sub(rf"\b{re.escape(name)}\b", "content", source)
     texts = sorted({it for it in (*special, *declared) if it and it in source}, key=len)
     places = re.compile("|".join([r"\bcontent\b", *map(re.escape, reversed(texts))]))
     seen = [place[0] for place in places.finditer(source)]
@@ -167,6 +170,13 @@ def turn_ends(
     scores = {it: follows[it] - precedes[it] for it in texts if not _NO_END.search(it)}
     best = max(scores.values(), default=0)
     return tuple(text for text, score in scores.items() if score == best > 0)
+
+
+def _names_of_content(source: str) -> Iterator[str]:
+    """Yield the variables to which a template gives a message's content."""
+    for found in _ASSIGNMENT.finditer(source):
+        if re.search(r"\bcontent\b", found["value"]):
+            yield found["name"]
 
 
 def _without_comments(template: str) -> str:

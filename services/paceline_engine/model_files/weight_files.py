@@ -37,6 +37,7 @@ INDEX_FILE = "model.safetensors.index.json"
 _MOST_HEADER_BYTES = 8 << 20
 _LENGTH_BYTES = 8  # of the number before a header
 _BEGINNING_BYTES = 64  # enough to tell a Git LFS pointer
+_SHOWN_BYTES = 16  # of a text, such as a page that tells of an error
 _CHUNK_BYTES = 1 << 20
 _PART = re.compile(r"[^/\\\0]+\.safetensors")
 _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
@@ -192,6 +193,9 @@ def _read_header(path: Path, file: BufferedReader) -> dict[str, _Stored]:
     refuse_pointer(path, beginning)
     header_bytes = int.from_bytes(beginning[:_LENGTH_BYTES], "little")
     if header_bytes > _MOST_HEADER_BYTES:
+        words = " ".join(beginning[:_SHOWN_BYTES].decode(errors="replace").split())
+        if words.isascii() and words.isprintable():
+            raise ModelLoadError(f"{path} holds a text and no weights: it begins with {words!r}")
         raise ModelLoadError(
             f"{path}: its header has {header_bytes} bytes, more than {_MOST_HEADER_BYTES}"
         )

@@ -175,6 +175,7 @@ class ModelDescription:
         hardware: What computes it; None where nothing does.
         fim_token_ids: Before a prefix, before a suffix, and after both; empty: it has none.
         lora_fingerprints: Of the model with each LoRA adapter, by the adapter's name.
+        configuration: What its config.json says of the computation, as JSON; empty: not known.
         scores_every_token: Whether it can choose each token of the vocabulary. If not, it drafts,
             and is no target.
     """
@@ -206,6 +207,7 @@ class ModelDescription:
     fim_token_ids: tuple[int, ...] = ()
     scores_every_token: bool = True
     lora_fingerprints: tuple[tuple[str, str], ...] = ()
+    configuration: str = ""
 
     def lora_of(self, fingerprint: str) -> str:
         """Return the LoRA adapter with which the model has a fingerprint; empty: without one.

@@ -293,6 +293,7 @@ def describe(
         hardware=hardware_of(device, threads=threads),
         scores_every_token=files.draft_vocabulary is None,
         fim_token_ids=known_fim(files, vocabulary_size=vocabulary_size),
+        configuration=files.configuration,
     )
 
 

@@ -103,6 +103,7 @@ def load_vllm(
         verification_rules=(VerificationRule.EXACT,),
         hardware=hardware_of(engine.device, threads=threads),
         fim_token_ids=known_fim(files, vocabulary_size=vocabulary_size),
+        configuration=files.configuration,
     )
     backend = VllmBackend(
         engine, description, tokenizer=files.tokenizer, chat_template=files.chat_template

@@ -85,6 +85,7 @@ KNOWN: Mapping[str, Known] = {
     "GetModelInfoResponse.exchanges_calls": _ANYTHING,
     "GetModelInfoResponse.shapes_logits": _ANYTHING,
     "GetModelInfoResponse.grammar_engine": _ANYTHING,
+    "GetModelInfoResponse.configuration": _ANYTHING,
     "GetModelInfoResponse.scores_prompts": _ANYTHING,
     "GetModelInfoResponse.sampling_defaults": _ANYTHING,
     "GetModelInfoResponse.lora_adapters": _ANYTHING,

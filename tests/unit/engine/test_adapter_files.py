@@ -86,6 +86,7 @@ def test_another_model_is_refused(tmp_path, model):
     assert "'tiny'" in message
     assert "0123456789ab" in message
     assert "ffffffffffff" in message
+    assert "a model that was only saved anew needs the config.json with which" in message
 
 
 def test_a_fingerprint_is_the_models_whatever_it_is_computed_in(tiny_pair):

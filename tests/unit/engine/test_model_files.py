@@ -171,6 +171,15 @@ def test_a_file_of_weights_with_more_than_its_header_tells_is_refused(directory)
         find_model_files(str(directory))
 
 
+@pytest.mark.parametrize("text", ["<!DOCTYPE html><html>", '\n{"error": "Invalid token"}'])
+def test_a_page_that_was_fetched_in_the_place_of_weights_is_named_as_such(directory, text):
+    (directory / "model.safetensors").write_text(text)
+    with pytest.raises(
+        ModelLoadError, match=f"holds a text and no weights: .* '{text.strip()[:12]}"
+    ):
+        find_model_files(str(directory))
+
+
 @pytest.mark.parametrize(
     "header",
     [

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+from paceline_contract.limits import MOST_CONFIGURATION_CHARACTERS
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.model_files.tokenizer_file import TokenizerFile
 from paceline_engine.torch_backend.adapters.card import model_fingerprint
@@ -301,6 +302,20 @@ def test_an_unknown_key_of_a_configuration_makes_another_model(folder):
     before = fingerprint(folder)
     edit(folder, CONFIG, somebodys_scale=2)
     assert fingerprint(folder) != before
+
+
+def test_what_counts_of_a_configuration_is_told_by_name_and_nothing_else(folder):
+    before = json.loads(find_model_files(str(folder)).configuration)
+    assert before["rms_norm_eps"] == 1e-6
+    assert not before.keys() & {"transformers_version", "architectures", "dtype", "eos_token_id"}
+    edit(folder, CONFIG, rms_norm_eps=0.01, transformers_version="9")
+    after = json.loads(find_model_files(str(folder)).configuration)
+    assert after == {**before, "rms_norm_eps": 0.01}
+
+
+def test_a_configuration_that_no_server_may_send_is_not_told(folder):
+    edit(folder, CONFIG, notes="x" * MOST_CONFIGURATION_CHARACTERS)
+    assert find_model_files(str(folder)).configuration == ""
 
 
 def test_the_dtype_is_in_a_fingerprint_and_not_in_what_an_adapter_is_for(folder):

@@ -24,6 +24,11 @@ CHATML = (
     "{{ '<|im_start|>' + message.role + '\n' + message['content'] | trim + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+# With a name of its own for what was said.
+NAMED_CONTENT = (
+    "{% for message in messages %}{%- set said = message['content'] | trim -%}<|im_start|>"
+    "{{ message.role }}\n{{ said }}<|im_end|>\n{% endfor %}"
+)
 # As of gpt-oss: messages of the history end otherwise than an answer, and so does reasoning.
 CHANNELS = (
     "{% for message in messages %}{% if loop.last %}{{ '<|start|>assistant<|message|>' +"
@@ -116,12 +121,13 @@ def test_what_is_no_token_id_is_refused_with_its_file(folder, name, wrong):
         find_model_files(str(folder))
 
 
+@pytest.mark.parametrize("template", [CHATML, NAMED_CONTENT])
 @pytest.mark.parametrize("place", ["generation_config.json", "config.json"])
-def test_the_end_of_a_turn_that_a_template_writes_ends_a_text(folder, place):
+def test_the_end_of_a_turn_that_a_template_writes_ends_a_text(folder, place, template):
     base, _, turn_end = with_tokens(folder, "<|base|>", "<|im_start|>", "<|im_end|>")
     edit(folder, place, eos_token_id=base)
     edit(folder, "tokenizer_config.json", bos_token="<|base|>", eos_token="<|base|>")
-    (folder / "chat_template.jinja").write_text(CHATML)
+    (folder / "chat_template.jinja").write_text(template)
     assert ends(folder) == (base, turn_end)
 
 

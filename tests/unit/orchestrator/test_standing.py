@@ -98,6 +98,43 @@ async def test_a_target_that_does_not_go_with_most_is_told_of_everywhere(word, c
     assert registry.get_sample_value("paceline_ready_servers", {"role": "target"}) == 2
 
 
+@pytest.mark.parametrize(
+    ("own", "most", "words"),
+    [
+        ('{"a": 1}', '{"a": 2}', "its config.json has a 1, most targets' 2; if it is the same"),
+        ('{"a": 1, "b": 1}', '{"c": 1}', "has a 1, most targets' missing and 2 more of its keys"),
+        ('{"c": null}', "{}", "has c null, most targets' missing; if"),
+        ('{"b": {"c": 1, "d": 5}}', '{"b": {"c": 1}}', "has b.d 5, most targets' missing; if"),
+        ('{"b": 1}', '{"b": {"c": 1}}', 'has b 1, most targets\' {"c": 1}; if'),
+        ('{"a": true}', '{"a": 1}', "its config.json is not that of most targets; if it is"),
+        (f'{{"{"k" * 99}": "{"v" * 99}"}}', "{}", f'has {"k" * 37}... "{"v" * 36}..., most'),
+        ("[1]", "[2]", "its config.json is not that of most targets; if it is the same"),
+        ("[" * 9999, "{}", "its config.json is not that of most targets; if it is the same"),
+        ('{"a": 1}', '{"a": 1}', "; its config.json says the same, so its weights are others"),
+        ("", '{"a": 1}', "that of most targets fake-target (target-model)"),
+    ],
+)
+async def test_a_target_of_another_model_is_told_of_with_the_first_key_that_differs(
+    own, most, words
+):
+    others = [a_target(configuration=most) for _ in range(2)]
+    async with a_pool(*others, a_target(fingerprint="elsewhere", configuration=own)) as pool:
+        sentence = await stands(pool, "target-2", Word.OTHER_MODEL)
+    assert words in sentence
+    assert ("config.json" in sentence) is bool(own and most)
+
+
+async def test_weights_are_not_blamed_for_what_else_differs():
+    model = {"fingerprint": "elsewhere", "configuration": "{}"}
+    odd = [{"dtype": "float16"}, {"tokenizer": b"x"}, {"eos_ids": (1,)}]
+    targets = [a_target(configuration="{}") for _ in range(4)]
+    async with a_pool(*targets, *(a_target(**model, **it) for it in odd)) as pool:
+        await soon(lambda: len(pool.standings()) == 7, what="all are known")
+        for index in (4, 5, 6):
+            await soon(lambda it=index: standing_of(pool, f"target-{it}").detail, what="it is told")
+            assert "weights" not in standing_of(pool, f"target-{index}").detail
+
+
 def count(registry, role, word):
     return registry.get_sample_value("paceline_servers", {"role": role, "standing": word})
 

@@ -13,6 +13,8 @@ from paceline.v1 import model_service_pb2, sampling_pb2
 from paceline.v1.session_service_pb2 import CallTiming
 from paceline_contract import calls
 from paceline_contract.calls import Hardware
+from paceline_contract.limits import MOST_CONFIGURATION_CHARACTERS
+from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.wire import ModelFacts, answer, fetch_facts, read_timing
 
@@ -70,6 +72,7 @@ async def test_what_a_server_says_of_its_model_is_read_as_it_says_it():
         hardware={"identity": "gpu", "share": 0.5},
         fim_token_ids=[3, 1, 2],
         lora_adapters=[{"name": "law", "fingerprint": "model with law"}],
+        configuration='{"hidden_size": 8}',
     )
 
     async def say():
@@ -94,12 +97,16 @@ async def test_what_a_server_says_of_its_model_is_read_as_it_says_it():
         fim_token_ids=(3, 1, 2),
         cancels_forwards=False,
         lora_fingerprints=(("law", "model with law"),),
+        configuration='{"hidden_size": 8}',
     )
     del info.verification_rules[1:]
     info.ClearField("hardware")
     facts = await fetch_facts(models)
     assert not facts.rejection_sampling
     assert facts.hardware is None
+    info.configuration = "x" * (1 + MOST_CONFIGURATION_CHARACTERS)
+    with pytest.raises(BadAnswerError, match="the length of configuration"):
+        await fetch_facts(models)
 
 
 def test_where_a_calls_time_went_is_read_as_it_says_it():

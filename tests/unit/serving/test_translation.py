@@ -34,6 +34,7 @@ MODEL = ModelDescription(
     self_draft_kind="medusa",
     hardware=Hardware("gpu", 0.5),
     fim_token_ids=(5, 3, 4),
+    configuration='{"hidden_size": 8}',
 )
 
 
@@ -164,6 +165,7 @@ def test_a_description_keeps_all_that_it_says():
     assert not unknown.HasField("hardware")
     assert list(info.eos_token_ids) == [1, 2]
     assert list(info.fim_token_ids) == [5, 3, 4]
+    assert info.configuration == '{"hidden_size": 8}'
     base, max_gram = info.stages
     assert (base.model_name, max_gram.model_name) == ("base", "max-gram")
     assert [(each.rows, each.median_ns) for each in base.forward_latencies] == [(2, 7)]

@@ -103,6 +103,7 @@ class GetModelInfoResponse(_message.Message):
     SCORES_PROMPTS_FIELD_NUMBER: _builtins.int
     SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
     LORA_ADAPTERS_FIELD_NUMBER: _builtins.int
+    CONFIGURATION_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """The model's name for people, for example "python-target"."""
     model_revision: _builtins.str
@@ -192,6 +193,11 @@ class GetModelInfoResponse(_message.Message):
     """Whether Verify can return the log probabilities of tokens that are given
     (VerifyRequest.score). So a target without this works for no request with prompt_logprobs.
     """
+    configuration: _builtins.str
+    """What the model's config.json says of the computation, as a JSON object. It is one part of what
+    the fingerprint names; with it an orchestrator says where two models differ, and it decides
+    nothing. At most 16384 characters. Empty if it would be longer, or if there is no such file.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end a text, unless the request ignores them."""
@@ -268,10 +274,11 @@ class GetModelInfoResponse(_message.Message):
         scores_prompts: _builtins.bool = ...,
         sampling_defaults: _sampling_pb2.SamplingDefaults | None = ...,
         lora_adapters: _abc.Iterable[Global___LoraAdapter] | None = ...,
+        configuration: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hardware", b"hardware", "sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cancels_between_layers", b"cancels_between_layers", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "exchanges_calls", b"exchanges_calls", "fim_token_ids", b"fim_token_ids", "fingerprint", b"fingerprint", "forward_latencies", b"forward_latencies", "grammar_engine", b"grammar_engine", "hardware", b"hardware", "incarnation", b"incarnation", "is_invariant", b"is_invariant", "layer_count", b"layer_count", "lora_adapters", b"lora_adapters", "model_name", b"model_name", "model_revision", b"model_revision", "prefill_fixed_ns", b"prefill_fixed_ns", "prefill_ns_per_token", b"prefill_ns_per_token", "role", b"role", "sampling_defaults", b"sampling_defaults", "scores_prompts", b"scores_prompts", "self_draft_depth", b"self_draft_depth", "self_draft_kind", b"self_draft_kind", "session_limit", b"session_limit", "shapes_logits", b"shapes_logits", "shares_forwards", b"shares_forwards", "stages", b"stages", "token_budget", b"token_budget", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tree_depth_limit", b"tree_depth_limit", "tree_token_limit", b"tree_token_limit", "verification_rules", b"verification_rules", "version", b"version", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cancels_between_layers", b"cancels_between_layers", "configuration", b"configuration", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "exchanges_calls", b"exchanges_calls", "fim_token_ids", b"fim_token_ids", "fingerprint", b"fingerprint", "forward_latencies", b"forward_latencies", "grammar_engine", b"grammar_engine", "hardware", b"hardware", "incarnation", b"incarnation", "is_invariant", b"is_invariant", "layer_count", b"layer_count", "lora_adapters", b"lora_adapters", "model_name", b"model_name", "model_revision", b"model_revision", "prefill_fixed_ns", b"prefill_fixed_ns", "prefill_ns_per_token", b"prefill_ns_per_token", "role", b"role", "sampling_defaults", b"sampling_defaults", "scores_prompts", b"scores_prompts", "self_draft_depth", b"self_draft_depth", "self_draft_kind", b"self_draft_kind", "session_limit", b"session_limit", "shapes_logits", b"shapes_logits", "shares_forwards", b"shares_forwards", "stages", b"stages", "token_budget", b"token_budget", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tree_depth_limit", b"tree_depth_limit", "tree_token_limit", b"tree_token_limit", "verification_rules", b"verification_rules", "version", b"version", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -140,7 +140,8 @@ def _read_own(
     if card.fingerprint != fingerprint:
         raise ModelLoadError(
             f"{name} is for a model {card.model!r} with fingerprint {card.fingerprint[:12]}, and"
-            f" this one has {fingerprint[:12]}"
+            f" this one has {fingerprint[:12]}; a model that was only saved anew needs the"
+            " config.json with which the adapter was made"
         )
     # On the meta device, without memory, because a card may ask for too much memory.
     with torch.device("meta"):

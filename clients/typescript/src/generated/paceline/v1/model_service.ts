@@ -172,6 +172,12 @@ export interface GetModelInfoResponse {
     | undefined;
   /** The LoRA adapters that sessions can have here. At most 64, each name once. */
   loraAdapters: LoraAdapter[];
+  /**
+   * What the model's config.json says of the computation, as a JSON object. It is one part of what
+   * the fingerprint names; with it an orchestrator says where two models differ, and it decides
+   * nothing. At most 16384 characters. Empty if it would be longer, or if there is no such file.
+   */
+  configuration: string;
 }
 
 /** A LoRA adapter of a model: with it the model is another model. */
@@ -367,6 +373,7 @@ function createBaseGetModelInfoResponse(): GetModelInfoResponse {
     scoresPrompts: false,
     samplingDefaults: undefined,
     loraAdapters: [],
+    configuration: "",
   };
 }
 
@@ -491,6 +498,9 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     }
     for (const v of message.loraAdapters) {
       LoraAdapter.encode(v!, writer.uint32(290).fork()).join();
+    }
+    if (message.configuration !== "") {
+      writer.uint32(298).string(message.configuration);
     }
     return writer;
   },
@@ -826,6 +836,14 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
             message.loraAdapters.push(LoraAdapter.decode(reader, reader.uint32()));
             continue;
           }
+          case 37: {
+            if (tag !== 298) {
+              break;
+            }
+
+            message.configuration = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -883,6 +901,7 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
       ? SamplingDefaults.fromPartial(object.samplingDefaults)
       : undefined;
     message.loraAdapters = object.loraAdapters?.map((e) => LoraAdapter.fromPartial(e)) || [];
+    message.configuration = object.configuration ?? "";
     return message;
   },
 };
