@@ -13,7 +13,7 @@ from peer_engines.runners.measuring import Engine, Text, run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MOST_TOKENS, _MOST_TEXTS = 4096, 16
+_MOST_TOKENS, _MOST_TEXTS = 8192, 16
 
 
 class Llama(Engine):
@@ -69,7 +69,8 @@ class Llama(Engine):
             batch.token[index], batch.pos[index] = token, position
             batch.n_seq_id[index], batch.seq_id[index][0] = 1, sequence
             batch.logits[index] = index in marked
-        assert self._lib.llama_decode(self._context, batch) == 0, "llama_decode failed"
+        status = self._lib.llama_decode(self._context, batch)
+        assert status == 0, f"llama_decode returned {status}"
         return [self._likeliest(index) for index in wanted]
 
     def _likeliest(self, index: int) -> int:

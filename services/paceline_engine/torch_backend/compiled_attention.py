@@ -43,8 +43,10 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.compiled_steps import Steps
 
 _MOST_WIDTH = 256
-# In whole tiles, up to where splits are alike; and what only many splits could show.
-_CHECKED_LENGTHS, _LONG_LENGTHS = range(TILE, 10 * TILE, TILE), (17 * TILE, 128 * TILE)
+# In whole tiles, over two splits of torch's kernel; and what only many splits could show.
+_CHECKED_LENGTHS, _LONG_LENGTH = range(TILE, 18 * TILE, TILE), 128 * TILE
+# Queries of such sizes: flat attention, and some in which most weights vanish.
+_CHECKED_SIZES = (1.0, 30.0)
 _CHECKED_HEADS = 2
 
 
@@ -58,19 +60,30 @@ def agreeing_counts(steps: Steps, how: Attention, *, group: int, width: int) -> 
         group: How many query heads each key head has.
         width: Of a head.
     """
-    text = _random_text(max(_LONG_LENGTHS), width)
+    text = _random_text(_LONG_LENGTH, width)
     layer = AttentionLayer(
         0, heads=group * _CHECKED_HEADS, kv_heads=_CHECKED_HEADS, width=width, scale=how.scale
     )
+    checked = [
+        *((length, last, 1.0) for length in _CHECKED_LENGTHS for last in (TILE, TILE // 2)),
+        *((length, TILE - 1, size) for length in _CHECKED_LENGTHS for size in _CHECKED_SIZES),
+        (_LONG_LENGTH, TILE - 1, 1.0),
+    ]
     with one_thread():
         return frozenset(
             count
             for count in range(LEAST_MULTIPLE, MOST_ATTENDED + 1, LEAST_MULTIPLE)
             if all(
-                _agree(steps, how, layer, text=text, places=range(end - count, end), length=length)
-                for length in (*_CHECKED_LENGTHS, *_LONG_LENGTHS)
-                for end in (length, length - 1, length - TILE + count)
-                if end == length - 1 or length in _CHECKED_LENGTHS
+                _agree(
+                    steps,
+                    how,
+                    layer,
+                    text=text,
+                    places=range(length - TILE + last - count, length - TILE + last),
+                    length=length,
+                    size=size,
+                )
+                for length, last, size in checked
             )
         )
 
@@ -99,11 +112,17 @@ def _agree(
     text: KeyValues,
     places: range,
     length: int,
+    size: float,
 ) -> bool:
-    """Compare rows in such places with torch's kernel, which is given keys behind them, too."""
+    """Compare rows in such places with torch's kernel, which is given keys behind them, too.
+
+    Args:
+        size: Of the queries' numbers.
+    """
     count, kv_heads = len(places), layer.heads // layer.group
     generator = torch.Generator().manual_seed(length)
     states = torch.randn(layer.heads + 2 * kv_heads, count, layer.width, generator=generator)
+    states[: layer.heads] *= size
     span = Span(text=text, first=0, count=count, start=places.start, length=length)
     actual = steps.attend(states, Spans([span]), layer)
     keys, values = (each[0] for each in text.until(length))

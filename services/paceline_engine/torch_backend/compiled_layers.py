@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.packed_linear import Product
     from paceline_engine.torch_backend.shared_rows import ForwardRows
 
-# What is read from memory in about a millisecond.
-_RUN_BYTES = 1 << 24
+# What is read from memory in about a millisecond, and the products of a head's width that attention
+# adds in a few milliseconds.
+_RUN_BYTES, _RUN_ATTENDED = 1 << 24, 1 << 23
 _CHECKED_ROWS = (1, 2, 3, 5, 8, 16, FEW_ROWS, 65)
 _CHECKED_SIZES = (1e-3, 1.0, 50.0)
 
@@ -81,7 +82,8 @@ class LayerParts:
     def sizes(self) -> object:
         """What the proof of the steps depends on, apart from weights."""
         products = tuple((each.shape, type(each), each.bias is None) for each in self.products)
-        return (products, self.heads, self.kv_heads, self.width, few_layer(self) is not None)
+        heads = (self.heads, self.kv_heads, self.width, self.attention.scale)
+        return (products, heads, few_layer(self) is not None)
 
     def agreeing_counts(self, steps: Steps) -> frozenset[int]:
         """Return the numbers of rows with which compiled code attends as torch's kernel does."""
@@ -189,14 +191,28 @@ class LayerRun(nn.Module):
     def __init__(self, layers: Sequence[CompiledLayer]) -> None:
         """Build it of at least one layer; each of them has `few`."""
         super().__init__()
-        self.depth, self._first = len(layers), layers[0]
+        self.depth, self._compiled = len(layers), layers
         few = [each.few for each in layers if each.few is not None]
         self._layers = FewLayers(few, [each.attention for each in layers])
 
+    def attends_soon(self, rows: ForwardRows) -> bool:
+        """Whether compiled code attends with such rows, in a few milliseconds."""
+        tables = [each.spans_of(rows) for each in self._compiled]
+        return (
+            None not in tables
+            and sum(
+                table.key_count * layer.attention.heads * layer.attention.width
+                for table, layer in zip(tables, self._compiled, strict=True)
+                if table is not None
+            )
+            <= _RUN_ATTENDED
+        )
+
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], rows: ForwardRows) -> Tensor:
         """Compute (T, E) from (T, E)."""
-        spans = self._first.spans_of(rows)
-        assert spans is not None, "it computes such rows"
+        spans = self._compiled[0].spans_of(rows)
+        assert spans is not None, "it attends soon"
+        assert hidden.is_contiguous()
         return self._layers(hidden, rotation, spans)
 
 
@@ -218,15 +234,19 @@ def runs_of(layers: Sequence[CompiledLayer]) -> list[LayerRun]:
     return [LayerRun(run) for run in found]
 
 
-def runs_compute(layers: Sequence[CompiledLayer], rows: ForwardRows) -> bool:
-    """Whether the runs of these layers compute such rows, which nothing reads in between."""
+def runs_compute(runs: Sequence[LayerRun], rows: ForwardRows) -> bool:
+    """Whether runs of a whole model compute such rows: few, which nothing reads in between.
+
+    Rows of long sequences go layer by layer, so that a forward can be given up soon.
+    """
+    depth = sum(run.depth for run in runs)
     return (
         len(rows.token_ids) <= FEW_ROWS
         and rows.features is None
         and rows.streams is None
         and rows.lora is None
-        and rows.read_at in {None, len(layers)}
-        and all(layer.spans_of(rows) is not None for layer in layers)
+        and rows.read_at in {None, depth}
+        and all(run.attends_soon(rows) for run in runs)
     )
 
 

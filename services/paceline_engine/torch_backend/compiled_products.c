@@ -195,9 +195,10 @@ void after_attention(const struct layer *own, const struct room *room, long rows
 }
 
 /* A layer whose keys and values lie as spans say; `out` may be `hidden`. */
-static void whole_layer(const struct layer *own, const struct room *room, long rows, const float *hidden,
-                 const float *cosines, const float *sines, const struct span *spans, long count,
-                 const struct attention *how, float *out, unsigned threads) {
+static void whole_layer(const struct layer *own, const struct room *room, long rows,
+                        const float *hidden, const float *cosines, const float *sines,
+                        const struct span *spans, long count, const struct attention *how,
+                        float *out, unsigned threads) {
   before_attention(own, room, rows, hidden, cosines, sines, room->states, threads);
   attend_where_they_lie(spans, count, how, rows, room->states, room->seen, threads);
   after_attention(own, room, rows, room->seen, own->width, own->heads * own->width, hidden, out,

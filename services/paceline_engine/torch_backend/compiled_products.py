@@ -145,6 +145,11 @@ class FewRows:
         self._room = _Room(**{name: each.data_ptr() for name, each in self._memory.items()})
         self.room = ctypes.addressof(self._room)
 
+    @property
+    def yielding(self) -> ctypes.CDLL:
+        """The functions for what takes long: others may have the interpreter's lock meanwhile."""
+        return self._steps.libraries[1]
+
     def library(self, byte_count: int, rows: int) -> ctypes.PyDLL | ctypes.CDLL:
         """Return the functions, for weights of so many bytes and so many rows."""
         holding, yielding = self._steps.libraries
@@ -265,7 +270,10 @@ class FewLayer:
 
 
 class FewLayers:
-    """Such layers one after the other, with their attention, in one call."""
+    """Such layers one after the other, with their attention, in one call.
+
+    Others may have the interpreter's lock meanwhile.
+    """
 
     def __init__(self, layers: Sequence[FewLayer], attentions: Sequence[AttentionLayer]) -> None:
         """Build it of at least one layer, and how each attends."""
@@ -275,12 +283,11 @@ class FewLayers:
             (c_void_p * len(each))(*(own.at for own in each)) for each in (layers, attentions)
         )
         self._at = [ctypes.addressof(each) for each in self._tables]
-        self._byte_count = sum(each.byte_count for each in layers)
 
     def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], spans: Spans) -> Tensor:
         """Return the last layer's rows, (T, E), a new tensor, from (T, E)."""
         rows, out = len(hidden), torch.empty_like(hidden)
-        self._few.library(self._byte_count, rows).whole_layers(
+        self._few.yielding.whole_layers(
             *self._at,
             len(self._layers),
             self._few.room,

@@ -187,7 +187,7 @@ class _SampleRows(InvariantRows):
 
     @property
     def spans(self) -> None:
-        """None: compiled code would not tell; it has the bits of what tells."""
+        """None: compiled attention tells nothing. It has torch's bits, which is proved apart."""
 
     def attend(
         self, layer: int, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention

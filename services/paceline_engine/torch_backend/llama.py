@@ -63,7 +63,9 @@ class FusedLlama:
 
     Attributes:
         layers: The decoder layers, as modules, so that hooks can be put on them.
-        runs: Compute several layers each, of few rows.
+        runs: Modules that compute several layers each, of few rows, instead of these.
+        agreeing_counts: The numbers of a sequence's rows with which compiled attention has the bits
+            of torch's.
         group: H / G, how many query heads each key head has.
     """
 
@@ -84,8 +86,8 @@ class FusedLlama:
         ]
         self.layers: Sequence[nn.Module] = layers
         self._own_layers = layers
-        self._compiled: Sequence[CompiledLayer] = ()
         self.runs: Sequence[LayerRun] = ()
+        self.agreeing_counts: frozenset[int] = frozenset()
         self.group = layers[0].group
         self._embedding = body.embed_tokens
         is_tied = self._embedding.weight is model.lm_head.weight
@@ -100,7 +102,7 @@ class FusedLlama:
     def __call__(self, rows: ForwardRows) -> Tensor:
         """Do a forward, and return the logits of the scored rows: (rows, V)."""
         hidden = functional.embedding(rows.token_ids, self._embedding.weight)
-        if self.runs and runs_compute(self._compiled, rows):
+        if self.runs and runs_compute(self.runs, rows):
             rotation = self._rotation(rows)
             for run in self.runs:
                 hidden = run(hidden, rotation, rows)
@@ -157,7 +159,7 @@ class FusedLlama:
         return all(layer.parts() is not None for layer in self._own_layers)
 
     def use_steps(self, steps: Steps) -> bool:
-        """Compute what is between products in compiled steps from now on.
+        """Compute what is between products in compiled steps from now on, with other `runs`.
 
         Returns:
             False: they do not compute such layers, or do not give the bits of torch's operators
@@ -170,8 +172,10 @@ class FusedLlama:
         counts = {each.sizes: each.agreeing_counts(steps) for each in sizes.values()}
         for layer, own in zip(self._own_layers, parts, strict=True):
             layer.compiled = CompiledLayer(own, steps, agreeing_counts=counts[own.sizes])
-        self._compiled = [each.compiled for each in self._own_layers if each.compiled is not None]
-        self.runs = runs_of(self._compiled)
+        self.runs = runs_of(
+            [each.compiled for each in self._own_layers if each.compiled is not None]
+        )
+        self.agreeing_counts = frozenset.intersection(*counts.values())
         return True
 
     def _rotation(self, rows: ForwardRows) -> Rotation:

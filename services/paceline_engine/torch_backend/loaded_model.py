@@ -70,6 +70,7 @@ from paceline_engine.terms.backend import (
 )
 from paceline_engine.terms.items import Draft, Judge, Judgement, Outcome
 from paceline_engine.torch_backend.attention import LEAST_MULTIPLE, TILE, TextRows
+from paceline_engine.torch_backend.attention_tables import MOST_ATTENDED
 from paceline_engine.torch_backend.chain_drafting import layers_beside
 from paceline_engine.torch_backend.compiled_layers import LayerRun
 from paceline_engine.torch_backend.compiled_products import few_row_products, use_few_rows
@@ -523,8 +524,11 @@ def _use_steps(name: str, decoder: Decoder | None, products: Sequence[Product]) 
         return
     if fused.use_steps(steps):
         _log.info(
-            "model %r: what it computes between products is compiled, attention too",
+            "model %r: what it computes between products is compiled, attention too (with torch's"
+            " bits for %d of %d numbers of rows)",
             name,
+            len(fused.agreeing_counts),
+            MOST_ATTENDED // LEAST_MULTIPLE,
         )
     else:
         _log.warning(

@@ -157,6 +157,7 @@ def test_whole_tiles_have_the_bits_of_torchs_kernel(heads, steps):
     agreed = agreeing_counts(
         steps, Attention(scale=heads.scale), group=heads.group, width=heads.width
     )
+    compared = 0
     for lengths, counts in (
         ((62,), (5,)),
         ((0,), (16,)),
@@ -184,6 +185,8 @@ def test_whole_tiles_have_the_bits_of_torchs_kernel(heads, steps):
                 found.append(heads.attend(steps, rows, states))
         else:
             assert torch.equal(*found), (lengths, counts)
+            compared += 1
+    assert compared > 0 or "GenuineIntel" not in CPU
 
 
 @torch.inference_mode()

@@ -343,6 +343,53 @@ def test_what_reads_rows_between_layers_is_told_of_each(steps, calls):
     assert "before" in calls
 
 
+class Added:
+    """Low-rank weights, which need a product's inputs."""
+
+    def __init__(self):
+        self.count = 0
+
+    def add(self, *_, inputs, product):
+        assert len(inputs) == len(product)
+        self.count += 1
+
+    def take(self, hidden):
+        pass
+
+
+@pytest.mark.parametrize("name", ["lora", "streams"])
+def test_rows_with_low_rank_weights_are_computed_by_operators(name, steps, calls):
+    model, added = all_compiled(steps), Added()
+    calls.clear()
+    model.logits([[3]], rows=InvariantRows, prepare=lambda rows: setattr(rows, name, added))
+    assert calls == []
+    assert added.count == 4 * SIZES["num_hidden_layers"]
+
+
+def test_where_bits_count_runs_compute_no_rows_that_do_not_agree(steps, calls, monkeypatch):
+    model = Computed(kind="int8")
+    expected = model.logits([[3, 9]], rows=InvariantRows)
+    few_rows_of(model, steps)
+    monkeypatch.setattr(compiled_layers, "agreeing_counts", lambda *_, **__: frozenset({4}))
+    assert model.decoder.use_steps(steps)
+    calls.clear()
+    assert torch.equal(model.logits([[3, 9]], rows=InvariantRows), expected)
+    assert calls == [3, *["before", "after"] * SIZES["num_hidden_layers"]]
+
+
+def test_rows_of_long_sequences_go_layer_by_layer(steps, calls, monkeypatch):
+    model = all_compiled(steps)
+    calls.clear()
+    keys_of_the_second_forward = 2 * (3 + 2)
+    numbers_of_a_key = SIZES["num_attention_heads"] * SIZES["head_dim"]
+    enough = SIZES["num_hidden_layers"] * numbers_of_a_key * keys_of_the_second_forward
+    for limit, expected in ((enough, [3]), (enough - 1, ["before", "after"] * 3)):
+        monkeypatch.setattr(compiled_layers, "_RUN_ATTENDED", limit)
+        model.logits([[3, 2]], rows=SharedRows)
+        assert calls[-len(expected) :] == expected
+        calls.clear()
+
+
 @pytest.mark.parametrize(("read_at", "runs"), [(1, False), (3, True)])
 def test_rows_are_kept_where_an_adapter_reads_them(read_at, runs, steps, calls):
     model, read = all_compiled(steps), []

@@ -56,6 +56,7 @@ WHOLE = {
     "shapes_logits": (True, False, False),
     "grammar_engine": ("e1", "e2", ""),
     "scores_prompts": (True, False, False),
+    "configuration": ('{"a":1}', '{"a":2}', '{"a":1}'),
     "sampling_defaults": (SamplingDefaults(0.5), SamplingDefaults(), SamplingDefaults(0.5)),
 }
 # These are no model's alone (test_stack.py), or are the same in all.
