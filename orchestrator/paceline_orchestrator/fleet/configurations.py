@@ -45,7 +45,8 @@ def _first_difference(ours: Any, theirs: Any) -> tuple[str, Any, Any]:
         key = min(it for it in {*ours, *theirs} if _get(ours, it) != _get(theirs, it))
         path.append(key)
         ours, theirs = _get(ours, key), _get(theirs, key)
-    return _cut(".".join(path)), ours, theirs
+    # As in JSON: a key can hold what no message and no line of a log can.
+    return _cut(json.dumps(".".join(path))[1:-1]), ours, theirs
 
 
 def _get(values: dict[str, Any], key: str) -> Any:

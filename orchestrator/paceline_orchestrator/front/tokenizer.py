@@ -37,8 +37,6 @@ _MOST_WORDS = 256  # of what the library says of a tokenizer: it quotes it
 _MOST_DECODE_SECONDS = 0.5
 # The longest tokens in use are runs of 128 spaces; a message has thousands of tokens.
 _MOST_TOKEN_BYTES = 256
-# What a server whose model has no tokenizer says as its fingerprint: nothing, or that of no bytes.
-_NO_TOKENIZER = frozenset({"", hashlib.sha256(b"").hexdigest()})
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -296,10 +294,6 @@ class Codecs:
         try:
             tokenizer_json = await fetch_tokenizer(server.models, name=server.name)
         except UnsupportedError:
-            if fingerprint not in _NO_TOKENIZER:
-                raise TokenizerRefusedError(
-                    f"{server.name} says the fingerprint of a tokenizer, and that it has none"
-                ) from None
             self._codecs[fingerprint] = None
             return
         self._codecs[fingerprint] = await asyncio.to_thread(

@@ -65,6 +65,7 @@ _FIM_NAMES = (
 )
 _HALF_CHARACTER = re.compile(r"[\ud800-\udfff]")  # in JSON alone: no message can hold it
 _ASSIGNMENT = re.compile(r"\{%[-+]?\s*set\s+(?P<name>[\w.]+)\s*=(?P<value>[^%]*)")
+_READS_CONTENT = re.compile(r"\.content\b|\[['\"]content['\"]\]|\.get\(['\"]content['\"]")
 # A token with such a word begins a turn or stands in one.
 _NO_END = re.compile(r"user|assistant|system|tool|observation|start|begin|think", re.IGNORECASE)
 
@@ -173,10 +174,15 @@ def turn_ends(
 
 
 def _names_of_content(source: str) -> Iterator[str]:
-    """Yield the variables to which a template gives a message's content."""
+    """Yield the variables to which a template gives a message's content, and nothing else."""
     for found in _ASSIGNMENT.finditer(source):
-        if re.search(r"\bcontent\b", found["value"]):
-            yield found["name"]
+        name, value = found["name"], found["value"]
+        is_made = re.search(
+            r"[\[{]\s*\{?\s*['\"]role['\"]|['\"]content['\"]\s*:|\bcontent\s*=", value
+        )
+        is_looked_into = re.search(rf"\b{re.escape(name)}\s*[\[.]", source)
+        if _READS_CONTENT.search(value) and not is_made and not is_looked_into:
+            yield name
 
 
 def _without_comments(template: str) -> str:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.errors import LoadingError, NoTargetError, UnsupportedError
+from paceline.errors import LoadingError, NoTargetError
 from paceline.v1.model_service_pb2 import GetTokenizerResponse
 from paceline_contract.limits import MOST_TOKENIZER_BYTES
 from paceline_orchestrator.fleet import wire
@@ -82,17 +82,6 @@ async def test_a_tokenizer_that_says_it_is_too_large_is_left_at_its_first_messag
     with pytest.raises(BadAnswerError, match=f"more than {MOST_TOKENIZER_BYTES} bytes"):
         await Codecs().fetch(a_server(stream))
     assert stream.read_bytes == 1000
-
-
-async def test_a_server_that_has_no_tokenizer_though_it_said_whose_speaks_for_no_other():
-    old, whole = a_server(Stream([])), a_server(Stream([TOKENIZER]), name="target-1")
-    old.models.GetTokenizer = lambda *_, **__: Failing(UnsupportedError("no such method"))
-    codecs = Codecs()
-    with pytest.raises(BadAnswerError, match="target-0 says the fingerprint of a tokenizer"):
-        await codecs.fetch(old)
-    assert codecs.choose([old, whole]) is whole
-    await codecs.fetch(whole)
-    assert codecs.get(whole.facts.tokenizer_fingerprint) is not None
 
 
 async def test_a_refused_tokenizer_is_not_fetched_again_until_its_server_is_another():
