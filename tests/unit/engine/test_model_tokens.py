@@ -29,6 +29,14 @@ NAMED_CONTENT = (
     "{% for message in messages %}{%- set said = message['content'] | trim -%}<|im_start|>"
     "{{ message.role }}\n{{ said }}<|im_end|>\n{% endfor %}"
 )
+# With a system's message where there is none, as Qwen's.
+DEFAULT_SYSTEM = (
+    "{% if messages[0]['role'] != 'system' %}{% set messages = [{'role': 'system', 'content':"
+    " 'Be kind.'}] + messages %}{% endif %}{% for message in messages %}{{ '<|im_start|>' +"
+    " message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt and messages[-1]['role'] != 'assistant' %}"
+    "{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 # As of gpt-oss: messages of the history end otherwise than an answer, and so does reasoning.
 CHANNELS = (
     "{% for message in messages %}{% if loop.last %}{{ '<|start|>assistant<|message|>' +"
@@ -121,7 +129,7 @@ def test_what_is_no_token_id_is_refused_with_its_file(folder, name, wrong):
         find_model_files(str(folder))
 
 
-@pytest.mark.parametrize("template", [CHATML, NAMED_CONTENT])
+@pytest.mark.parametrize("template", [CHATML, NAMED_CONTENT, DEFAULT_SYSTEM])
 @pytest.mark.parametrize("place", ["generation_config.json", "config.json"])
 def test_the_end_of_a_turn_that_a_template_writes_ends_a_text(folder, place, template):
     base, _, turn_end = with_tokens(folder, "<|base|>", "<|im_start|>", "<|im_end|>")
