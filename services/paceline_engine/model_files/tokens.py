@@ -66,6 +66,7 @@ _FIM_NAMES = (
 _HALF_CHARACTER = re.compile(r"[\ud800-\udfff]")  # in JSON alone: no message can hold it
 _ASSIGNMENT = re.compile(r"\{%[-+]?\s*set\s+(?P<name>[\w.]+)\s*=(?P<value>[^%]*)")
 _READS_CONTENT = re.compile(r"\.content\b|\[['\"]content['\"]\]|\.get\(['\"]content['\"]")
+_MAKES_MESSAGE = re.compile(r"['\"]content['\"]\s*:|\bcontent\s*=|[\[{]\s*\{?\s*['\"]role['\"]")
 # A token with such a word begins a turn or stands in one.
 _NO_END = re.compile(r"user|assistant|system|tool|observation|start|begin|think", re.IGNORECASE)
 
@@ -177,11 +178,8 @@ def _names_of_content(source: str) -> Iterator[str]:
     """Yield the variables to which a template gives a message's content, and nothing else."""
     for found in _ASSIGNMENT.finditer(source):
         name, value = found["name"], found["value"]
-        is_made = re.search(
-            r"[\[{]\s*\{?\s*['\"]role['\"]|['\"]content['\"]\s*:|\bcontent\s*=", value
-        )
         is_looked_into = re.search(rf"\b{re.escape(name)}\s*[\[.]", source)
-        if _READS_CONTENT.search(value) and not is_made and not is_looked_into:
+        if _READS_CONTENT.search(value) and not (_MAKES_MESSAGE.search(value) or is_looked_into):
             yield name
 
 

@@ -28,7 +28,8 @@
 #define CHAINS 4 /* rows whose additions overlap */
 #define MOST_WIDTH 256
 
-/* Rows of a sequence; the fields are those of compiled_attention.py. Steps are in numbers. */
+/* Rows of a sequence; the fields of this and the next are those of attention_tables.py. Steps are
+ * in numbers. */
 struct span {
   float *keys, *values; /* of layer 0 and head 0 */
   long key_layer, key_head, value_layer, value_head;
@@ -68,12 +69,9 @@ static vector rough_exponential(vector x) {
   vector power = _mm512_fmadd_ps(x, _mm512_set1_ps(1.4426950216293335f), _mm512_set1_ps(0.5f));
   power = _mm512_roundscale_ps(power, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
   vector rest = _mm512_fnmadd_ps(power, _mm512_set1_ps(0.6931471824645996f), x);
-  vector sum = _mm512_set1_ps(0.00828929059f);
-  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.0418978221f));
-  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.166676521f));
-  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.499991506f));
-  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.999999701f));
-  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f));
+  static const float factors[] = {0.00828929059f, 0.0418978221f, 0.166676521f,
+                                  0.499991506f,   0.999999701f,  1.0f};
+  vector sum = polynomial(rest, factors, sizeof factors / sizeof *factors);
   __mmask16 is_small = _mm512_cmp_ps_mask(power, _mm512_set1_ps(-125.0f), _CMP_LT_OQ);
   return _mm512_mask_mov_ps(_mm512_scalef_ps(sum, power), is_small, _mm512_setzero_ps());
 }

@@ -97,6 +97,8 @@ class CompiledLayer:
     Attributes:
         few: Computes few rows of it in eight bits; None: nothing does.
         attention: How it attends.
+        can_attend: Whether compiled code computes such attention.
+        agreeing_counts: See `LayerParts.agreeing_counts`.
     """
 
     def __init__(self, parts: LayerParts, steps: Steps, *, agreeing_counts: frozenset[int]) -> None:
@@ -105,8 +107,8 @@ class CompiledLayer:
         Args:
             agreeing_counts: See `LayerParts.agreeing_counts`.
         """
-        self._parts, self._steps, self._agreeing_counts = parts, steps, agreeing_counts
-        self._can_attend = can_attend(parts.attention, width=parts.width)
+        self._parts, self._steps, self.agreeing_counts = parts, steps, agreeing_counts
+        self.can_attend = can_attend(parts.attention, width=parts.width)
         self._norms = [(norm.weight, float(norm.least)) for norm in parts.norms]
         self._rounds = [isinstance(each, Int8Product) for each in parts.products]
         # A bias is added after the scaling, and then the steps do not scale.
@@ -147,16 +149,16 @@ class CompiledLayer:
         inputs = steps.gate(self._product(2, inputs), is_scaled=is_scaled[2], rounds=rounds[3])
         return steps.add(self._product(3, inputs), added, is_scaled=is_scaled[3])
 
-    def spans_of(self, rows: ForwardRows) -> Spans | None:
+    def _spans(self, rows: ForwardRows) -> Spans | None:
         """Return the table with which compiled code attends; None: torch does."""
-        spans = rows.spans if self._can_attend else None
-        if spans is None or not spans.kernel_counts <= self._agreeing_counts:
+        spans = rows.spans if self.can_attend else None
+        if spans is None or not spans.kernel_counts <= self.agreeing_counts:
             return None
         return spans
 
     def _attend(self, states: Tensor, rows: ForwardRows) -> Tensor:
         """Return (H, T, D) from (H + 2 G, T, D)."""
-        spans = self.spans_of(rows)
+        spans = self._spans(rows)
         if spans is not None:
             return self._steps.attend(states, spans, self.attention)
         parts = self._parts
@@ -189,42 +191,36 @@ class LayerRun(nn.Module):
     """
 
     def __init__(self, layers: Sequence[CompiledLayer]) -> None:
-        """Build it of at least one layer; each of them has `few`."""
+        """Build it of at least one layer; each of them has `few`, and attends in compiled code."""
         super().__init__()
-        self.depth, self._compiled = len(layers), layers
+        self.depth = len(layers)
         few = [each.few for each in layers if each.few is not None]
-        self._layers = FewLayers(few, [each.attention for each in layers])
+        attentions = [each.attention for each in layers]
+        self._layers = FewLayers(few, attentions)
+        self._agreeing_counts = frozenset.intersection(*(it.agreeing_counts for it in layers))
+        self._numbers_of_a_key = sum(each.heads * each.width for each in attentions)
 
-    def attends_soon(self, rows: ForwardRows) -> bool:
+    def attends_soon(self, spans: Spans) -> bool:
         """Whether compiled code attends with such rows, in a few milliseconds."""
-        tables = [each.spans_of(rows) for each in self._compiled]
-        return (
-            None not in tables
-            and sum(
-                table.key_count * layer.attention.heads * layer.attention.width
-                for table, layer in zip(tables, self._compiled, strict=True)
-                if table is not None
-            )
-            <= _RUN_ATTENDED
-        )
+        numbers = spans.key_count * self._numbers_of_a_key
+        return numbers <= _RUN_ATTENDED and spans.kernel_counts <= self._agreeing_counts
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], rows: ForwardRows) -> Tensor:
         """Compute (T, E) from (T, E)."""
-        spans = self._compiled[0].spans_of(rows)
-        assert spans is not None, "it attends soon"
+        assert rows.spans is not None, "it attends soon"
         assert hidden.is_contiguous()
-        return self._layers(hidden, rotation, spans)
+        return self._layers(hidden, rotation, rows.spans)
 
 
 def runs_of(layers: Sequence[CompiledLayer]) -> list[LayerRun]:
-    """Divide a model's layers into runs of about a millisecond; none: a layer is not for few rows.
+    """Divide a model's layers into runs of about a millisecond; none: a layer cannot be in one.
 
     A forward can be given up between runs.
     """
     found: list[list[CompiledLayer]] = []
     byte_count = _RUN_BYTES
     for layer in layers:
-        if layer.few is None:
+        if layer.few is None or not layer.can_attend:
             return []
         if byte_count + layer.few.byte_count > _RUN_BYTES:
             found.append([])
@@ -246,7 +242,8 @@ def runs_compute(runs: Sequence[LayerRun], rows: ForwardRows) -> bool:
         and rows.streams is None
         and rows.lora is None
         and rows.read_at in {None, depth}
-        and all(run.attends_soon(rows) for run in runs)
+        and rows.spans is not None
+        and all(run.attends_soon(rows.spans) for run in runs)
     )
 
 

@@ -54,18 +54,23 @@ static void round_row(long width, const float *row, uint8_t *whole, float *scale
   }
 }
 
+/* A polynomial of x; the first factor is that of the highest power. */
+static inline vector polynomial(vector x, const float *factors, int count) {
+  vector sum = _mm512_set1_ps(factors[0]);
+  for (int n = 1; n < count; n++) sum = _mm512_fmadd_ps(sum, x, _mm512_set1_ps(factors[n]));
+  return sum;
+}
+
 /* e^x, as Sleef computes it with an error below one unit of the last place (Sleef_expf16_u10). */
 static vector exponential(vector x) {
   vector power = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896340736f)),
                                       _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   vector rest = _mm512_fmadd_ps(power, _mm512_set1_ps(-0.693145751953125f), x);
   rest = _mm512_fmadd_ps(power, _mm512_set1_ps(-1.428606765330187045e-06f), rest);
-  vector sum = _mm512_set1_ps(0.000198527617612853646278381f);
-  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.00139304355252534151077271f));
-  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.00833336077630519866943359f));
-  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.0416664853692054748535156f));
-  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.166666671633720397949219f));
-  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.5f));
+  static const float factors[] = {0.000198527617612853646278381f, 0.00139304355252534151077271f,
+                                  0.00833336077630519866943359f,  0.0416664853692054748535156f,
+                                  0.166666671633720397949219f,    0.5f};
+  vector sum = polynomial(rest, factors, sizeof factors / sizeof *factors);
   sum = _mm512_fmadd_ps(_mm512_mul_ps(rest, rest), sum, rest);
   sum = _mm512_scalef_ps(_mm512_add_ps(_mm512_set1_ps(1.0f), sum), power);
   __mmask16 is_large = _mm512_cmp_ps_mask(x, _mm512_set1_ps(104.0f), _CMP_GT_OQ);

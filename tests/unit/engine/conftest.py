@@ -17,6 +17,7 @@ from paceline_engine.model_backend import Feed, ModelBackend
 from paceline_engine.sessions.host import HostLimits, ModelHost
 from paceline_engine.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.terms.backend import Backend, Interrupt
+from paceline_engine.torch_backend.compiled_steps import StepsUnavailableError, compile_steps
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.prefix_digest import prefix_digest
 from support.tiny_models import TinyPair, sixteen_token_model, tiny_pair
@@ -43,6 +44,24 @@ def no_collector():
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture(params=[1, 2], ids=lambda count: f"{count} threads")
+def threads(request):
+    """Let torch compute with so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """The compiled steps, and attention."""
+    try:
+        return compile_steps()
+    except StepsUnavailableError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

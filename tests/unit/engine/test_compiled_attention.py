@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline_engine.torch_backend import attention_tables
+from paceline_engine.torch_backend import attention_tables, compiled_steps
 from paceline_engine.torch_backend.attention import TILE, Attention
 from paceline_engine.torch_backend.attention_tables import MOST_ATTENDED, AttentionLayer
 from paceline_engine.torch_backend.compiled_attention import agreeing_counts, can_attend
 from paceline_engine.torch_backend.compiled_steps import (
     Steps,
-    StepsUnavailableError,
     compile_steps,
 )
 from paceline_engine.torch_backend.invariant import InvariantRows
@@ -30,22 +29,6 @@ CPU = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else "
 LAYERS = 3
 # Both sides of a vector of 16 keys, of a tile, and of a split of 512 and its halves.
 LENGTHS = (0, 1, 15, 16, 17, 62, 63, 64, 383, 384, 500, 511, 512, 513, 900, 1024, 1500)
-
-
-@pytest.fixture(scope="module")
-def steps():
-    try:
-        return compile_steps()
-    except StepsUnavailableError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture(params=[1, 2], ids=lambda count: f"{count} threads")
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
@@ -132,6 +115,20 @@ def test_sequences_side_by_side_do_not_see_each_other(heads, steps):
     rows = SharedRows(texts, [array("I", range(count)) for count in counts], counts)
     actual = heads.attend(steps, rows, states)
     torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=2e-6)
+
+
+@torch.inference_mode()
+def test_with_threads_that_nobody_knows_one_thread_attends(steps, monkeypatch):
+    monkeypatch.setattr(compiled_steps, "_OPENMP", ("no_function_of_this_name",))
+    alone, heads = compile_steps(), Heads(3, 3, 64)
+    assert alone.thread_count == 1
+    found = []
+    for each in (steps, alone):
+        texts, states = heads.texts([70, 600]), heads.states(4)
+        found.append(
+            heads.attend(each, SharedRows(texts, [array("I", [1, 2])] * 2, [2, 2]), states)
+        )
+    assert torch.equal(*found)
 
 
 @torch.inference_mode()

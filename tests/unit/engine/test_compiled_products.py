@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 
@@ -17,6 +18,7 @@ from paceline_engine.torch_backend.compiled_layers import LayerRun
 from paceline_engine.torch_backend.compiled_products import (
     FewLayer,
     FewProduct,
+    FewRows,
     few_row_products,
     use_few_rows,
 )
@@ -51,14 +53,6 @@ def steps():
         return compile_steps(products=True)
     except StepsUnavailableError as error:
         pytest.skip(str(error))
-
-
-@pytest.fixture(params=[1, 2], ids=lambda count: f"{count} threads")
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def numbers(*shape, seed=0):
@@ -305,6 +299,19 @@ def test_layers_of_few_rows_are_computed_in_calls_of_a_millisecond(
     calls.clear()
     model.logits([[FEW_ROWS + 1]], rows=rows)
     assert calls == []
+
+
+def test_several_layers_leave_the_interpreters_lock_to_others(steps, monkeypatch):
+    model, taken = all_compiled(steps), []
+    holding, yielding = steps.libraries
+    assert isinstance(holding, ctypes.PyDLL)
+    assert not isinstance(yielding, ctypes.PyDLL)
+    own = FewRows.yielding.fget
+    monkeypatch.setattr(FewRows, "yielding", property(lambda few: taken.append(1) or own(few)))
+    monkeypatch.setattr(FewRows, "library", lambda *_: pytest.fail("it may hold the lock"))
+    model.logits([[3]], rows=SharedRows)
+    assert taken == [1]
+    assert own(model.decoder.layers[0].compiled.few.few) is yielding
 
 
 def test_around_torchs_attention_a_layer_takes_two_calls(steps, calls):

@@ -48,14 +48,6 @@ BIASED = {"attention_bias": True, "mlp_bias": True}
 PIECES = ([1, 2, 3, 4, 5, 9, 15, 16, 17, 33, 64, 65], [7, 1, 2, 4, 5, 1, 1, 1, 64, 1, 66, 2])
 
 
-@pytest.fixture(scope="module")
-def steps():
-    try:
-        return compile_steps()
-    except StepsUnavailableError as error:
-        pytest.skip(str(error))
-
-
 def text(seed, length):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(SIZES["vocab_size"], (length,), generator=generator).tolist()
@@ -133,14 +125,6 @@ def test_where_sums_are_rounded_steps_round_as_operators_do(steps):
     expected = model.logits(PIECES)
     assert model.decoder.use_steps(steps)
     assert torch.equal(model.logits(PIECES), expected)
-
-
-@pytest.fixture(params=[1, 2], ids=lambda count: f"{count} threads")
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("threads")

@@ -39,14 +39,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=[1, 2], ids=lambda count: f"{count} threads")
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def numbers(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 

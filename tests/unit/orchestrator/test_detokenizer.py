@@ -132,16 +132,22 @@ def test_many_tokens_at_once_are_the_same_as_one_by_one(name, data):
     assert "".join(map(at_once.push, token_ids[cut:])) + at_once.finish() == rest
 
 
-@pytest.mark.parametrize("name", ODD_BYTE_LEVELS)
-@settings(max_examples=40)
-@given(data=st.data())
-def test_an_odd_decoder_holds_back_what_may_change_and_of_few_tokens(name, data):
-    token_ids = data.draw(likely_ids(name))
+def pushed(name, token_ids):
+    """Push tokens one by one; yield their number, their text, what came of it, and from what."""
     detokenizer, text = make_detokenizer(codec_of(name)), ""
     for count, token_id in enumerate(token_ids, start=1):
         text += detokenizer.push(token_id)
         whole = decoded(name, token_ids[:count])
         assert whole.startswith(text)
+        yield count, whole, text, detokenizer
+
+
+@pytest.mark.parametrize("name", ODD_BYTE_LEVELS)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_an_odd_decoder_holds_back_what_may_change_and_of_few_tokens(name, data):
+    token_ids = data.draw(likely_ids(name))
+    for count, whole, text, detokenizer in pushed(name, token_ids):
         assert len(whole) - len(text) <= 2
         if name not in LEAVING_OUT:
             special = set(codec_of(name).special_ids.values())
@@ -192,11 +198,7 @@ def test_a_decoder_that_never_says_what_is_certain_holds_no_stream_back():
 @given(data=st.data())
 def test_only_an_incomplete_character_is_held_back(name, data):
     token_ids = data.draw(likely_ids(name))
-    detokenizer, text = make_detokenizer(codec_of(name)), ""
-    for count, token_id in enumerate(token_ids, start=1):
-        text += detokenizer.push(token_id)
-        whole = decoded(name, token_ids[:count])
-        assert whole.startswith(text)
+    for _, whole, text, detokenizer in pushed(name, token_ids):
         waiting = whole[len(text) :]
         assert waiting in ("", REPLACEMENT)
         assert bool(waiting) == bool(detokenizer.open_count)
