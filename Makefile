@@ -69,8 +69,8 @@ PYTEST_ARGS ?=
 # So many cores for tests at once.
 JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? cores : 4)))
 
-# A file's tests stay together, since they share servers; files in their order, contract to unit:
-# those that come last should be short.
+# A file's tests stay together, since they share servers (tests/support/spreading.py); files in their
+# order, contract to unit: those that come last should be short.
 SPREAD = -n $(or $(WORKERS),$(JOBS)) --dist loadfile --no-loadscope-reorder
 
 # These wait for servers half of the time, so there are two processes more.

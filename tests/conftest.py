@@ -59,6 +59,13 @@ def pytest_addoption(parser):
     group.addoption("--chaos-history", metavar="FILE", help="where its history is written (JSON)")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from support.spreading import ScheduledByServers  # only where xdist is
+
+    return ScheduledByServers(config, log) if config.option.dist == "loadfile" else None
+
+
 def pytest_collection_modifyitems(items):
     """Refuse a long test in a file that `make test-long` does not find by these words."""
     for path in {it.path for it in items if it.get_closest_marker("long")}:
