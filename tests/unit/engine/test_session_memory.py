@@ -139,7 +139,7 @@ def a_stack(pair, _) -> Backend:
 
 @pytest.mark.skipif(not native_memory.KNOWN, reason="glibc's allocator alone can be asked")
 @pytest.mark.parametrize("make", [a_model, a_model_that_drafts_for_itself, a_stack])
-@pytest.mark.parametrize("rounds", [4, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [4, pytest.param(30, marks=pytest.mark.long)])
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("no_collector")
 async def test_sessions_of_a_real_model_leave_no_buffers(

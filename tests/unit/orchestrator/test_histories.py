@@ -129,8 +129,8 @@ def test_whatever_fails_the_promises_hold_where_auto_changes_its_mind(first):
 @pytest.mark.parametrize(
     "first",
     [
-        *(pytest.param(it, marks=pytest.mark.long) for it in range(1000, 2500, LONG_BATCH)),
-        *(pytest.param(it, marks=pytest.mark.full) for it in range(2500, 4000, LONG_BATCH)),
+        *(pytest.param(it, marks=pytest.mark.long) for it in range(1000, 1500, LONG_BATCH)),
+        *(pytest.param(it, marks=pytest.mark.full) for it in range(1500, 4000, LONG_BATCH)),
     ],
 )
 def test_whatever_fails_the_promises_hold_in_thousands_of_histories(first):
