@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline_contract.calls import VerificationRule
 from paceline_engine.model_files.files import find_model_files
@@ -23,7 +22,7 @@ from paceline_engine.vllm_backend.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from paceline_engine.model_files.files import ModelFiles
     from paceline_engine.vllm_backend.backend import VllmBackend
