@@ -17,6 +17,7 @@ BODIES_BYTES = GatewaySettings.model_fields["bodies_limit_bytes"].default
 MESSAGE_BYTES = OrchestratorSettings.model_fields["message_limit_bytes"].default
 QUEUE_BYTES = OrchestratorSettings.model_fields["queue_limit_bytes"].default
 NGINX = "nginx.ingress.kubernetes.io/proxy-read-timeout"
+NGINX_BODY = "nginx.ingress.kubernetes.io/proxy-body-size"
 ALB = "alb.ingress.kubernetes.io/load-balancer-attributes"
 
 
@@ -64,8 +65,29 @@ def test_a_wish_that_is_long_enough_stands():
 
 
 @pytest.mark.parametrize(
+    ("settings", "annotations", "size"),
+    [
+        ({}, {}, str(BODY_BYTES)),
+        ({"body_limit_bytes": 1 << 25}, {}, str(1 << 25)),
+        ({"body_limit_bytes": "800000"}, {}, "800000"),
+        ({"body_limit_bytes": "$(ONE)"}, {}, "0"),
+        ({}, {NGINX_BODY: "16m"}, "16m"),
+        ({}, {NGINX_BODY: "1g"}, "1g"),
+        ({}, {NGINX_BODY: "0"}, "0"),
+        ({"body_limit_bytes": 1024}, {NGINX_BODY: "1K"}, "1K"),
+    ],
+)
+def test_nginx_takes_as_large_a_body_as_gateways_do(settings, annotations, size):
+    ingress = {"host": "paceline.example.org", "annotations": annotations}
+    (made,) = install(gateway(settings=settings, ingress=ingress)).of("Ingress")
+    assert made["metadata"]["annotations"][NGINX_BODY] == size
+
+
+@pytest.mark.parametrize(
     ("values", "message"),
     [
+        (behind(**{NGINX_BODY: "15m"}), f"{NGINX_BODY}=15m is less than a body may have (167772"),
+        (behind(**{NGINX_BODY: "2k"}), "or set gateway.settings.body_limit_bytes=2048"),
         (gateway(drainSeconds=CALL_SECONDS - 1), "gateway.drainSeconds=599 is less than a call"),
         ({**gateway(drainSeconds=900), "common": settings(901)}, "gateway.drainSeconds=900 is"),
         (gateway(**settings(700)), "call_limit_seconds=700 is more than orchestrators let a call"),
