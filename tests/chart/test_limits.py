@@ -86,6 +86,14 @@ def test_nginx_takes_as_large_a_body_as_gateways_do(settings, annotations, size)
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        (
+            {"orchestrator": {"settings": {"default_deadline_seconds": 900}}},
+            "orchestrator.settings.default_deadline_seconds=900 is more than a call may take",
+        ),
+        (
+            gateway(ingress={"host": "a"}, settings={"keep_alive_seconds": 60}),
+            "gateway.settings.keep_alive_seconds=60 is not more than the 60 s for which nginx",
+        ),
         (behind(**{NGINX_BODY: "15m"}), f"{NGINX_BODY}=15m is less than a body may have (167772"),
         (behind(**{NGINX_BODY: "2k"}), "or set gateway.settings.body_limit_bytes=2048"),
         (gateway(drainSeconds=CALL_SECONDS - 1), "gateway.drainSeconds=599 is less than a call"),
@@ -159,6 +167,23 @@ def test_limits_that_do_not_fit_each_other_are_refused(values, message):
     ids=["four fifths", "variables", "all"],
 )
 def test_one_request_may_be_as_large_as_its_clients_share_of_the_room(values):
+    install(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        gateway(settings={"keep_alive_seconds": 5}),
+        gateway(ingress={"host": "a"}, settings={"keep_alive_seconds": 61}),
+        gateway(ingress={"host": "a"}, settings={"keep_alive_seconds": "$(KEPT)"}),
+        gateway(
+            ingress={"host": "a", "annotations": {ALB: "idle_timeout.timeout_seconds=610"}},
+            settings={"keep_alive_seconds": 611},
+        ),
+    ],
+    ids=["no balancer", "61", "variable", "said"],
+)
+def test_a_connection_may_be_idle_for_as_long_as_no_balancer_keeps_it(values):
     install(values)
 
 
