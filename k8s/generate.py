@@ -101,6 +101,8 @@ def setting_schemas(settings: type[Settings]) -> dict[str, dict[str, Any]]:
         elif "enum" in known:
             variable = {"type": "string", "pattern": _VARIABLE}
             schemas[name] = {"anyOf": [{"enum": known["enum"]}, variable]}
+        elif known.get("items", {}).get("type") == "string":
+            schemas[name] = {"$ref": "#/definitions/settingTexts"}
         else:
             schemas[name] = {"$ref": "#/definitions/settingValue"}
     return {name: schemas[name] for name in sorted(schemas.keys() - OWN_SETTINGS)}

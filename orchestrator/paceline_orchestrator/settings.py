@@ -209,7 +209,10 @@ class RequestSettings(Settings):
         description="most seconds that a request waits for its turn; then it is refused",
     )
     default_deadline_seconds: float = Field(
-        120.0, gt=0, le=86_400, description="seconds for a request without a deadline"
+        120.0,
+        gt=0,
+        le=86_400,
+        description="seconds for a request without a deadline; not more than a call may take",
     )
 
     @model_validator(mode="after")
@@ -272,6 +275,16 @@ class OrchestratorSettings(
                 refuse_plaintext(address, flag="--insecure")
         if self.scaler_listen and self.tls_certificate is None and not self.insecure:
             refuse_plaintext(self.scaler_listen, flag="--insecure")
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_its_deadline(self) -> Self:
+        is_wished = "default_deadline_seconds" in self.model_fields_set
+        if is_wished and self.default_deadline_seconds > self.call_limit_seconds:
+            raise ValueError(
+                f"default_deadline_seconds ({self.default_deadline_seconds:g}) must not be more"
+                f" than call_limit_seconds ({self.call_limit_seconds:g}), which ends every call"
+            )
         return self
 
     @model_validator(mode="after")

@@ -58,9 +58,9 @@ class Settings(BaseModel):
 
 def _check_address(address: str) -> str:
     port = address.rpartition(":")[2]
-    if address.startswith("unix:") or (
-        re.fullmatch(r"(\[[^\]]+\]|[^:\[\]]+):\d{1,5}", address) and int(port) <= 65535
-    ):
+    has_path = re.fullmatch(r"unix:.*[^/]", address)
+    has_port = re.fullmatch(r"(\[[^\]]+\]|[^:\[\]]+):\d{1,5}", address) and int(port) <= 65535
+    if has_path or has_port:
         return address
     raise ValueError("must be HOST:PORT, [IPV6]:PORT or unix:PATH")
 

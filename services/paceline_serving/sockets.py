@@ -58,14 +58,18 @@ def claimed(address: str) -> Iterator[None]:
     that an ended process has left may be replaced.
 
     Raises:
-        OSError: Another process listens there, or the file is not a socket.
+        OSError: Another process listens there, or the file is not a socket, or cannot be looked at.
     """
     if not address.startswith(_UNIX):
         yield
         return
     path = _path(address)
     with _alone_in(path.parent):
-        if _is_listened_on(path):
+        try:
+            is_taken = _is_listened_on(path)
+        except OSError as error:
+            raise OSError(f"cannot listen on {address}: {_cause(error)}") from error
+        if is_taken:
             raise OSError(f"cannot listen on {address}: another process listens there")
         yield
 
@@ -97,7 +101,7 @@ def _locks(descriptor: int) -> bool:
 def _is_listened_on(path: Path) -> bool:
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
-            raise OSError(f"cannot listen on {_UNIX}{path}: a file there is not a socket")
+            raise OSError("a file there is not a socket")
     except FileNotFoundError:
         return False
     with socket.socket(socket.AF_UNIX) as knocking:
@@ -139,6 +143,6 @@ def _place(address: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
 
 def _cause(error: OSError) -> str:
     """Return the system's words, without Python's words around them."""
-    if isinstance(error, socket.gaierror) or not error.errno:
-        return error.strerror or str(error)
+    if not error.errno or error.errno < 0:  # a name that leads nowhere
+        return (error.strerror or str(error)).partition(" (while ")[0]
     return os.strerror(error.errno)

@@ -17,6 +17,7 @@ BODIES_BYTES = GatewaySettings.model_fields["bodies_limit_bytes"].default
 MESSAGE_BYTES = OrchestratorSettings.model_fields["message_limit_bytes"].default
 QUEUE_BYTES = OrchestratorSettings.model_fields["queue_limit_bytes"].default
 NGINX = "nginx.ingress.kubernetes.io/proxy-read-timeout"
+NGINX_BODY = "nginx.ingress.kubernetes.io/proxy-body-size"
 ALB = "alb.ingress.kubernetes.io/load-balancer-attributes"
 
 
@@ -64,8 +65,37 @@ def test_a_wish_that_is_long_enough_stands():
 
 
 @pytest.mark.parametrize(
+    ("settings", "annotations", "size"),
+    [
+        ({}, {}, str(BODY_BYTES)),
+        ({"body_limit_bytes": 1 << 25}, {}, str(1 << 25)),
+        ({"body_limit_bytes": "800000"}, {}, "800000"),
+        ({"body_limit_bytes": "$(ONE)"}, {}, "0"),
+        ({}, {NGINX_BODY: "16m"}, "16m"),
+        ({}, {NGINX_BODY: "1g"}, "1g"),
+        ({}, {NGINX_BODY: "0"}, "0"),
+        ({"body_limit_bytes": 1024}, {NGINX_BODY: "1K"}, "1K"),
+    ],
+)
+def test_nginx_takes_as_large_a_body_as_gateways_do(settings, annotations, size):
+    ingress = {"host": "paceline.example.org", "annotations": annotations}
+    (made,) = install(gateway(settings=settings, ingress=ingress)).of("Ingress")
+    assert made["metadata"]["annotations"][NGINX_BODY] == size
+
+
+@pytest.mark.parametrize(
     ("values", "message"),
     [
+        (
+            {"orchestrator": {"settings": {"default_deadline_seconds": 900}}},
+            "orchestrator.settings.default_deadline_seconds=900 is more than a call may take",
+        ),
+        (
+            gateway(ingress={"host": "a"}, settings={"keep_alive_seconds": 60}),
+            "gateway.settings.keep_alive_seconds=60 is not more than the 60 s for which nginx",
+        ),
+        (behind(**{NGINX_BODY: "15m"}), f"{NGINX_BODY}=15m is less than a body may have (167772"),
+        (behind(**{NGINX_BODY: "2k"}), "or set gateway.settings.body_limit_bytes=2048"),
         (gateway(drainSeconds=CALL_SECONDS - 1), "gateway.drainSeconds=599 is less than a call"),
         ({**gateway(drainSeconds=900), "common": settings(901)}, "gateway.drainSeconds=900 is"),
         (gateway(**settings(700)), "call_limit_seconds=700 is more than orchestrators let a call"),
@@ -137,6 +167,23 @@ def test_limits_that_do_not_fit_each_other_are_refused(values, message):
     ids=["four fifths", "variables", "all"],
 )
 def test_one_request_may_be_as_large_as_its_clients_share_of_the_room(values):
+    install(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        gateway(settings={"keep_alive_seconds": 5}),
+        gateway(ingress={"host": "a"}, settings={"keep_alive_seconds": 61}),
+        gateway(ingress={"host": "a"}, settings={"keep_alive_seconds": "$(KEPT)"}),
+        gateway(
+            ingress={"host": "a", "annotations": {ALB: "idle_timeout.timeout_seconds=610"}},
+            settings={"keep_alive_seconds": 611},
+        ),
+    ],
+    ids=["no balancer", "61", "variable", "said"],
+)
+def test_a_connection_may_be_idle_for_as_long_as_no_balancer_keeps_it(values):
     install(values)
 
 

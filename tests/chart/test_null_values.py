@@ -168,6 +168,14 @@ def test_a_value_of_another_kind_is_refused_by_its_name_or_gives_objects_that_ca
             assert f": {name}" in why or f" {name}" in why, why
 
 
+@pytest.mark.parametrize("other", [-1, 1_000_000, True, 1.5], ids=repr)
+def test_a_setting_of_texts_takes_no_other_value(other):
+    texts = (("target", "engine_option"), ("drafter", "then"), ("common", "peer_roles"))
+    for section, name in texts:
+        with pytest.raises(RefusedError, match=f"/{section}/settings/{name}': got "):
+            install({section: {"settings": {name: other}}})
+
+
 def test_a_number_that_is_too_large_for_its_place_never_becomes_a_power_of_ten():
     users = {"common": {"podSecurityContext": {"runAsUser": 1_000_700_000, "fsGroup": 10**9}}}
     for pod in install(users).pods:

@@ -124,6 +124,11 @@ async def test_a_gateway_asks_how_large_a_body_may_be_only_where_it_is_not_small
             "could never wait",
         ),
         (
+            OrchestratorSettings,
+            {"targets": ("localhost:1",), "default_deadline_seconds": 601},
+            r"\(601\) must not be more than call_limit_seconds \(600\)",
+        ),
+        (
             GatewaySettings,
             {"orchestrators": ("localhost:1",), "bodies_limit_bytes": 1 << 20},
             "no room for it",
@@ -142,3 +147,8 @@ async def test_a_gateway_asks_how_large_a_body_may_be_only_where_it_is_not_small
 def test_limits_that_exclude_each_other_stop_a_process_at_its_start(settings_class, values, words):
     with pytest.raises(ValueError, match=words):
         settings_class(**values)
+
+
+def test_a_shorter_call_needs_no_shorter_deadline_to_be_said():
+    settings = OrchestratorSettings(targets=("localhost:1",), call_limit_seconds=60)
+    assert settings.default_deadline_seconds > settings.call_limit_seconds

@@ -110,6 +110,11 @@ Empty if a latency is unknown.
 {{- .settings.call_limit_seconds | default 600 -}}
 {{- end }}
 
+{{/* The most bytes of a body at a gateway; 0 if a pod's variable has the number. */}}
+{{- define "paceline.bodyBytes" -}}
+{{- .settings.body_limit_bytes | default 16777216 | float64 | int64 -}}
+{{- end }}
+
 {{/*
 Seconds from a pod's deletion to SIGKILL: the preStop sleep, the drain, and time for a forward that
 cannot be given up and for the process to end.

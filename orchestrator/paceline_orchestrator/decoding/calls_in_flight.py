@@ -182,7 +182,7 @@ class CallsInFlight:
     def _start_verify(
         self, call: StartVerify, session: RemoteSession, *, replaced: _Running | None = None
     ) -> None:
-        asked = _within(call, session.tree_token_limit)
+        asked = _within(call, session)
         sent = session.verify(
             asked.prefix,
             asked.proposal,
@@ -391,9 +391,10 @@ def _name(message: StartCall | PromoteVerify | StopCall) -> str:
             return f"decode {message.decode_id}"
 
 
-def _within(call: StartVerify, tree_token_limit: int) -> StartVerify:
-    """Ask for the chain alone where a server does not judge so large a tree."""
+def _within(call: StartVerify, session: RemoteSession) -> StartVerify:
+    """Ask for the chain alone where a server does not judge so large or so deep a tree."""
     proposal = call.proposal
-    if not proposal.parents or len(proposal) <= tree_token_limit:
+    fits = len(proposal) <= session.tree_token_limit and proposal.depth <= session.tree_depth_limit
+    if fits or not proposal.parents:
         return call
     return replace(call, proposal=Proposal(proposal.along(proposal.trunk)))

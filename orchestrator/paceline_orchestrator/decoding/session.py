@@ -124,6 +124,11 @@ class RemoteSession:
         return self.server.facts.tree_token_limit if self.server.facts is not None else 0
 
     @property
+    def tree_depth_limit(self) -> int:
+        """The most tokens of a path of such a tree."""
+        return self.server.facts.tree_depth_limit if self.server.facts is not None else 0
+
+    @property
     def limit_length(self) -> int:
         """The most tokens that it may hold."""
         return self._spec.limit_length or self._spec.reserve_length

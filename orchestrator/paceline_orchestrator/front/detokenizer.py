@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
+from itertools import groupby
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from paceline_orchestrator.front.probed_text import ProbedDetokenizer
@@ -91,19 +92,22 @@ def make_detokenizer(codec: Codec, prompt: Sequence[int] = ()) -> Detokenizer:
 def whole_text(codec: Codec, token_ids: Sequence[int]) -> str:
     """Return the text of tokens, with the names of special tokens.
 
+    A name between the bytes of a character ends it: what is there of it is U+FFFD, on both sides.
+
     Cost: not for the event loop.
     """
     names = {token_id: name for name, token_id in codec.special_ids.items()}
-    places = [index for index, token_id in enumerate(token_ids) if token_id in names]
-    pieces, start = [], 0
-    for end in (*places, len(token_ids)):
-        if start < end:
-            before = token_ids[max(0, start - _MOST_LOOKED_AT) : start]
-            detokenizer = make_detokenizer(codec, before)
-            pieces.append(detokenizer.push_many(token_ids[start:end]) + detokenizer.finish())
-        if end < len(token_ids):
-            pieces.append(names[token_ids[end]])
-        start = end + 1
+    pieces: list[str] = []
+    before: list[int] = []  # with text, and of whole characters
+    for is_special, group in groupby(token_ids, key=names.__contains__):
+        run = [*group]
+        if is_special:
+            pieces += (names[token_id] for token_id in run)
+            continue
+        detokenizer = make_detokenizer(codec, before)
+        pieces.append(detokenizer.push_many(run))
+        before = [*before, *run[: len(run) - detokenizer.open_count]][-_MOST_LOOKED_AT:]
+        pieces.append(detokenizer.finish())
     return "".join(pieces)
 
 

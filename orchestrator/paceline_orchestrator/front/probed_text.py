@@ -49,7 +49,7 @@ class ProbedDetokenizer:
         self._certain_length = 0
         self._tail = ""
         self._open_text_count = 0
-        self._open_special_count = 0  # after the first open one with text
+        self._open_special_count = 0  # while some text is not certain
         ending: list[str] = []
         for token_id in reversed(prompt[-_MOST_LOOKED_AT:]):
             if (token := codec.token_of(token_id)) is not None:
@@ -68,7 +68,7 @@ class ProbedDetokenizer:
         """Add a token; return the text that is certain now, and was not before."""
         token = self._codec.token_of(token_id)
         if token is None:
-            self._open_special_count += self._open_text_count > 0
+            self._open_special_count += bool(self._tail)
             return ""
         text = self._add(token)
         if text or not self._tail:

@@ -66,7 +66,7 @@ _FIM_NAMES = (
 _HALF_CHARACTER = re.compile(r"[\ud800-\udfff]")  # in JSON alone: no message can hold it
 _ASSIGNMENT = re.compile(r"\{%[-+]?\s*set\s+(?P<name>[\w.]+)\s*=(?P<value>[^%]*)")
 _READS_CONTENT = re.compile(r"\.content\b|\[['\"]content['\"]\]|\.get\(['\"]content['\"]")
-_MAKES_MESSAGE = re.compile(r"['\"]content['\"]\s*:|\bcontent\s*=|[\[{]\s*\{?\s*['\"]role['\"]")
+_KEY_OF_MESSAGE = r"\s*(?:\[[-\d:]+\]\s*)?(?:\.|\.get\(|\[)\s*['\"]?(?:role|content)\b"
 # A token with such a word begins a turn or stands in one.
 _NO_END = re.compile(r"user|assistant|system|tool|observation|start|begin|think", re.IGNORECASE)
 
@@ -145,9 +145,9 @@ def turn_ends(
 
     The template is read and not run: a turn's end is the special token that most often follows a
     message's content in its source, and seldom comes before one. Where a declared end stands among
-    the turns, its author knew of turns, and nothing is added: a model may end parts of its answer,
-    such as its reasoning, with tokens that end messages in the history. A declared end
-    that stands before the first turn, or after the last, is about the whole text.
+    the turns, which go from the first content to the token behind the last one, its author knew of
+    turns, and nothing is added: a model may end parts of its answer, such as its reasoning, with
+    tokens that end messages in the history. A declared end elsewhere is about the whole text.
 
     Args:
         template: Its source.
@@ -166,8 +166,8 @@ def turn_ends(
     follows = Counter(after for before, after in pairwise(seen) if before == "content" != after)
     precedes = Counter(before for before, after in pairwise(seen) if before != "content" == after)
     contents = [index for index, each in enumerate(seen) if each == "content"]
-    among_turns = set(seen[contents[0] : contents[-1]]) if contents else set()
-    if any(follows[text] or text in among_turns for text in declared):
+    turns = seen[contents[0] : contents[-1] + 2] if contents else ()
+    if any(text in turns for text in declared):
         return ()
     scores = {it: follows[it] - precedes[it] for it in texts if not _NO_END.search(it)}
     best = max(scores.values(), default=0)
@@ -175,12 +175,17 @@ def turn_ends(
 
 
 def _names_of_content(source: str) -> Iterator[str]:
-    """Yield the variables to which a template gives a message's content, and nothing else."""
+    """Yield the variables to which a template gives a message's content."""
     for found in _ASSIGNMENT.finditer(source):
-        name, value = found["name"], found["value"]
-        is_looked_into = re.search(rf"\b{re.escape(name)}\s*[\[.]", source)
-        if _READS_CONTENT.search(value) and not (_MAKES_MESSAGE.search(value) or is_looked_into):
-            yield name
+        if _READS_CONTENT.search(found["value"]) and not _holds_messages(found["name"], source):
+            yield found["name"]
+
+
+def _holds_messages(name: str, source: str) -> bool:
+    """Whether a variable, or what a loop takes from it, is asked for a role or a content."""
+    items = re.findall(rf"\bfor\s+(\w+)\s+in\s+{re.escape(name)}\b", source)
+    names = "|".join(map(re.escape, (name, *items)))
+    return bool(re.search(rf"\b(?:{names}){_KEY_OF_MESSAGE}", source))
 
 
 def _without_comments(template: str) -> str:

@@ -70,7 +70,6 @@ from paceline_engine.terms.backend import (
 )
 from paceline_engine.terms.items import Draft, Judge, Judgement, Outcome
 from paceline_engine.torch_backend.attention import LEAST_MULTIPLE, TILE, TextRows
-from paceline_engine.torch_backend.attention_tables import MOST_ATTENDED
 from paceline_engine.torch_backend.chain_drafting import layers_beside
 from paceline_engine.torch_backend.compiled_layers import LayerRun
 from paceline_engine.torch_backend.compiled_products import few_row_products, use_few_rows
@@ -524,11 +523,10 @@ def _use_steps(name: str, decoder: Decoder | None, products: Sequence[Product]) 
         return
     if fused.use_steps(steps):
         _log.info(
-            "model %r: what it computes between products is compiled, attention too (with torch's"
-            " bits for %d of %d numbers of rows)",
+            "model %r: what it computes between products is compiled, attention too; its bits are"
+            " torch's for these numbers of rows: %s",
             name,
-            len(fused.agreeing_counts),
-            MOST_ATTENDED // LEAST_MULTIPLE,
+            ", ".join(map(str, sorted(fused.agreeing_counts))) or "none",
         )
     else:
         _log.warning(

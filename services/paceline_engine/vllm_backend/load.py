@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline_contract.calls import VerificationRule
 from paceline_engine.model_files.files import find_model_files
@@ -15,14 +14,15 @@ from paceline_engine.model_files.report import known_defaults, known_ends, known
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import ModelDescription
 from paceline_engine.vllm_backend.options import (
-    CHANGE_NUMBERS,
+    hashed_dtype,
     node_rank,
     parse_options,
     set_environment,
+    told_dtype,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from paceline_engine.model_files.files import ModelFiles
     from paceline_engine.vllm_backend.backend import VllmBackend
@@ -66,7 +66,7 @@ def load_vllm(
         from paceline_engine.vllm_backend.engine import Engine, engine_arguments
         from paceline_engine.vllm_backend.invariance import check_invariance
     files, vocabulary_size = _find(model, revision=revision)
-    fingerprint = files.fingerprint(_computed_in(dtype, parsed))
+    fingerprint = files.fingerprint(hashed_dtype(dtype, parsed))
     with files.laid_out() as directory:
         engine = Engine(
             engine_arguments(
@@ -90,7 +90,7 @@ def load_vllm(
         eos_token_ids=end_ids,
         context_length=engine.context_length,
         backend="vllm",
-        dtype=dtype,
+        dtype=told_dtype(dtype, parsed),
         device=str(engine.device),
         layer_count=engine.layer_count,
         cancels_between_layers=False,
@@ -141,7 +141,7 @@ def load_part(
                 threads=threads,
                 capture=capture,
                 vocabulary_size=vocabulary_size,
-                fingerprint=files.fingerprint(_computed_in(dtype, parsed)),
+                fingerprint=files.fingerprint(hashed_dtype(dtype, parsed)),
                 options=parsed,
             )
         )
@@ -164,12 +164,6 @@ def _find(model: str, *, revision: str | None) -> tuple[ModelFiles, int]:
     files = find_model_files(model, revision=revision)
     _refuse_others(files)
     return files, min(count_tokens(files), files.vocabulary_size)
-
-
-def _computed_in(dtype: str, options: Mapping[str, Any]) -> str:
-    """Say in what numbers a model is computed, for its fingerprint."""
-    changes = {key: value for key, value in options.items() if key in CHANGE_NUMBERS}
-    return f"{dtype} {json.dumps(changes, sort_keys=True)}" if changes else dtype
 
 
 def _refuse_others(files: ModelFiles) -> None:

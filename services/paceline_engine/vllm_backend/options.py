@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from typing import TYPE_CHECKING, Any
@@ -56,10 +57,12 @@ _TAKEN: Mapping[str, str] = {
 
 _PARTS = ("tensor_parallel_size", "pipeline_parallel_size")
 
-CHANGE_NUMBERS = frozenset(
+# With these options a model computes other numbers: another model, by its fingerprint.
+_CHANGE_NUMBERS = frozenset(
     {"hf_overrides", "kv_cache_dtype", "quantization", "quantization_config", "rope_scaling"}
 )
-"""Options with which a model computes other numbers: another model, by its fingerprint."""
+_MOST_DTYPE_CHARACTERS = 64  # of `ModelDescription.dtype`, as orchestrators take it
+_DIGITS = 8
 
 
 def parse_options(texts: Iterable[str]) -> dict[str, Any]:
@@ -79,6 +82,29 @@ def parse_options(texts: Iterable[str]) -> dict[str, Any]:
             raise ModelLoadError(f"--engine-option {name} cannot be chosen here{instead}")
         found[name] = _value(value)
     return found
+
+
+def hashed_dtype(dtype: str, options: Mapping[str, Any]) -> str:
+    """Say in what numbers a model is computed, for its fingerprint."""
+    changes = _number_changes(options)
+    return f"{dtype} {json.dumps(changes, sort_keys=True)}" if changes else dtype
+
+
+def told_dtype(dtype: str, options: Mapping[str, Any]) -> str:
+    """Say in what numbers a model is computed, for people: in other words for other numbers."""
+    changes = _number_changes(options)
+    if not changes:
+        return dtype
+    said = (f"{key}={json.dumps(value, sort_keys=True)}" for key, value in sorted(changes.items()))
+    text = f"{dtype} with {', '.join(said)}"
+    if len(text) <= _MOST_DTYPE_CHARACTERS:
+        return text
+    ending = f"... ({hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]})"
+    return text[: _MOST_DTYPE_CHARACTERS - len(ending)] + ending
+
+
+def _number_changes(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key in _CHANGE_NUMBERS}
 
 
 def _value(text: str) -> Any:

@@ -271,6 +271,12 @@ class CompletionBody(Body):
         return value
 
     @property
+    def given_names(self) -> Mapping[str, str]:
+        """The names of this request: with an echo it asks for a prompt's log probabilities, too."""
+        names = super().given_names
+        return names if self.prompt_logprobs is not None else {**names, "prompt_logprobs": "echo"}
+
+    @property
     def echoes(self) -> bool:
         """Whether each answer begins with its prompt."""
         return self.echo

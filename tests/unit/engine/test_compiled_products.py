@@ -384,6 +384,18 @@ def test_where_bits_count_runs_compute_no_rows_that_do_not_agree(steps, calls, m
     assert calls == [3, *["before", "after"] * SIZES["num_hidden_layers"]]
 
 
+@pytest.mark.parametrize(("agreeing", "told"), [({16, 4, 12}, "4, 12, 16"), ((), "none")])
+def test_the_log_says_with_which_numbers_of_rows_compiled_attention_has_torchs_bits(
+    saved, steps, caplog, monkeypatch, agreeing, told
+):
+    del steps
+    monkeypatch.setattr(compiled_layers, "agreeing_counts", lambda *_, **__: frozenset(agreeing))
+    with caplog.at_level("INFO"):
+        TransformersBackend(str(saved), weights="int8")
+    expected = f"its bits are torch's for these numbers of rows: {told}"
+    assert any(each.endswith(expected) for each in caplog.messages)
+
+
 def test_rows_of_long_sequences_go_layer_by_layer(steps, calls, monkeypatch):
     model = all_compiled(steps)
     calls.clear()

@@ -37,11 +37,29 @@ DEFAULT_SYSTEM = (
     "{% if add_generation_prompt and messages[-1]['role'] != 'assistant' %}"
     "{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+# A name of its own from which reasoning is cut off.
+CUT_CONTENT = (
+    "{% for message in messages %}{% set said = message['content'] %}{% if '</think>' in said %}"
+    "{% set said = said.split('</think>')[-1] %}{% endif %}<|im_start|>{{ message.role }}\n"
+    "{{ said }}<|im_end|>\n{% endfor %}"
+)
+# The system's message is made of the first one; of a name that is read, and of one in a loop.
+FIRST_REPEATED = DEFAULT_SYSTEM.replace("'Be kind.'", "messages[0]['content']")
+LIST_OF_ITS_OWN = (
+    "{% set turns = [{'role': 'system', 'content': messages[0]['content']}] + messages %}"
+    "{% for turn in turns %}{{ '<|im_start|>' + turn.role + turn.content + '<|im_end|>' }}"
+    "{% endfor %}{% if turns | length %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 # As of gpt-oss: messages of the history end otherwise than an answer, and so does reasoning.
 CHANNELS = (
     "{% for message in messages %}{% if loop.last %}{{ '<|start|>assistant<|message|>' +"
     " message.content + '<|return|>' }}{% else %}{{ '<|start|>' + message.role + '<|message|>' +"
     " message.content + '<|end|>' }}{% endif %}{% endfor %}"
+)
+CHANNELS_LAST = (
+    "{% for message in messages %}{% if not loop.last %}{{ '<|start|>' + message.role +"
+    " '<|message|>' + message.content + '<|end|>' }}{% else %}{{ '<|start|>assistant<|message|>' +"
+    " message.content + '<|return|>' }}{% endif %}{% endfor %}"
 )
 # As of GLM 4: nothing ends a turn but the beginning of the next one.
 OPEN_TURNS = (
@@ -129,7 +147,11 @@ def test_what_is_no_token_id_is_refused_with_its_file(folder, name, wrong):
         find_model_files(str(folder))
 
 
-@pytest.mark.parametrize("template", [CHATML, NAMED_CONTENT, DEFAULT_SYSTEM])
+@pytest.mark.parametrize(
+    "template",
+    [CHATML, NAMED_CONTENT, CUT_CONTENT, DEFAULT_SYSTEM, FIRST_REPEATED, LIST_OF_ITS_OWN],
+    ids=["ChatML", "named", "cut", "default", "repeated", "list"],
+)
 @pytest.mark.parametrize("place", ["generation_config.json", "config.json"])
 def test_the_end_of_a_turn_that_a_template_writes_ends_a_text(folder, place, template):
     base, _, turn_end = with_tokens(folder, "<|base|>", "<|im_start|>", "<|im_end|>")
@@ -139,11 +161,12 @@ def test_the_end_of_a_turn_that_a_template_writes_ends_a_text(folder, place, tem
     assert ends(folder) == (base, turn_end)
 
 
-def test_nothing_is_added_where_a_declared_end_stands_among_the_turns(folder):
+@pytest.mark.parametrize("template", [CHANNELS, CHANNELS_LAST], ids=["first", "last"])
+def test_nothing_is_added_where_a_declared_end_stands_among_the_turns(folder, template):
     texts = ("<|start|>", "<|message|>", "<|end|>", "<|return|>")
     *_, returned = with_tokens(folder, *texts)
     edit(folder, "generation_config.json", eos_token_id=returned)
-    edit(folder, "tokenizer_config.json", chat_template=CHANNELS)
+    edit(folder, "tokenizer_config.json", chat_template=template)
     assert ends(folder) == (returned,)
 
 

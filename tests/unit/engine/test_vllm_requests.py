@@ -17,7 +17,12 @@ from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Decode, Item, Judge
 from paceline_engine.vllm_backend.backend import PrefixText, VllmBackend
-from paceline_engine.vllm_backend.options import node_rank, parse_options, set_environment
+from paceline_engine.vllm_backend.options import (
+    node_rank,
+    parse_options,
+    set_environment,
+    told_dtype,
+)
 from paceline_engine.vllm_backend.requests import GivenTokens, Stream
 from paceline_engine.vllm_backend.row_tasks import model_of_row_task, read_row_task, row_task
 from paceline_model_server.settings import ModelServerSettings
@@ -157,6 +162,19 @@ def test_engine_options_are_keys_and_values():
         "hf_overrides": {"a": [1, 2]},
         "x": True,
     }
+
+
+def test_the_dtype_says_which_options_change_the_numbers_and_differs_where_they_do():
+    def told(*options):
+        return told_dtype("bfloat16", parse_options(options))
+
+    assert told() == told("tensor_parallel_size=4") == "bfloat16"
+    assert told("quantization=fp8", "max_model_len=9") == 'bfloat16 with quantization="fp8"'
+    both = 'bfloat16 with kv_cache_dtype="fp8", quantization="awq"'
+    assert told("quantization=awq", "kv_cache_dtype=fp8") == both
+    long = [told(f'hf_overrides={{"key": "{"é" * 99}{last}"}}') for last in "ab"]
+    assert long[0] != long[1]
+    assert [len(it.encode()) for it in long] == [64, 64]
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,9 @@ async def test_what_servers_refuse_of_a_grammar_is_a_fault_of_the_tools():
 async def test_a_refusal_names_the_parameter_that_the_request_has():
     error = InvalidFieldError.of("max_tokens", "is too many")
     grammar = InvalidFieldError.of("sampling.grammar", "is none")
-    legs = [Leg(error=it, refuses=True) for it in (error, error, grammar)]
+    scored = InvalidFieldError.of("prompt_logprobs", "needs a shorter prompt")
+    refusals = (error, error, grammar, scored, scored)
+    legs = [Leg(error=it, refuses=True) for it in refusals]
     fake = FakeOrchestrator(script=legs, chat_template=template_of())
     async with gateway_over(fake) as gateway:
         assert (await refusal_of(gateway, max_tokens=9))["param"] == "max_tokens"
@@ -231,6 +233,10 @@ async def test_a_refusal_names_the_parameter_that_the_request_has():
             "structured_outputs",
             "structured_outputs: is none",
         )
+        scoring = {"echo": {"echo": True, "logprobs": 1}, "prompt_logprobs": {"prompt_logprobs": 1}}
+        for name, asked in scoring.items():
+            told = (await gateway.post("/v1/completions", prompt="a", **asked)).json()["error"]
+            assert (told["param"], told["message"]) == (name, f"{name}: needs a shorter prompt")
 
 
 async def test_log_probabilities_come_with_calls():

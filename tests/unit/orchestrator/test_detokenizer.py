@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from paceline_contract.byte_level import LETTERS
-from paceline_orchestrator.front.detokenizer import make_detokenizer
+from paceline_orchestrator.front.detokenizer import make_detokenizer, whole_text
 from paceline_orchestrator.front.text import FinalToken, StreamedText
 from paceline_orchestrator.front.tokenizer import Codec
 from support.tiny_tokenizers import ODD_BYTE_LEVELS, TINY_TOKENIZERS
@@ -25,6 +25,7 @@ ALL_AND_ODD = pytest.mark.parametrize("name", KINDS)
 FALLBACK = "byte fallback, as of Llama 2 and Phi-3"
 BYTES = "byte level, as of GPT-2, Llama 3 and Qwen"
 UNREPEATED = "byte level, repetitions left out"
+TEXT_REPLACED = "byte level, text replaced"
 LEAVING_OUT = (UNREPEATED, "byte level, letters stripped")
 
 
@@ -119,6 +120,25 @@ def test_all_text_together_is_what_the_tokenizer_makes_of_prompt_and_answer(name
 
 
 @ALL_AND_ODD
+@settings(max_examples=60)
+@given(data=st.data())
+def test_all_that_is_sent_of_an_answer_is_its_text(name, data):
+    prompt = data.draw(likely_ids(name, max_size=3))
+    token_ids = data.draw(likely_ids(name, max_size=4))
+    sent = pieces(StreamedText(codec_of(name), prompt=prompt), token_ids)
+    text = "".join(it.text for it in sent)
+    assert text == (expected(name, prompt, token_ids) if token_ids else "")
+
+
+@pytest.mark.parametrize("name", [BYTES, FALLBACK, "byte level and more", TEXT_REPLACED])
+def test_a_character_that_the_prompt_begins_is_not_lost_at_a_special_token(name):
+    first, *_ = ids_of_bytes(name, "你".encode())
+    text = StreamedText(codec_of(name), prompt=[first])
+    sent = list(pieces(text, ids(name, "<|tool|>", "<|tool|>")))
+    assert [(it.text, it.lengths) for it in sent] == [(REPLACEMENT, (0, 1))]
+
+
+@ALL_AND_ODD
 @settings(max_examples=40)
 @given(data=st.data())
 def test_many_tokens_at_once_are_the_same_as_one_by_one(name, data):
@@ -164,6 +184,25 @@ def test_a_special_token_inside_a_character_is_held_back_with_it(name):
         detokenizer.push(token_id)
         counts.append(detokenizer.open_count)
     assert counts == [0, 1, 2, 3, 4, 0]
+
+
+@pytest.mark.parametrize("name", [BYTES, "byte level and more", TEXT_REPLACED])
+@settings(max_examples=60)
+@given(data=st.data())
+def test_with_names_of_special_tokens_the_text_is_the_librarys(name, data):
+    tool = st.sampled_from([ids(name, "<|tool|>"), []])
+    parts = data.draw(st.lists(st.tuples(likely_ids(name, max_size=3), tool), max_size=6))
+    token_ids = [*chain.from_iterable(chain(*parts))]
+    expected_text = tokenizer_of(name).decode(token_ids, skip_special_tokens=False)
+    assert whole_text(codec_of(name), token_ids) == expected_text
+
+
+@pytest.mark.parametrize("name", [BYTES, FALLBACK, "byte level and more"])
+def test_a_character_that_a_special_token_interrupts_is_named_once(name):
+    first, second, third = ids_of_bytes(name, "你".encode())
+    token_ids = [first, second, *ids(name, "<|tool|>", "<|tool|>"), third, *ids(name, "a")]
+    text = f"{REPLACEMENT}<|tool|><|tool|>{REPLACEMENT}a"
+    assert whole_text(codec_of(name), token_ids) == text
 
 
 def test_where_bytes_are_read_twice_the_text_is_the_librarys():

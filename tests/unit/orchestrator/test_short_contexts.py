@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_contract.proposal import Proposal
 from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.methods import METHODS, Strategy
 from support.fake_text import EOS, continuation, next_token
@@ -43,6 +45,43 @@ async def decoded(system, count=COUNT, **request):
     assert system.leftovers() == []
     assert {it.end for it in system.records("OpenSession")} == {"answered"}
     return stream
+
+
+@dataclass
+class SmallTrees(VirtualServer):
+    """Judges small trees alone, and refuses others."""
+
+    most_tokens: int = 0
+    most_depth: int = 0
+
+    def info(self):
+        told = super().info()
+        told.tree_token_limit, told.tree_depth_limit = self.most_tokens, self.most_depth
+        return told
+
+    def call(self, request):
+        tree = Proposal(request.proposal.token_ids, request.proposal.parents)
+        if tree.parents and (len(tree) > self.most_tokens or tree.depth > self.most_depth):
+            raise errors.InvalidFieldError.of("proposal.parents", "too large a tree")
+        return super().call(request)
+
+
+@pytest.mark.parametrize("limits", [(64, 3), (6, 64)], ids=["depth", "tokens"])
+@pytest.mark.parametrize("context_length", [500, 1000])
+@pytest.mark.parametrize("strategy", [SI, DSI])
+@virtually
+async def test_a_target_is_given_no_larger_or_deeper_tree_than_it_takes(
+    strategy, context_length, limits
+):
+    most_tokens, most_depth = limits
+    small = SmallTrees(
+        "target", name="small", most_tokens=most_tokens, most_depth=most_depth, context_length=500
+    )
+    others = targets(2, context_length=context_length)
+    async with virtual_system(*drafters(1), small, *others) as system:
+        stream = await decoded(system, strategy=strategy, lookahead=8, width=3, branches=8)
+        assert stream.fallbacks == {}
+        assert stream.finished.statistics.branch_token_count
 
 
 @pytest.mark.parametrize("target_count", [1, 3])

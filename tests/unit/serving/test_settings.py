@@ -80,6 +80,8 @@ def test_whatever_takes_several_values_keeps_all_that_are_given():
         (["--log-format=xml"], {}, "--log-format: "),
         (["--listen=50051"], {}, "--listen: must be HOST:PORT"),
         (["--listen=127.0.0.1:65536"], {}, "--listen: must be HOST:PORT"),
+        (["--listen=unix:"], {}, "--listen: must be HOST:PORT"),
+        (["--listen=unix:///"], {}, "--listen: must be HOST:PORT"),
         (["--metrics-listen=unix:/tmp/x"], {}, "--metrics-listen: must be HOST:PORT"),
         (["--config=/does/not/exist"], {}, "/does/not/exist: "),
         (["--tls-key=key.pem"], {}, "tls_certificate and tls_key go together"),

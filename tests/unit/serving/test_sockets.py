@@ -64,13 +64,29 @@ async def test_a_file_that_is_no_socket_is_left_alone(tmp_path):
     assert path.read_text() == "mine"
 
 
+async def test_a_path_that_cannot_be_looked_at_is_named_with_the_cause(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    other = tmp_path / "datagrams.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
+        datagrams.bind(str(other))
+        cases = {
+            tmp_path / "notes.txt" / "a.sock": "Not a directory",
+            tmp_path / ("x" * 300): "File name too long",
+            other: "Protocol wrong type for socket",
+        }
+        for path, cause in cases.items():
+            with pytest.raises(OSError, match=rf"^cannot listen on unix:{path}: {cause}$"):
+                await begun(f"unix:{path}")
+    assert other.exists()
+
+
 async def test_an_address_that_cannot_be_had_is_named_with_the_cause(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         used = f"127.0.0.1:{taken.getsockname()[1]}"
         cases = {
             used: "Address already in use",
             "203.0.113.1:1": "Cannot assign requested address",
-            "no.such.host.invalid:1": "",
+            "no.such.host.invalid:1": "Name or service not known",
         }
         for address, cause in cases.items():
             for attempt in (begun, _listens, _shows_metrics):

@@ -10,6 +10,7 @@ import pytest
 
 from paceline_serving import telemetry, tracing
 from paceline_serving.metrics_endpoint import MetricsEndpoint
+from paceline_serving.server_settings import RunSettings
 
 CANARY = "a secret prompt"
 
@@ -116,3 +117,10 @@ async def test_a_trace_that_is_none_is_begun_anew(traceparent):
 @pytest.mark.parametrize("request_id", ["", "a b", "x" * 65, "\n", "ü"])
 async def test_a_request_id_that_is_unsafe_to_log_is_replaced(request_id):
     assert tracing.enter("/s/M", [("x-request-id", request_id)]).request_id != request_id
+
+
+def test_latencies_are_told_apart_up_to_the_longest_call_that_can_be():
+    (longest,) = (
+        it.le for it in RunSettings.model_fields["call_limit_seconds"].metadata if hasattr(it, "le")
+    )
+    assert telemetry.LATENCY_BUCKETS[-1] >= longest
