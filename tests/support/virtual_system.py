@@ -252,6 +252,7 @@ async def virtual_system(
         try:
             model = await pool.wait_for_model(10)
             await codecs.fetch(pool.targets(model)[0])
+            codecs.conclude(model.tokenizer_fingerprint, pool.targets(model)[:1])
             servicer.begin()
             system = VirtualSystem(models, pool, planning, servicer, registry, demand)
             if discovery is None:

@@ -245,11 +245,11 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         """Ask a target for its model's chat template; a client that needs it often keeps it.
 
         Raises:
-            UnsupportedError: The model has none.
-            NoTargetError: No target tells it.
+            UnsupportedError: Each target with the model has said that there is none.
+            NoTargetError: No target tells it, and one that could is away, or has failed.
         """
         model = self._pool.model()
-        has_none = ""
+        has_none, could_have_it = "", self._pool.has_target_away(model)
         for target in self._pool.targets(model):
             asked_at = time.monotonic()
             try:
@@ -258,11 +258,12 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                 has_none = error.message  # or is too old to know the question: another may have it
             except PacelineError as error:
                 self._pool.report_failure(target, error, asked_at=asked_at)
+                could_have_it = True
             else:
                 return pb.GetSystemChatTemplateResponse(
                     model_fingerprint=model.fingerprint, chat_template=template
                 )
-        if has_none:
+        if has_none and not could_have_it:
             raise UnsupportedError(has_none)
         raise NoTargetError(
             "no target tells its chat template", retry_after_seconds=shortage.RETRY_SECONDS

@@ -599,6 +599,23 @@ async def test_a_target_that_has_no_chat_template_does_not_speak_for_the_others(
 
 
 @virtually
+async def test_a_chat_template_is_not_denied_while_a_target_is_away_that_could_have_it():
+    first, second = models = targets(2)
+    second.chat_template = ChatTemplate(fingerprint="it", source="{{ messages }}")
+    asked = pb.GetSystemChatTemplateRequest()
+    async with virtual_system(*models) as system:
+        await second.kill()
+        for _ in range(2):  # first the call fails, then it is known that the target is away
+            with pytest.raises(errors.NoTargetError):
+                await system.servicer.GetSystemChatTemplate(asked, None)
+            await system.until(lambda: not system.server(second.name).ready)
+        await second.start()
+        await system.until(lambda: system.server(second.name).ready)
+        told = await system.servicer.GetSystemChatTemplate(asked, None)
+        assert told.chat_template.source == "{{ messages }}"
+
+
+@virtually
 async def test_a_server_that_comes_to_its_senses_is_used():
     talker = Talker("target", name="target-0")
     talker.said = FORBIDDEN["hardware.share"]

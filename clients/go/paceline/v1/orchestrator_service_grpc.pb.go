@@ -53,7 +53,8 @@ type OrchestratorServiceClient interface {
 	//	                                                           context; the message says how many
 	//	RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
 	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
-	//	UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+	//	UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer: each
+	//	                                                           target that answers has said so
 	Tokenize(ctx context.Context, in *TokenizeRequest, opts ...grpc.CallOption) (*TokenizeResponse, error)
 	// Return the text of tokens, with the names of special tokens.
 	//
@@ -69,8 +70,10 @@ type OrchestratorServiceClient interface {
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors:
 	//
-	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
-	//	UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could have
+	//	                                            the template
+	//	UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
+	//	                                            targets say: it continues text
 	GetSystemChatTemplate(ctx context.Context, in *GetSystemChatTemplateRequest, opts ...grpc.CallOption) (*GetSystemChatTemplateResponse, error)
 }
 
@@ -190,7 +193,8 @@ type OrchestratorServiceServer interface {
 	//	                                                           context; the message says how many
 	//	RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
 	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
-	//	UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+	//	UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer: each
+	//	                                                           target that answers has said so
 	Tokenize(context.Context, *TokenizeRequest) (*TokenizeResponse, error)
 	// Return the text of tokens, with the names of special tokens.
 	//
@@ -206,8 +210,10 @@ type OrchestratorServiceServer interface {
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors:
 	//
-	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
-	//	UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could have
+	//	                                            the template
+	//	UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
+	//	                                            targets say: it continues text
 	GetSystemChatTemplate(context.Context, *GetSystemChatTemplateRequest) (*GetSystemChatTemplateResponse, error)
 	mustEmbedUnimplementedOrchestratorServiceServer()
 }

@@ -3961,7 +3961,8 @@ export const OrchestratorServiceService = {
    *                                                              context; the message says how many
    *   RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
    *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
-   *   UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+   *   UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer: each
+   *                                                              target that answers has said so
    */
   tokenize: {
     path: "/paceline.v1.OrchestratorService/Tokenize" as const,
@@ -3996,8 +3997,10 @@ export const OrchestratorServiceService = {
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
-   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
-   *   UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could have
+   *                                               the template
+   *   UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
+   *                                               targets say: it continues text
    */
   getSystemChatTemplate: {
     path: "/paceline.v1.OrchestratorService/GetSystemChatTemplate" as const,
@@ -4052,7 +4055,8 @@ export interface OrchestratorServiceServer extends UntypedServiceImplementation 
    *                                                              context; the message says how many
    *   RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
    *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
-   *   UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+   *   UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer: each
+   *                                                              target that answers has said so
    */
   tokenize: handleUnaryCall<TokenizeRequest, TokenizeResponse>;
   /**
@@ -4071,8 +4075,10 @@ export interface OrchestratorServiceServer extends UntypedServiceImplementation 
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
-   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
-   *   UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could have
+   *                                               the template
+   *   UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
+   *                                               targets say: it continues text
    */
   getSystemChatTemplate: handleUnaryCall<GetSystemChatTemplateRequest, GetSystemChatTemplateResponse>;
 }
@@ -4136,7 +4142,8 @@ export interface OrchestratorServiceClient extends Client {
    *                                                              context; the message says how many
    *   RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
    *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
-   *   UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+   *   UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer: each
+   *                                                              target that answers has said so
    */
   tokenize(
     request: TokenizeRequest,
@@ -4183,8 +4190,10 @@ export interface OrchestratorServiceClient extends Client {
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
-   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
-   *   UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could have
+   *                                               the template
+   *   UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
+   *                                               targets say: it continues text
    */
   getSystemChatTemplate(
     request: GetSystemChatTemplateRequest,
