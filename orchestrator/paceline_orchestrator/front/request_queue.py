@@ -161,7 +161,7 @@ class RequestQueue:
             self._take(share)
         else:
             began = time.monotonic()
-            with self._counted(share, size):
+            with self.counted(share, size):
                 await self._turn(share, _Ticket(lane), deadline=deadline)
             waited_seconds = time.monotonic() - began
         self._metrics.waited(waited_seconds)
@@ -225,8 +225,12 @@ class RequestQueue:
         return self._waiting.allows(share) and self._bytes.allows(share, size)
 
     @contextmanager
-    def _counted(self, share: str, size: int) -> Iterator[None]:
-        """Count a request that waits, or refuse it."""
+    def counted(self, share: str, size: int) -> Iterator[None]:
+        """Count a request that waits, for its turn or for its model, or refuse it.
+
+        Raises:
+            OverloadedError: The queue is full.
+        """
         if not self._has_room(share, size):
             raise OverloadedError(
                 f"{self.running_count} requests are running and {self.waiting_count} wait,"

@@ -12,6 +12,7 @@ from paceline.errors import (
     DrainingError,
     InvalidFieldError,
     LoadingError,
+    ModelNotFoundError,
     NoTargetError,
     PacelineError,
     UnsupportedError,
@@ -348,8 +349,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         with self._admission.admitted(), caller.admitted() if caller else nullcontext():
             # At least one target; how many more follows from its plan, which it does not have yet.
             with self._demand.stream(verifier_limit=lambda: 1):
-                waited_seconds = await self._queue.enter(
-                    share, lane=lane, size=request.ByteSize(), deadline=deadline
+                waited_seconds = await self._take_place(
+                    request, share, lane=lane, deadline=deadline
                 )
             self._planning.refine_beside(self._tasks)
             try:
@@ -358,6 +359,43 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                 self._queue.leave(share)
                 if not self.running_count:
                     self._planning.refine_soon(self._tasks)
+
+    async def _take_place(
+        self, request: pb.GenerateRequest, share: str, *, lane: str, deadline: Deadline
+    ) -> float:
+        """Let a request wait for its turn, once there is a target with its LoRA adapter.
+
+        While the adapter is away it holds no place: others can be worked on.
+
+        Returns:
+            The seconds that it has waited for its turn.
+
+        Raises:
+            NoTargetError: The adapter was away for too long.
+            ModelNotFoundError: No target has this adapter.
+        """
+        size, patience, waited_seconds = request.ByteSize(), shortage.WAIT_SECONDS, 0.0
+        while True:
+            if self._lacks_adapter(request):
+                began = time.monotonic()
+                with self._queue.counted(share, size), self._admission.cuttable():
+                    await self._pool.wait_for_model(
+                        min(patience, deadline.remaining_seconds), lora=request.lora
+                    )
+                patience -= time.monotonic() - began
+            waited_seconds += await self._queue.enter(
+                share, lane=lane, size=size, deadline=deadline
+            )
+            if not self._lacks_adapter(request):
+                return waited_seconds
+            self._queue.leave(share)  # the adapter went away before its turn
+
+    def _lacks_adapter(self, request: pb.GenerateRequest) -> bool:
+        """Whether a request needs a LoRA adapter that no ready target has."""
+        try:
+            return bool(request.lora) and not self._pool.model(lora=request.lora)
+        except (NoTargetError, ModelNotFoundError):
+            return True
 
     async def _order(
         self,
