@@ -1,4 +1,4 @@
-"""Words of others, such as an error's text or a model's name, on one line of a log or a terminal."""
+"""Words of others, such as an error's text or a model's name, on one line of a log or terminal."""
 
 from __future__ import annotations
 

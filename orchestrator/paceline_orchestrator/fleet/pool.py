@@ -159,8 +159,12 @@ class ServerPool:
             with_paused: Also those that are well, and take no work for some seconds.
         """
         named = model.tokenizer_fingerprint
-        found = [it for it in self._in_order[Role.TARGET] if it.ready or (with_paused and it.pauses)]
-        found = [it for it in found if it.facts and it.facts.tokenizer_fingerprint == named]
+        found = [
+            it
+            for it in self._in_order[Role.TARGET]
+            if it.ready or (with_paused and it.pauses)
+            if it.facts and it.facts.tokenizer_fingerprint == named
+        ]
         return sorted(found, key=lambda it: not (it.facts and fits(it.facts, model)))
 
     def has_target_away(self, model: ModelFacts) -> bool:

@@ -120,8 +120,8 @@ async def test_under_rejection_draft_tokens_are_judged_with_the_requests_adapter
 ):
     """The drafter is the target: with the adapter most of its tokens are right, without it few.
 
-    Not all: a draft's distribution leaves out what is unlikely. Of some 27 tokens by a fixed seed 21
-    and more were accepted with the adapter, and one at most without it.
+    Not all: a draft's distribution leaves out what is unlikely. Of some 27 tokens, by a fixed seed,
+    21 and more were accepted with the adapter, and one at most without it.
     """
     ways = {"strategy": "speculative", "lookahead": 3, "rule": "rejection"}
     for names in (NAMES[1:], ()):

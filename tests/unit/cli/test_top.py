@@ -376,7 +376,8 @@ def test_what_servers_say_cannot_move_the_cursor():
     assert all(it.isprintable() for it in shown)
     assert any(r"a\x1b[2Jb" in it and r"x\x07y" in it for it in shown)
     lines = "a\n  forged  up"
-    (server,) = (it for it in drawn(view(Snapshot((), a_system(a_server(lines))))) if "forged" in it)
+    shown = drawn(view(Snapshot((), a_system(a_server(lines)))))
+    (server,) = (it for it in shown if "forged" in it)
     assert r"a\n  forged  up" in server
 
 

@@ -334,9 +334,9 @@ def compiler_of(tmp_path, monkeypatch):
 
     def make(source):
         (tmp_path / "own.c").write_text(source)
-        script = f'while [ "$1" != -o ]; do shift; done\nexec cc -shared -fPIC {tmp_path}/own.c -o $2'
+        skip, compile_it = 'while [ "$1" != -o ]; do shift; done', "exec cc -shared -fPIC"
         compiler = tmp_path / "own-cc"
-        compiler.write_text(f"#!/bin/sh\n{script}\n")
+        compiler.write_text(f"#!/bin/sh\n{skip}\n{compile_it} {tmp_path}/own.c -o $2\n")
         compiler.chmod(0o755)
         return ["own-cc"]
 

@@ -600,7 +600,8 @@ async def test_a_target_that_has_no_chat_template_does_not_speak_for_the_others(
 
 @virtually
 async def test_a_chat_template_is_not_denied_while_a_target_is_away_that_could_have_it():
-    first, second = models = targets(2)
+    models = targets(2)
+    second = models[1]
     second.chat_template = ChatTemplate(fingerprint="it", source="{{ messages }}")
     asked = pb.GetSystemChatTemplateRequest()
     async with virtual_system(*models) as system:

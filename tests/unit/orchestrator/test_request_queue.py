@@ -143,11 +143,10 @@ async def test_a_request_whose_adapter_leaves_before_its_turn_gives_its_place_to
     ):
         await begun(tasks, ends.note("first", request(system, max_tokens=24)))
         await begun(tasks, ends.note("law", request(system, lora="law", client=MODEST)))
-        await begun(tasks, ends.note("last", request(system, client="10.0.0.3")))
+        (last,) = await begun(tasks, ends.note("last", request(system, client="10.0.0.3")))
         assert system.servicer.waiting_count == 2
         await able.kill()
-        while len(ends) < 2:
-            await asyncio.sleep(0.1)
+        await last
         assert ends == ["first", "last"]
         assert (system.servicer.running_count, system.servicer.waiting_count) == (0, 1)
         await able.start()
