@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from paceline_engine.scheduling.latencies import LatencyMeter
     from paceline_engine.terms.model_cache import ModelCache
 
-# A prefix with more missing rows is a prefill, and is cut if other jobs would wait for it. A shorter
-# one is computed whole: beside a stream on a CPU that takes two to four times as long as the
+# A prefix with more missing rows is a prefill, and is cut if other jobs would wait for it. Up to so
+# many are computed whole: beside a stream on a CPU that takes two to four times as long as the
 # stream's own row, once. In parts its first token would come later, and later still where many
 # short prompts come at once (bench/LOG.md).
 _LONG_ROWS = 64
@@ -68,9 +68,9 @@ class Batching:
     - all jobs as urgent as the first, up to the rows that give 90 % of the most rows per second
       (`LatencyMeter.most_rows`);
     - less urgent jobs that hardly slow the forward down, or that an earlier forward passed over;
-    - a part of one prefill, also of its last rows, short enough that the forward takes less than twice as long; if no
-      other jobs are here, a longer part or all of it, which gives way to a job that arrives
-      (`ModelWorker`) unless it ends soon;
+    - a part of one prefill, also of its last rows, short enough that the forward takes less than
+      twice as long; if no other jobs are here, a longer part or all of it, which gives way to a job
+      that arrives (`ModelWorker`) unless it ends soon;
     - further prefills of the same urgency, if the first one is whole and the next one fits whole.
 
     Invariants:
