@@ -186,7 +186,6 @@ class SimulatedShapes(SimulationCache[ShapeCase, Times]):
             for option in options
         ]
 
-
     def _steady(self, case: ShapeCase) -> ShapeCase:
         """Return a case with the numbers of an earlier one, if they are near to its own."""
         own = _Circumstances(
