@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -399,6 +400,37 @@ async def test_a_client_without_a_place_does_not_wait_for_a_flood_to_be_let_in()
         assert queue.running_count == 2, "clients that come together may be a flood, too"
         for each in (*flood, *more):
             each.cancel()
+
+
+def hold_the_loop_up():
+    """Let this turn of the event loop take 20 ms."""
+    time.sleep(0.02)
+
+
+async def test_a_flood_of_clients_is_one_however_long_a_turn_of_the_loop_takes():
+    """gRPC accepts one call in some four turns: on a late loop that is more than any moment."""
+    queue, running = a_queue(100), []
+    async with asyncio.TaskGroup() as tasks:
+        entered = []
+        for number in range(10):
+            entered.append(tasks.create_task(entering(queue, f"client {number}")))
+            for _ in range(4):
+                hold_the_loop_up()
+                await asyncio.sleep(0)
+            running.append(queue.running_count)
+        assert running[0] == 1
+        assert running[3] < 4, "they wait until no other one has come"
+        await asyncio.gather(*entered)
+    assert queue.running_count == 10
+
+
+@virtually
+async def test_two_clients_that_come_a_moment_after_each_other_begin_at_once():
+    queue = a_queue(100)
+    for name in ("one", "other", "third"):
+        await asyncio.sleep(0.001)
+        assert await entering(queue, name) == 0
+    assert queue.running_count == 3
 
 
 @virtually
