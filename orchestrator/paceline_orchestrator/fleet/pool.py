@@ -128,6 +128,10 @@ class ServerPool:
         """Return the model that new requests are served with; see `ServedModel.choose`."""
         return self._served.choose(lora=lora)
 
+    def with_those_away(self, model: ModelFacts) -> ModelFacts:
+        """Return a model with what any of its targets can do, also if that one is away."""
+        return self._served.with_those_away(model)
+
     def lora_adapters(self) -> Mapping[str, str]:
         """Return the model's fingerprint with each LoRA adapter that it has, also if it is away."""
         return self._served.lora_adapters()

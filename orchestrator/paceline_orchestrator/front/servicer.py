@@ -418,7 +418,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         await self._opener.long_texts.wait_turn(given_count, share=share)
         codec = self._codecs.get(model.tokenizer_fingerprint)
         prompt = await self._tokenise(request, codec, model, share=share)
-        check_tokens(request, model, prompt=prompt)
+        self._check_tokens(request, model, prompt=prompt)
         predicted = await self._tokenise_prediction(request, codec, share=share)
         max_tokens = allowed_tokens(request, model, prompt_length=len(prompt))
         text = StreamedText(codec, request.stop_strings, prompt=prompt)
@@ -451,6 +451,24 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             predicted=predicted,
             bytes_of=codec.bytes_alone if codec and request.include_token_bytes else None,
         )
+
+    def _check_tokens(
+        self, request: pb.GenerateRequest, model: ModelFacts, *, prompt: tuple[int, ...]
+    ) -> None:
+        """Check a request against the model, as its ready targets know it.
+
+        Raises:
+            NoTargetError: A target that could serve the request is away.
+            PacelineError: See `check_tokens`.
+        """
+        try:
+            check_tokens(request, model, prompt=prompt)
+        except UnsupportedError as error:
+            check_tokens(request, self._pool.with_those_away(model), prompt=prompt)
+            raise NoTargetError(
+                f"the target that could do this is away ({error.message})",
+                retry_after_seconds=shortage.RETRY_SECONDS,
+            ) from None
 
     async def _tokenise(
         self, request: pb.GenerateRequest, codec: Codec | None, model: ModelFacts, *, share: str

@@ -36,7 +36,9 @@ type OrchestratorServiceClient interface {
 	//	FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
 	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
 	//	DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-	//	UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported
+	//	UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported; while
+	//	                                                            a target is away that supports it,
+	//	                                                            the error is NO_TARGET
 	//	DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
 	Generate(ctx context.Context, in *GenerateRequest, opts ...grpc.CallOption) (OrchestratorService_GenerateClient, error)
 	// Describe the models and servers that this orchestrator works with now.
@@ -176,7 +178,9 @@ type OrchestratorServiceServer interface {
 	//	FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
 	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
 	//	DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-	//	UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported
+	//	UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported; while
+	//	                                                            a target is away that supports it,
+	//	                                                            the error is NO_TARGET
 	//	DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
 	Generate(*GenerateRequest, OrchestratorService_GenerateServer) error
 	// Describe the models and servers that this orchestrator works with now.

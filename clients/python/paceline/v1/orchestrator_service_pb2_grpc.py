@@ -85,7 +85,9 @@ class OrchestratorServiceServicer:
         FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
         UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
         DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-        UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported
+        UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported; while
+        a target is away that supports it,
+        the error is NO_TARGET
         DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -52,7 +52,9 @@ class OrchestratorServiceStub:
       FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
       UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
       DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-      UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported
+      UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported; while
+                                                                  a target is away that supports it,
+                                                                  the error is NO_TARGET
       DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
     """
     GetSystemInfo: _grpc.UnaryUnaryMultiCallable[_orchestrator_service_pb2.GetSystemInfoRequest, _orchestrator_service_pb2.GetSystemInfoResponse]
@@ -118,7 +120,9 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
       FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
       UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
       DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-      UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported
+      UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported; while
+                                                                  a target is away that supports it,
+                                                                  the error is NO_TARGET
       DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
     """
     GetSystemInfo: _aio.UnaryUnaryMultiCallable[_orchestrator_service_pb2.GetSystemInfoRequest, _orchestrator_service_pb2.GetSystemInfoResponse]  # type: ignore[assignment]
@@ -187,7 +191,9 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
           FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
           UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
           DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-          UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported
+          UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported; while
+                                                                      a target is away that supports it,
+                                                                      the error is NO_TARGET
           DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
         """
 

@@ -3924,7 +3924,9 @@ export const OrchestratorServiceService = {
    *   FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
    *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
    *   DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-   *   UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported
+   *   UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported; while
+   *                                                               a target is away that supports it,
+   *                                                               the error is NO_TARGET
    *   DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
    */
   generate: {
@@ -4035,7 +4037,9 @@ export interface OrchestratorServiceServer extends UntypedServiceImplementation 
    *   FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
    *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
    *   DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-   *   UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported
+   *   UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported; while
+   *                                                               a target is away that supports it,
+   *                                                               the error is NO_TARGET
    *   DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
    */
   generate: handleServerStreamingCall<GenerateRequest, GenerateResponse>;
@@ -4103,7 +4107,9 @@ export interface OrchestratorServiceClient extends Client {
    *   FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
    *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
    *   DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-   *   UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported
+   *   UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported; while
+   *                                                               a target is away that supports it,
+   *                                                               the error is NO_TARGET
    *   DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
    */
   generate(request: GenerateRequest, options?: Partial<CallOptions>): ClientReadableStream<GenerateResponse>;
