@@ -184,9 +184,8 @@ class RequestQueue:
         """Whether a request need not wait at all: beside no other, or as a newcomer's."""
         if share in self._lines or not self._places.allows(share):
             return False
-        if not self._places.held_by(share):
-            if self._note_newcomer():
-                return True
+        if not self._places.held_by(share) and self._note_newcomer():
+            return True
         return not (self.running_count and self._has_room(share, size))
 
     def _note_newcomer(self) -> bool:

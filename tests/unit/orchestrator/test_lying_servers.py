@@ -627,7 +627,10 @@ async def test_a_chat_template_is_not_denied_while_a_target_is_away_that_could_h
             {"verification_rule": VERIFICATION_RULE_REJECTION},
         ),
         (SHAPES, {"sampling": SamplingParameters(frequency_penalty=1)}),
-        ({**SHAPES, "grammar_engine": "it"}, {"sampling": SamplingParameters(grammar={"regex": "a"})}),
+        (
+            {**SHAPES, "grammar_engine": "it"},
+            {"sampling": SamplingParameters(grammar={"regex": "a"})},
+        ),
         ({"scores_prompts": True}, {"prompt_logprobs": 0}),
     ],
     ids=["a rule", "penalties", "grammars", "prompts' scores"],

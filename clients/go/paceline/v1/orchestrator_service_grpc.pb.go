@@ -36,9 +36,8 @@ type OrchestratorServiceClient interface {
 	//	FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
 	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
 	//	DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-	//	UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported; while
-	//	                                                            a target is away that supports it,
-	//	                                                            the error is NO_TARGET
+	//	UNIMPLEMENTED / UNSUPPORTED                                 leave it out; NO_TARGET while a
+	//	                                                            target with it is away
 	//	DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
 	Generate(ctx context.Context, in *GenerateRequest, opts ...grpc.CallOption) (OrchestratorService_GenerateClient, error)
 	// Describe the models and servers that this orchestrator works with now.
@@ -72,8 +71,8 @@ type OrchestratorServiceClient interface {
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors:
 	//
-	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could have
-	//	                                            the template
+	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could
+	//	                                            have the template
 	//	UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
 	//	                                            targets say: it continues text
 	GetSystemChatTemplate(ctx context.Context, in *GetSystemChatTemplateRequest, opts ...grpc.CallOption) (*GetSystemChatTemplateResponse, error)
@@ -178,9 +177,8 @@ type OrchestratorServiceServer interface {
 	//	FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
 	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
 	//	DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-	//	UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported; while
-	//	                                                            a target is away that supports it,
-	//	                                                            the error is NO_TARGET
+	//	UNIMPLEMENTED / UNSUPPORTED                                 leave it out; NO_TARGET while a
+	//	                                                            target with it is away
 	//	DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
 	Generate(*GenerateRequest, OrchestratorService_GenerateServer) error
 	// Describe the models and servers that this orchestrator works with now.
@@ -214,8 +212,8 @@ type OrchestratorServiceServer interface {
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors:
 	//
-	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could have
-	//	                                            the template
+	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could
+	//	                                            have the template
 	//	UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
 	//	                                            targets say: it continues text
 	GetSystemChatTemplate(context.Context, *GetSystemChatTemplateRequest) (*GetSystemChatTemplateResponse, error)

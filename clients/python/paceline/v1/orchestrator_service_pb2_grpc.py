@@ -85,9 +85,8 @@ class OrchestratorServiceServicer:
         FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
         UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
         DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-        UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported; while
-        a target is away that supports it,
-        the error is NO_TARGET
+        UNIMPLEMENTED / UNSUPPORTED                                 leave it out; NO_TARGET while a
+        target with it is away
         DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -139,8 +138,8 @@ class OrchestratorServiceServicer:
 
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors:
-        UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could have
-        the template
+        UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could
+        have the template
         UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
         targets say: it continues text
         """

@@ -52,9 +52,8 @@ class OrchestratorServiceStub:
       FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
       UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
       DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-      UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported; while
-                                                                  a target is away that supports it,
-                                                                  the error is NO_TARGET
+      UNIMPLEMENTED / UNSUPPORTED                                 leave it out; NO_TARGET while a
+                                                                  target with it is away
       DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
     """
     GetSystemInfo: _grpc.UnaryUnaryMultiCallable[_orchestrator_service_pb2.GetSystemInfoRequest, _orchestrator_service_pb2.GetSystemInfoResponse]
@@ -90,8 +89,8 @@ class OrchestratorServiceStub:
 
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors:
-      UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could have
-                                                  the template
+      UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could
+                                                  have the template
       UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
                                                   targets say: it continues text
     """
@@ -120,9 +119,8 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
       FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
       UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
       DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-      UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported; while
-                                                                  a target is away that supports it,
-                                                                  the error is NO_TARGET
+      UNIMPLEMENTED / UNSUPPORTED                                 leave it out; NO_TARGET while a
+                                                                  target with it is away
       DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
     """
     GetSystemInfo: _aio.UnaryUnaryMultiCallable[_orchestrator_service_pb2.GetSystemInfoRequest, _orchestrator_service_pb2.GetSystemInfoResponse]  # type: ignore[assignment]
@@ -158,8 +156,8 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
 
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors:
-      UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could have
-                                                  the template
+      UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could
+                                                  have the template
       UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
                                                   targets say: it continues text
     """
@@ -191,9 +189,8 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
           FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
           UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
           DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-          UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported; while
-                                                                      a target is away that supports it,
-                                                                      the error is NO_TARGET
+          UNIMPLEMENTED / UNSUPPORTED                                 leave it out; NO_TARGET while a
+                                                                      target with it is away
           DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
         """
 
@@ -253,8 +250,8 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors:
-          UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could have
-                                                      the template
+          UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could
+                                                      have the template
           UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
                                                       targets say: it continues text
         """

@@ -3924,9 +3924,8 @@ export const OrchestratorServiceService = {
    *   FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
    *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
    *   DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-   *   UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported; while
-   *                                                               a target is away that supports it,
-   *                                                               the error is NO_TARGET
+   *   UNIMPLEMENTED / UNSUPPORTED                                 leave it out; NO_TARGET while a
+   *                                                               target with it is away
    *   DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
    */
   generate: {
@@ -3999,8 +3998,8 @@ export const OrchestratorServiceService = {
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
-   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could have
-   *                                               the template
+   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could
+   *                                               have the template
    *   UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
    *                                               targets say: it continues text
    */
@@ -4037,9 +4036,8 @@ export interface OrchestratorServiceServer extends UntypedServiceImplementation 
    *   FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
    *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
    *   DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-   *   UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported; while
-   *                                                               a target is away that supports it,
-   *                                                               the error is NO_TARGET
+   *   UNIMPLEMENTED / UNSUPPORTED                                 leave it out; NO_TARGET while a
+   *                                                               target with it is away
    *   DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
    */
   generate: handleServerStreamingCall<GenerateRequest, GenerateResponse>;
@@ -4079,8 +4077,8 @@ export interface OrchestratorServiceServer extends UntypedServiceImplementation 
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
-   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could have
-   *                                               the template
+   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could
+   *                                               have the template
    *   UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
    *                                               targets say: it continues text
    */
@@ -4107,9 +4105,8 @@ export interface OrchestratorServiceClient extends Client {
    *   FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
    *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
    *   DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-   *   UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported; while
-   *                                                               a target is away that supports it,
-   *                                                               the error is NO_TARGET
+   *   UNIMPLEMENTED / UNSUPPORTED                                 leave it out; NO_TARGET while a
+   *                                                               target with it is away
    *   DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
    */
   generate(request: GenerateRequest, options?: Partial<CallOptions>): ClientReadableStream<GenerateResponse>;
@@ -4196,8 +4193,8 @@ export interface OrchestratorServiceClient extends Client {
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
-   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could have
-   *                                               the template
+   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could
+   *                                               have the template
    *   UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
    *                                               targets say: it continues text
    */
