@@ -25,7 +25,8 @@ LLAMA_VERSION = "v0.5.0"
 OPENVINO_VERSION = "2026.4.1"
 
 # Permissive licences, all of them: MIT; Apache-2.0.
-_LLAMA_BINDINGS = ("llama-cpp-py-sync==0.11739", "numpy==2.4.6")
+# The last one before parameters of a context had one more field, which that release has not.
+_LLAMA_BINDINGS = ("llama-cpp-py-sync==0.11413", "numpy==2.4.6")
 _LLAMA_NPM = "@node-llama-cpp/linux-x64@3.22.1"
 _LLAMA_SHA256 = "0d953e1503d5ab4608d8ed5b739132308c81ac05ffeb760d2a7f30e08a9f90e0"
 _OPENVINO = (

@@ -127,14 +127,16 @@ def _run(name: str, arguments: Sequence[str]) -> int:
 def _words(error: PacelineError) -> str:
     """Describe an error, with the option that helps."""
     from paceline.errors import ConnectionLostError, DeadlineError, UnauthenticatedError
+    from paceline_serving.one_line import on_one_line
 
+    told = on_one_line(error.message)
     if isinstance(error, ConnectionLostError):
-        return f"no connection: {error.message}\n{_NO_CONNECTION}"
+        return f"no connection: {told}\n{_NO_CONNECTION}"
     if isinstance(error, DeadlineError):
-        return f"{error.message}\n{_NO_TIME}"
+        return f"{told}\n{_NO_TIME}"
     if isinstance(error, UnauthenticatedError):
-        return f"{error.message}\n{_NO_KEY}"
-    return _OTHER_KIND if error.message == _NO_METHOD else error.message
+        return f"{told}\n{_NO_KEY}"
+    return _OTHER_KIND if error.message == _NO_METHOD else told
 
 
 def _nearest(name: str) -> str:

@@ -15,6 +15,7 @@ from paceline.responses import parsed
 from paceline.status import decode
 from paceline_cli.connection import tls_of
 from paceline_local.options import ConnectionSettings, read_options
+from paceline_serving.one_line import on_one_line
 from paceline_serving.settings import StringList, option
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ async def _ask_all(settings: HealthSettings) -> int:
             for address in addresses
         ]
     for address, task in asked:
-        print(f"{address}  {task.result()}")
+        print(f"{address}  {on_one_line(task.result())}")
     return 0 if all(task.result() == "SERVING" for _, task in asked) else 1
 
 

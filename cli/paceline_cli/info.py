@@ -14,7 +14,8 @@ from paceline_cli.connection import open_client
 from paceline_cli.server_kind import kind_of_server
 from paceline_cli.standing import sentence_on, state_of
 from paceline_local.options import CallerSettings, read_options
-from paceline_local.screen import print_whole, safe, table
+from paceline_local.screen import print_whole, table
+from paceline_serving.one_line import on_one_line
 from paceline_serving.settings import option
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _print(info: SystemInfo) -> None:
         "version": info.version,
     }
     for name, value in facts.items():
-        console.print(f"{name:12}{value}")
+        console.print(f"{name:12}{on_one_line(value)}")
     rows = [
         (
             server.name,
@@ -85,7 +86,7 @@ def _print(info: SystemInfo) -> None:
     if sentences := [it for server in info.servers if (it := sentence_on(server))]:
         console.print()
         for sentence in sentences:
-            console.print(safe(sentence), soft_wrap=True)
+            console.print(on_one_line(sentence), soft_wrap=True)
 
 
 def _abilities(server: ServerInfo) -> Iterator[str]:

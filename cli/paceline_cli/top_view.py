@@ -11,7 +11,8 @@ from rich.text import Text
 
 from paceline_cli.standing import sentence_on, state_of
 from paceline_cli.top_figures import OF_A_SERVER, TOTALS, Figures, figures, totals
-from paceline_local.screen import natural_width, safe, table
+from paceline_local.screen import natural_width, table
+from paceline_serving.one_line import on_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -170,12 +171,12 @@ def _state(info: ServerInfo | None, scrape: Scrape | None) -> str:
 
 def draw(seen: View, *, title: str, console: Console) -> RenderableType:
     """Lay a view out; a terminal that is too small cuts off what matters least."""
-    heading = [Text(safe(title), style="bold")]
+    heading = [Text(on_one_line(title), style="bold")]
     if seen.problem:
-        problem = f"the orchestrator does not answer: {safe(seen.problem)}"
+        problem = f"the orchestrator does not answer: {on_one_line(seen.problem)}"
         heading.append(Text(problem, style="red"))
     remarks = [
-        Text(safe(it.remark), style="yellow")
+        Text(on_one_line(it.remark), style="yellow")
         for pool in seen.pools
         for it in pool.servers
         if it.remark
@@ -188,7 +189,7 @@ def draw(seen: View, *, title: str, console: Console) -> RenderableType:
 
 def _facts(seen: View) -> Iterator[tuple[str, str]]:
     """Yield the lines above the table: what each is about, and what it says."""
-    yield "model", safe(seen.model_name)
+    yield "model", on_one_line(seen.model_name)
     for name, group in TOTALS.items():
         words = [
             figure.words.format(figure.form(number))
@@ -210,8 +211,8 @@ def _servers_table(pools: Sequence[PoolView]) -> Table:
         words = (name, f"{pool.ready_count} of {len(pool.servers)}")
         rows.append([f"[bold]{cell}[/]" for cell in (*words, *_cells(pool.figures, shown))])
         for it in sorted(pool.servers, key=lambda it: it.is_well):
-            state = f"[{_colour(it)}]{escape(safe(_state_words(it)))}[/]"
-            rows.append([f"  {escape(safe(it.name))}", state, *_cells(it.figures, shown)])
+            state = f"[{_colour(it)}]{escape(_state_words(it))}[/]"
+            rows.append([f"  {escape(it.name)}", state, *_cells(it.figures, shown)])
     return table(["server", "state", *(it.words for it in shown)], rows)
 
 

@@ -239,18 +239,20 @@ class OrchestratorApplication:
     async def _model_with_tokenizer(self) -> ModelFacts | None:
         """Fetch the tokenizer of the targets' model, and return that model; None without a target.
 
-        The target that sent it may be gone by then.
+        None also while no target has given its tokenizer, and not all have said that there is none.
         """
         self._codecs.forget_all_but(self.pool.servers)
         while True:
             asked_at = time.monotonic()
             try:
                 model = self.pool.model()
-                target = self._codecs.choose(self.pool.targets(model))
             except NoTargetError:
                 return None
-            if target is None:
-                return None  # until a server changes: what was refused stays refused
+            target = self._codecs.choose(self.pool.targets_with_tokenizer_of(model))
+            if target is None:  # until a server changes: what was refused stays refused
+                could_have_it = self.pool.targets_with_tokenizer_of(model, with_paused=True)
+                is_known = self._codecs.conclude(model.tokenizer_fingerprint, could_have_it)
+                return model if is_known else None
             try:
                 await self._codecs.fetch(target)
             except TokenizerRefusedError as error:
@@ -260,5 +262,3 @@ class OrchestratorApplication:
                 # Another target has it, or this one later.
                 self.pool.report_failure(target, error, asked_at=asked_at)
                 await asyncio.sleep(_RETRY_SECONDS)
-            else:
-                return model

@@ -12,7 +12,7 @@ from paceline_gateway.errors import no_key, of_paceline, too_much
 from paceline_gateway.http.browsers import refuse_other_pages
 from paceline_gateway.http.request_body import BodyRules
 from paceline_serving import lanes
-from paceline_serving.keys import HEADER, Keys
+from paceline_serving.keys import HEADER, Keys, key_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -154,8 +154,9 @@ def _authorization(headers: Mapping[str, str]) -> str:
         UnauthenticatedError: Two headers have two keys: a proxy before this process may have
             checked the other one.
     """
-    other = headers.get(_OTHER_HEADER, "")
-    first, second = headers.get(HEADER, ""), f"Bearer {other}" if other else ""
-    if first and second and first != second:
+    first, other = headers.get(HEADER, ""), headers.get(_OTHER_HEADER, "").strip()
+    if not other:
+        return first
+    if first and key_in(first) != other:
         raise UnauthenticatedError(f"{HEADER} and {_OTHER_HEADER} have two keys: send one")
-    return first or second
+    return f"Bearer {other}"

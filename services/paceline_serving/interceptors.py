@@ -16,7 +16,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from paceline import status
 from paceline.errors import (
@@ -25,11 +25,13 @@ from paceline.errors import (
     InternalError,
     InvariantViolatedError,
     MalformedRequestError,
+    OverloadedError,
     PacelineError,
     SlowConsumerError,
 )
 from paceline.panics import taking_panics
-from paceline_serving import tracing
+from paceline_contract.shares import FairShares
+from paceline_serving import lanes, tracing
 from paceline_serving.keys import authorization_of, counted_reason
 from paceline_serving.security import peer_name
 
@@ -47,6 +49,8 @@ _log = logging.getLogger(__name__)
 _ABORT_SECONDS = 5.0
 # gRPC's timer may end a call a little before its deadline.
 _DEADLINE_SLACK_SECONDS = 0.01
+# Unread answers of all clients together, and from which size on they are counted.
+_UNREAD_BYTES, _LARGE_BYTES = 128 << 20, 4096
 # gRPC's own services: they need no key.
 _STANDARD = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
 # Services whose calls last as long as the client wants.
@@ -94,6 +98,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._write_stall_seconds = write_stall_seconds
         self._unbounded = _LASTING.union(unbounded)
         self._guarded: dict[str, Any] = {}  # handlers by method
+        self._unread = _UnreadAnswers()
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """Return the method's handler with the guard around it; None if there is no such method."""
@@ -130,7 +135,9 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     ) -> Callable[..., Awaitable[Any]]:
         async def guarded(raw: bytes, context: Any) -> Any:
             async def work() -> Any:
-                return await behavior(parse(raw, context), context)
+                response = await behavior(parse(raw, context), context)
+                self._unread.count(response, context)
+                return response
 
             return await self._run(method, context, work)
 
@@ -220,6 +227,36 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             if timeout.expired():
                 raise DeadlineError(f"a call may take at most {limit:g} s here") from None
             raise
+
+
+class _UnreadAnswers:
+    """Bounds what is in memory of answers that their clients have not read.
+
+    gRPC keeps an answer until its client lets it be sent, or the connection ends. Nothing of a call
+    runs then any more, so no other limit would count it.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = FairShares(_UNREAD_BYTES)
+
+    def count(self, response: Any, context: Any) -> None:
+        """Count a large answer until its call is over.
+
+        Raises:
+            OverloadedError: Its client has left too much unread.
+        """
+        when_over = getattr(context, "add_done_callback", None)
+        size = response.ByteSize() if isinstance(response, Message) else 0
+        if when_over is None or size < _LARGE_BYTES:
+            return
+        share = peer_name(context.auth_context()) or lanes.network_of_peer(context.peer())
+        if not self._bytes.allows(share, size):
+            raise OverloadedError(
+                f"answers of {self._bytes.held_by(share)} bytes have not been read by this client",
+                retry_after_seconds=1.0,
+            )
+        self._bytes.take(share, size)
+        when_over(lambda _: self._bytes.give_back(share, size))
 
 
 def _masked(error: BaseException) -> PacelineError:

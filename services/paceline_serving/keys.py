@@ -164,10 +164,10 @@ class Keys:
             UnauthenticatedError: The key is missing or wrong.
         """
         self._refresh()
-        scheme, _, word = authorization.partition(" ")
+        word = key_in(authorization)
         # A look-up's time tells of the key's hash alone, of which nobody can choose a part.
-        found = self._by_digest.get(hashlib.sha256(word.strip().encode()).hexdigest())
-        if scheme.lower() != _SCHEME.lower() or found is None:
+        found = self._by_digest.get(hashlib.sha256((word or "").encode()).hexdigest())
+        if word is None or found is None:
             words = "the API key is wrong" if authorization else "an API key is missing"
             raise UnauthenticatedError(f"{words}: send it as `{HEADER}: {_SCHEME} KEY`")
         return found
@@ -201,6 +201,12 @@ def current_caller() -> Caller | None:
 def counted_reason(error: PacelineError) -> str:
     """Return the reason to count an error by; a key's own limit is not the server's overload."""
     return "KEY_LIMIT" if error.metadata.get("limit") == "key" else error.reason
+
+
+def key_in(authorization: str) -> str | None:
+    """Return the key in an `authorization`; None if its scheme is not Bearer, in any case."""
+    scheme, _, word = authorization.partition(" ")
+    return word.strip() if scheme.lower() == _SCHEME.lower() else None
 
 
 def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:

@@ -31,6 +31,18 @@ def lane_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     return found[:_DIGITS] if isinstance(found, str) else ""
 
 
+def network_of_peer(peer: str) -> str:
+    """Return where a peer is, as gRPC writes it: `ipv4:HOST:PORT`, `ipv6:[HOST]:PORT`, `unix:PATH`.
+
+    An IPv6 client is its network.
+    """
+    kind, _, place = peer.partition(":")
+    if kind not in {"ipv4", "ipv6"}:
+        return peer
+    host = place.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]").strip("[]")
+    return network_of(host)
+
+
 def network_of(host: str) -> str:
     """Return the part of an address that identifies a client: of an IPv6 address its network.
 

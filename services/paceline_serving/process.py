@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from paceline_serving import telemetry
 from paceline_serving.grpc_batches import free_all_batches
+from paceline_serving.one_line import on_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -83,7 +84,7 @@ async def _serve(new_process: Callable[[], Process], settings: RunSettings) -> i
     except Exception as error:  # noqa: BLE001 - every exception ends the process, in one line
         _log.debug("failed to start", exc_info=error)
         reason = " ".join(str(error).split()) or type(error).__name__
-        print(f"failed to start: {reason}", file=sys.stderr)
+        print(f"failed to start: {on_one_line(reason)}", file=sys.stderr)
         # Loading may continue in a thread that cannot be stopped.
         _exit_at_once(1)
     leave_to_no_collector()

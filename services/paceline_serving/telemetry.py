@@ -29,6 +29,7 @@ from prometheus_client import (
 )
 
 from paceline_serving import tracing
+from paceline_serving.one_line import on_one_line
 from paceline_serving.version import VERSION
 
 if TYPE_CHECKING:
@@ -140,11 +141,11 @@ class _SafeFormatter(logging.Formatter):
 
 
 class _TextFormatter(_SafeFormatter):
-    """One line for people: time, level, message, fields."""
+    """One line for people: time, level, message, fields; then where an exception came from."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {name}={value}" for name, value in _fields(record).items())
-        line = f"{_time(record)} {record.levelname:<7} {record.getMessage()}{fields}"
+        line = f"{_time(record)} {record.levelname:<7} {on_one_line(record.getMessage() + fields)}"
         if record.exc_info and record.exc_info[1]:
             line += "\n" + self.formatException(record.exc_info)
         return line

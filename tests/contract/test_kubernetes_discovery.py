@@ -14,7 +14,7 @@ import pytest
 import trustme
 from prometheus_client import CollectorRegistry
 
-from paceline_orchestrator.fleet.discovery import Role, Service
+from paceline_orchestrator.fleet.discovery import Role, Service, kubernetes, list_watch
 from paceline_orchestrator.fleet.discovery.kubernetes import ClusterApi, KubernetesDiscovery
 from paceline_orchestrator.fleet.discovery.list_watch import ApiRefusalError, ListWatch
 from paceline_orchestrator.fleet.discovery.metrics import DiscoveryMetrics, WatchMetrics
@@ -104,6 +104,66 @@ async def test_all_slices_of_all_services_are_one_view_and_strangers_are_none(ap
         api.delete("target-second")
         await view.until(one="READY", small="READY")
         assert {it.name: it.role for it in view.endpoints} == {"one": "target", "small": "drafter"}
+
+
+async def test_a_long_list_is_read_in_pages(api, monkeypatch):
+    monkeypatch.setattr(kubernetes, "_PAGE_SLICES", 2)
+    for number in range(5):
+        api.publish("target", [pod(f"pod-{number}")], name=f"target-{number}")
+    async with following() as view:
+        await view.until(**{f"pod-{number}": "READY" for number in range(5)})
+        api.delete("target-3")
+        await view.until(**{f"pod-{number}": "READY" for number in (0, 1, 2, 4)})
+    lists = [it for it in api.requests if it.get("watch") != "true"]
+    assert [it["limit"] for it in lists] == ["2"] * 3
+    assert ["continue" in it for it in lists] == [False, True, True]
+    assert view.metric("paceline_discovery_relists_total") == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "words"),
+    [
+        ("_MOST_LIST_BYTES", 1500, "a list of more than 1500 bytes"),
+        ("MOST_OBJECTS", 3, "more than 3 EndpointSlices"),
+    ],
+)
+async def test_a_list_beyond_its_limit_is_not_read_and_what_is_known_stays(
+    api, monkeypatch, caplog, limit, most, words
+):
+    monkeypatch.setattr(kubernetes, "_PAGE_SLICES", 2)
+    for module in (kubernetes, list_watch):
+        monkeypatch.setattr(module, limit, most, raising=False)
+    for number in range(2):
+        api.publish("target", [pod(f"pod-{number}")], name=f"target-{number}")
+    async with following() as view:
+        await view.until(**{"pod-0": "READY", "pod-1": "READY"})
+        # Its watch is broken, and what has happened meanwhile is forgotten: it lists anew.
+        api.stop()
+        for number in range(2, 8):
+            api.publish("target", [pod(f"pod-{number}")], name=f"target-{number}")
+        api.forget()
+        api.start()
+        await until(lambda: words in caplog.text, what="the log says so")
+        assert view.states() == {"pod-0": "READY", "pod-1": "READY"}
+        for number in range(1, 8):
+            api.delete(f"target-{number}")
+        await view.until(**{"pod-0": "READY"})
+
+
+async def test_a_watch_beyond_the_limit_is_given_up_and_what_is_known_stays(
+    api, monkeypatch, caplog
+):
+    for module in (kubernetes, list_watch):
+        monkeypatch.setattr(module, "MOST_OBJECTS", 2)
+    api.publish("target", [pod("pod-0")], name="target-0")
+    async with following() as view:
+        await view.until(**{"pod-0": "READY"})
+        for number in (1, 2):
+            api.publish("target", [pod(f"pod-{number}")], name=f"target-{number}")
+        await until(lambda: "more than 2 EndpointSlices" in caplog.text, what="the log says so")
+        assert view.states() == {"pod-0": "READY", "pod-1": "READY"}
+        api.delete("target-0")
+        await view.until(**{"pod-1": "READY", "pod-2": "READY"})
 
 
 async def test_a_pod_that_moves_between_slices_never_vanishes(api):

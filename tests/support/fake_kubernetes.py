@@ -244,10 +244,22 @@ class FakeKubernetes:
             return web.Response(text="[" * 200_000 + "\n")
         if request.query.get("watch") == "true":
             return await self._watch(request, fault=fault)
+        return self._list(request)
+
+    def _list(self, request: web.Request) -> web.Response:
+        """Answer a page; the rest of a list is of the version in which it began."""
+        version, first = self._version, 0
+        if token := request.query.get("continue"):
+            version, first = map(int, token.split(":"))
+            if version < self._forgotten:
+                return web.json_response(_status(410, "the continue token is gone"), status=410)
         items = [it for it in self._objects.values() if _selects(request, it)]
-        metadata = {"resourceVersion": str(self._version)}
+        end = first + int(request.query.get("limit", len(items)))
+        metadata = {"resourceVersion": str(version)}
+        if end < len(items):
+            metadata["continue"] = f"{version}:{end}"
         return web.json_response(
-            {"kind": "EndpointSliceList", "metadata": metadata, "items": items}
+            {"kind": "EndpointSliceList", "metadata": metadata, "items": items[first:end]}
         )
 
     async def _watch(self, request: web.Request, *, fault: str | None) -> web.StreamResponse:

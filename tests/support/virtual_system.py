@@ -251,7 +251,9 @@ async def virtual_system(
         await tasks.__aenter__()
         try:
             model = await pool.wait_for_model(10)
-            await codecs.fetch(pool.targets(model)[0])
+            first = pool.targets(model)[0]
+            await codecs.fetch(first)
+            codecs.conclude(model.tokenizer_fingerprint, [first])
             servicer.begin()
             system = VirtualSystem(models, pool, planning, servicer, registry, demand)
             if discovery is None:

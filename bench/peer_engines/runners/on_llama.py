@@ -32,6 +32,9 @@ class Llama(Engine):
         asked.n_threads = asked.n_threads_batch = job["threads"]
         self._context = lib.llama_init_from_model(self._model, asked)
         assert self._context, "there is no context"
+        # With one cache for all sequences each of them may have all of it.
+        room = lib.llama_n_ctx_seq(self._context)
+        assert room == _MOST_TOKENS, f"a sequence has room for {room} tokens: other declarations"
         self._vocabulary = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
         self._batch = lib.llama_batch_init(_MOST_TOKENS, 0, 1)
         self._most_rows = int(lib.llama_n_batch(self._context))
@@ -70,7 +73,7 @@ class Llama(Engine):
             batch.n_seq_id[index], batch.seq_id[index][0] = 1, sequence
             batch.logits[index] = index in marked
         status = self._lib.llama_decode(self._context, batch)
-        assert status == 0, f"llama_decode returned {status}"
+        assert status == 0, f"llama_decode returned {status} for {len(rows)} rows"
         return [self._likeliest(index) for index in wanted]
 
     def _likeliest(self, index: int) -> int:

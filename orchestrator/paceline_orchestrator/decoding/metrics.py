@@ -51,7 +51,9 @@ class RequestMetrics:
         seconds = partial(histogram, buckets=LATENCY_BUCKETS)
         self._incoming = counter("paceline_incoming_requests", "Requests, refused ones included")
         self._running = gauge("paceline_num_requests_running", "Requests being served")
-        self._waiting = gauge("paceline_num_requests_waiting", "Requests that wait for their turn")
+        self._waiting = gauge(
+            "paceline_num_requests_waiting", "Requests that wait for their turn or a LoRA adapter"
+        )
         self._queue = seconds(
             "paceline_queue_seconds", "What a request waited for its turn before it was worked on"
         )

@@ -128,6 +128,10 @@ class ServerPool:
         """Return the model that new requests are served with; see `ServedModel.choose`."""
         return self._served.choose(lora=lora)
 
+    def with_those_away(self, model: ModelFacts) -> ModelFacts:
+        """Return a model with what any of its targets can do, also if that one is away."""
+        return self._served.with_those_away(model)
+
     def lora_adapters(self) -> Mapping[str, str]:
         """Return the model's fingerprint with each LoRA adapter that it has, also if it is away."""
         return self._served.lora_adapters()
@@ -148,6 +152,29 @@ class ServerPool:
             text=text,
             tolerated_calls=tolerated,
         )
+
+    def targets_with_tokenizer_of(
+        self, model: ModelFacts, *, with_paused: bool = False
+    ) -> list[ModelServer]:
+        """Return the ready targets that name a model's tokenizer, those with that model first.
+
+        Args:
+            model: The model.
+            with_paused: Also those that are well, and take no work for some seconds.
+        """
+        named = model.tokenizer_fingerprint
+        found = [
+            it
+            for it in self._in_order[Role.TARGET]
+            if it.ready or (with_paused and it.pauses)
+            if it.facts and it.facts.tokenizer_fingerprint == named
+        ]
+        return sorted(found, key=lambda it: not (it.facts and fits(it.facts, model)))
+
+    def has_target_away(self, model: ModelFacts) -> bool:
+        """Whether a target takes no work now that has this model, or has not said what it has."""
+        away = (it for it in self._in_order[Role.TARGET] if not (it.ready or it.twin or it.misfit))
+        return any(it.facts is None or fits(it.facts, model) for it in away)
 
     def drafters(self, model: ModelFacts, text: FamiliarText | None = None) -> list[ModelServer]:
         """Return the ready drafters that can draft for this model, the least loaded first.

@@ -13,6 +13,7 @@ from paceline_orchestrator.fleet.fitting import (
     commonest_adapters,
     commonest_model,
     commonest_with_lora,
+    fits,
 )
 
 if TYPE_CHECKING:
@@ -71,6 +72,11 @@ class ServedModel:
         with suppress(NoTargetError):
             return self.choose()
         return commonest_model(it.facts for it in self._listed)
+
+    def with_those_away(self, model: ModelFacts) -> ModelFacts:
+        """Return a model with what any of its targets can do, also if that one is away."""
+        known = (it.with_lora(model.lora) for it in self._known if it and fits(it, model))
+        return commonest_model(known) or model
 
     def lora_adapters(self) -> Mapping[str, str]:
         """Return the model's fingerprint with each LoRA adapter that it has, also if it is away."""

@@ -145,6 +145,12 @@ class ModelServer:
         return self.endpoint.availability is Availability.READY and not self.health_status
 
     @property
+    def pauses(self) -> bool:
+        """Whether it would take work, and gets none for some seconds, since a call failed."""
+        is_fit = self.is_well and not self.misfit and not self._doubled
+        return is_fit and self.pause_status not in (None, SILENT)
+
+    @property
     def misfit(self) -> str | None:
         """How it is not what it is listed as; None if it is, or has not said what it is."""
         if self.facts is None or self.facts.role in {None, self.role}:

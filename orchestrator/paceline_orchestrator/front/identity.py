@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from paceline_serving.lanes import lane_in, network_of
+from paceline_serving.lanes import lane_in, network_of_peer
 from paceline_serving.security import peer_name
 
 if TYPE_CHECKING:
@@ -27,22 +27,10 @@ def share_of(context: Any, caller: Caller | None = None) -> str:
         A digest: the same at every orchestrator, and no name in clear for servers and logs.
     """
     key = f"key:{caller.key.name}" if caller is not None else ""
-    identity = peer_name(context.auth_context()) or key or _network(context.peer())
+    identity = peer_name(context.auth_context()) or key or network_of_peer(context.peer())
     return hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]
 
 
 def lane_of(context: Any) -> str:
     """Return the lane that the client names: a proxy has one for each of its own clients."""
     return lane_in(context.invocation_metadata())
-
-
-def _network(peer: str) -> str:
-    """Return where a peer is, as gRPC writes it: `ipv4:HOST:PORT`, `ipv6:[HOST]:PORT`, `unix:PATH`.
-
-    An IPv6 client is its network.
-    """
-    kind, _, place = peer.partition(":")
-    if kind not in {"ipv4", "ipv6"}:
-        return peer
-    host = place.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]").strip("[]")
-    return network_of(host)

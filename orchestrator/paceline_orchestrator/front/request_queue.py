@@ -25,7 +25,8 @@ minute, and the next client would be behind them, in a queue of gRPC's that is n
 are given when no request has arrived for a few turns, few at a time beyond the first ones, and none
 while the loop is late, except to a client that holds none. A client that holds none and comes by
 itself does not wait for that: five turns of a busy loop are a good part of its time to a first
-token, and arrivals of others could hold it back for seconds.
+token, and arrivals of others could hold it back for seconds. It comes by itself if none like it has
+come in the eight turns before; a flood from many addresses comes every four turns.
 """
 
 from __future__ import annotations
@@ -57,8 +58,10 @@ _LONGEST_HOLD_SECONDS = 3.0
 _BEGUN_AT_ONCE, _BEGUN_TOGETHER = 32, 8
 _BEAT_SECONDS = 0.02
 _LATE_SECONDS = 0.03
-# Clients without a place that come within so many seconds of each other may be a flood.
-_NEWCOMER_SECONDS = 0.02
+# Clients without a place that come within so many turns of each other may be a flood: as many as
+# gRPC takes for two calls. Turns and not seconds, since the longer each of them is, the later gRPC
+# accepts the next call of a flood, and the less the loop bears another request at once.
+_NEWCOMER_TURNS = 8
 
 
 class _Ticket:
@@ -123,7 +126,7 @@ class RequestQueue:
         self._looks = False  # whether `_look` or `_beat` comes
         self._held_since = 0.0
         self._is_late = False
-        self._newcomer_at = float("-inf")
+        self._newcomer_turns = 0  # for so many turns the next one has not come by itself
         self._served = 0
         self._served_at: Counter[str] = Counter()  # of clients that are here: which one was last
         self.running_count = 0
@@ -161,7 +164,7 @@ class RequestQueue:
             self._take(share)
         else:
             began = time.monotonic()
-            with self._counted(share, size):
+            with self.counted(share, size):
                 await self._turn(share, _Ticket(lane), deadline=deadline)
             waited_seconds = time.monotonic() - began
         self._metrics.waited(waited_seconds)
@@ -181,13 +184,22 @@ class RequestQueue:
         """Whether a request need not wait at all: beside no other, or as a newcomer's."""
         if share in self._lines or not self._places.allows(share):
             return False
-        if not self._places.held_by(share):
-            now = time.monotonic()
-            is_alone = now - self._newcomer_at >= _NEWCOMER_SECONDS
-            self._newcomer_at = now
-            if is_alone:
-                return True
+        if not self._places.held_by(share) and self._note_newcomer():
+            return True
         return not (self.running_count and self._has_room(share, size))
+
+    def _note_newcomer(self) -> bool:
+        """Note that a client without a place has come; tell whether it has come by itself."""
+        is_alone = not self._newcomer_turns
+        self._newcomer_turns = _NEWCOMER_TURNS
+        if is_alone:
+            asyncio.get_running_loop().call_soon(self._count_turn)
+        return is_alone
+
+    def _count_turn(self) -> None:
+        self._newcomer_turns -= 1
+        if self._newcomer_turns:
+            asyncio.get_running_loop().call_soon(self._count_turn)
 
     async def _turn(self, share: str, ticket: _Ticket, *, deadline: Deadline) -> None:
         line = self._lines.setdefault(share, _Line())
@@ -225,8 +237,12 @@ class RequestQueue:
         return self._waiting.allows(share) and self._bytes.allows(share, size)
 
     @contextmanager
-    def _counted(self, share: str, size: int) -> Iterator[None]:
-        """Count a request that waits, or refuse it."""
+    def counted(self, share: str, size: int) -> Iterator[None]:
+        """Count a request that waits, for its turn or for its model, or refuse it.
+
+        Raises:
+            OverloadedError: The queue is full.
+        """
         if not self._has_room(share, size):
             raise OverloadedError(
                 f"{self.running_count} requests are running and {self.waiting_count} wait,"

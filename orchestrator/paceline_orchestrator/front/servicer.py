@@ -12,6 +12,7 @@ from paceline.errors import (
     DrainingError,
     InvalidFieldError,
     LoadingError,
+    ModelNotFoundError,
     NoTargetError,
     PacelineError,
     UnsupportedError,
@@ -245,11 +246,11 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         """Ask a target for its model's chat template; a client that needs it often keeps it.
 
         Raises:
-            UnsupportedError: The model has none.
-            NoTargetError: No target tells it.
+            UnsupportedError: Each target with the model has said that there is none.
+            NoTargetError: No target tells it, and one that could is away, or has failed.
         """
         model = self._pool.model()
-        has_none = ""
+        has_none, could_have_it = "", self._pool.has_target_away(model)
         for target in self._pool.targets(model):
             asked_at = time.monotonic()
             try:
@@ -258,11 +259,12 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                 has_none = error.message  # or is too old to know the question: another may have it
             except PacelineError as error:
                 self._pool.report_failure(target, error, asked_at=asked_at)
+                could_have_it = True
             else:
                 return pb.GetSystemChatTemplateResponse(
                     model_fingerprint=model.fingerprint, chat_template=template
                 )
-        if has_none:
+        if has_none and not could_have_it:
             raise UnsupportedError(has_none)
         raise NoTargetError(
             "no target tells its chat template", retry_after_seconds=shortage.RETRY_SECONDS
@@ -347,8 +349,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         with self._admission.admitted(), caller.admitted() if caller else nullcontext():
             # At least one target; how many more follows from its plan, which it does not have yet.
             with self._demand.stream(verifier_limit=lambda: 1):
-                waited_seconds = await self._queue.enter(
-                    share, lane=lane, size=request.ByteSize(), deadline=deadline
+                waited_seconds = await self._take_place(
+                    request, share, lane=lane, deadline=deadline
                 )
             self._planning.refine_beside(self._tasks)
             try:
@@ -357,6 +359,43 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                 self._queue.leave(share)
                 if not self.running_count:
                     self._planning.refine_soon(self._tasks)
+
+    async def _take_place(
+        self, request: pb.GenerateRequest, share: str, *, lane: str, deadline: Deadline
+    ) -> float:
+        """Let a request wait for its turn, once there is a target with its LoRA adapter.
+
+        While the adapter is away it holds no place: others can be worked on.
+
+        Returns:
+            The seconds that it has waited for its turn.
+
+        Raises:
+            NoTargetError: The adapter was away for too long.
+            ModelNotFoundError: No target has this adapter.
+        """
+        size, patience, waited_seconds = request.ByteSize(), shortage.WAIT_SECONDS, 0.0
+        while True:
+            if self._lacks_adapter(request):
+                began = time.monotonic()
+                with self._queue.counted(share, size), self._admission.cuttable():
+                    await self._pool.wait_for_model(
+                        min(patience, deadline.remaining_seconds), lora=request.lora
+                    )
+                patience -= time.monotonic() - began
+            waited_seconds += await self._queue.enter(
+                share, lane=lane, size=size, deadline=deadline
+            )
+            if not self._lacks_adapter(request):
+                return waited_seconds
+            self._queue.leave(share)  # the adapter went away before its turn
+
+    def _lacks_adapter(self, request: pb.GenerateRequest) -> bool:
+        """Whether a request needs a LoRA adapter that no ready target has."""
+        try:
+            return bool(request.lora) and not self._pool.model(lora=request.lora)
+        except (NoTargetError, ModelNotFoundError):
+            return True
 
     async def _order(
         self,
@@ -379,7 +418,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         await self._opener.long_texts.wait_turn(given_count, share=share)
         codec = self._codecs.get(model.tokenizer_fingerprint)
         prompt = await self._tokenise(request, codec, model, share=share)
-        check_tokens(request, model, prompt=prompt)
+        self._check_tokens(request, model, prompt=prompt)
         predicted = await self._tokenise_prediction(request, codec, share=share)
         max_tokens = allowed_tokens(request, model, prompt_length=len(prompt))
         text = StreamedText(codec, request.stop_strings, prompt=prompt)
@@ -412,6 +451,24 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             predicted=predicted,
             bytes_of=codec.bytes_alone if codec and request.include_token_bytes else None,
         )
+
+    def _check_tokens(
+        self, request: pb.GenerateRequest, model: ModelFacts, *, prompt: tuple[int, ...]
+    ) -> None:
+        """Check a request against the model, as its ready targets know it.
+
+        Raises:
+            NoTargetError: A target that could serve the request is away.
+            PacelineError: See `check_tokens`.
+        """
+        try:
+            check_tokens(request, model, prompt=prompt)
+        except UnsupportedError as error:
+            check_tokens(request, self._pool.with_those_away(model), prompt=prompt)
+            raise NoTargetError(
+                f"the target that could do this is away ({error.message})",
+                retry_after_seconds=shortage.RETRY_SECONDS,
+            ) from None
 
     async def _tokenise(
         self, request: pb.GenerateRequest, codec: Codec | None, model: ModelFacts, *, share: str

@@ -204,15 +204,25 @@ def _decoder_steps(decoder: dict[str, Any] | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Why the tokenizer of a server is not used, for as long as it is the same server."""
+    """Why the tokenizer of a server is not used, for as long as it is the same server.
+
+    Attributes:
+        has_none: Whether the server has said that its model has none.
+    """
 
     fingerprint: str
     incarnation: str
     reason: str
+    has_none: bool = False
 
 
 class Codecs:
-    """The tokenizers that were fetched, by fingerprint."""
+    """The tokenizers that were fetched, by fingerprint.
+
+    One server that says that its model has none does not speak for the others, since it may be too
+    old to know the question: the others with the same fingerprint are asked first. That there is
+    none is known when all of them have said so. A server that comes later is asked, too.
+    """
 
     def __init__(self) -> None:
         self._codecs: dict[str, Codec | None] = {}
@@ -239,12 +249,15 @@ class Codecs:
 
     def why_refused(self, fingerprint: str) -> str:
         """Say why no tokenizer with this fingerprint is there; empty if none was refused."""
-        reasons = [it.reason for it in self._refusals.values() if it.fingerprint == fingerprint]
-        return reasons[0] if reasons else ""
+        refused = (it for it in self._refusals.values() if not it.has_none)
+        return next((it.reason for it in refused if it.fingerprint == fingerprint), "")
 
     def choose(self, servers: Sequence[ModelServer]) -> ModelServer | None:
-        """Return the first server to fetch a tokenizer from; None if all of theirs are refused."""
-        return next((it for it in servers if not self._is_refused(it)), None)
+        """Return the first server to ask for its tokenizer; None if there is nothing to ask any.
+
+        Its tokenizer was fetched, or was refused, or it has none.
+        """
+        return next((it for it in servers if self._may_be_asked(it)), None)
 
     def forget_all_but(self, servers: Collection[ModelServer]) -> None:
         """Forget what was fetched or refused of servers that are gone.
@@ -258,11 +271,26 @@ class Codecs:
         if fingerprints:
             self._codecs = {it: codec for it, codec in self._codecs.items() if it in fingerprints}
 
+    def conclude(self, fingerprint: str, servers: Sequence[ModelServer]) -> bool:
+        """Take it that there is no such tokenizer, if each of these servers has said so.
+
+        Args:
+            fingerprint: The tokenizer's.
+            servers: All with this fingerprint that can be asked, now or after a pause.
+
+        Returns:
+            Whether the tokenizer was fetched, or is known not to exist.
+        """
+        refusals = [self._refusal_of(it) for it in servers]
+        if servers and all(it is not None and it.has_none for it in refusals):
+            self._codecs.setdefault(fingerprint, None)
+        return self.has(fingerprint)
+
     async def fetch(self, server: ModelServer) -> None:
-        """Fetch the tokenizer of a server's model, unless it is known.
+        """Fetch the tokenizer of a server's model, unless it was fetched.
 
         One that is refused is remembered, so that `choose` leaves this server out until it says
-        that it is another, or has another tokenizer.
+        that it is another, or has another tokenizer; likewise that the server has none.
 
         Raises:
             TokenizerRefusedError: It is too large, came damaged, or cannot be read.
@@ -270,32 +298,41 @@ class Codecs:
         """
         try:
             await self._fetch(server)
+        except UnsupportedError as error:
+            self._refuse(server, error.message, has_none=True)
         except TokenizerRefusedError as error:
-            assert server.facts is not None
-            self._refusals[server.name] = _Refusal(
-                fingerprint=server.facts.tokenizer_fingerprint,
-                incarnation=server.facts.incarnation,
-                reason=error.message,
-            )
+            self._refuse(server, error.message)
             raise
 
-    def _is_refused(self, server: ModelServer) -> bool:
-        facts, refusal = server.facts, self._refusals.get(server.name)
-        if facts is None or refusal is None or facts.tokenizer_fingerprint in self._codecs:
+    def _refuse(self, server: ModelServer, reason: str, *, has_none: bool = False) -> None:
+        assert server.facts is not None
+        self._refusals[server.name] = _Refusal(
+            fingerprint=server.facts.tokenizer_fingerprint,
+            incarnation=server.facts.incarnation,
+            reason=reason,
+            has_none=has_none,
+        )
+
+    def _may_be_asked(self, server: ModelServer) -> bool:
+        facts = server.facts
+        if facts is None or self._codecs.get(facts.tokenizer_fingerprint) is not None:
             return False
+        return self._refusal_of(server) is None
+
+    def _refusal_of(self, server: ModelServer) -> _Refusal | None:
+        """Return why a server's tokenizer is not used, if that was said of this very server."""
+        facts, refusal = server.facts, self._refusals.get(server.name)
+        if facts is None or refusal is None:
+            return None
         is_same = facts.tokenizer_fingerprint, facts.incarnation
-        return is_same == (refusal.fingerprint, refusal.incarnation)
+        return refusal if is_same == (refusal.fingerprint, refusal.incarnation) else None
 
     async def _fetch(self, server: ModelServer) -> None:
         assert server.facts is not None
         fingerprint = server.facts.tokenizer_fingerprint
-        if fingerprint in self._codecs:
+        if self._codecs.get(fingerprint) is not None:
             return
-        try:
-            tokenizer_json = await fetch_tokenizer(server.models, name=server.name)
-        except UnsupportedError:
-            self._codecs[fingerprint] = None
-            return
+        tokenizer_json = await fetch_tokenizer(server.models, name=server.name)
         self._codecs[fingerprint] = await asyncio.to_thread(
             _read, tokenizer_json, fingerprint=fingerprint, name=server.name
         )

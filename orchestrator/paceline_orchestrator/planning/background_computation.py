@@ -14,6 +14,36 @@ _STEP_SECONDS = 0.001
 _PAUSE_SECONDS = 0.004
 
 
+# At first there is enough for all cases of a new system. Then a twentieth of a core: on a machine
+# whose latencies swing, each request brings cases that were not simulated yet.
+_FIRST_SECONDS, _SHARE = 10.0, 0.05
+
+
+class Allowance:
+    """How much may be computed in the background: so many seconds, which grow again with time.
+
+    Args:
+        clock: In seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._left = _FIRST_SECONDS
+        self._seen = clock()
+
+    @property
+    def is_left(self) -> bool:
+        """Whether anything may be computed now."""
+        now = self._clock()
+        self._left = min(_FIRST_SECONDS, self._left + (now - self._seen) * _SHARE)
+        self._seen = now
+        return self._left > 0
+
+    def spend(self, seconds: float) -> None:
+        """Note what was computed, also beyond what was left."""
+        self._left -= seconds
+
+
 class ComputationEndedError(Exception):
     """The computation was told to end."""
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.hardware import count_side_by_side
 from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.planning.background_computation import (
+    Allowance,
     BackgroundComputation,
     ComputationEndedError,
 )
@@ -74,6 +76,7 @@ class RequestPlanner:
         planner: Chooses among the methods; None: one of its own.
         cpu_clock: CPU time of the event loop's thread, in ns.
         clock: In seconds.
+        thread_clock: CPU time of the thread that asks, in seconds.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class RequestPlanner:
         planner: Planner | None = None,
         cpu_clock: Callable[[], int] = time.thread_time_ns,
         clock: Callable[[], float] = time.monotonic,
+        thread_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._pool = pool
         self._planner = planner or Planner()
@@ -94,8 +98,10 @@ class RequestPlanner:
         self._cpu_clock = cpu_clock
         self._cpu_seen_ns = cpu_clock()
         self._clock = clock
+        self._thread_clock = thread_clock
         self._refining: asyncio.Task[None] | None = None
         self._computing = BackgroundComputation()
+        self._allowance = Allowance(clock)
         self._missing_since: float | None = None
         self._is_ending = False
 
@@ -333,19 +339,28 @@ class RequestPlanner:
         self._computing.share(with_requests=with_requests)
         if self._is_ending or (self._refining is not None and not self._refining.done()):
             return
+        if not self._allowance.is_left:
+            return  # plans stay as they are meanwhile
         self._computing = BackgroundComputation()
         self._computing.share(with_requests=with_requests)
         self._refining = tasks.create_task(self._refine(self._computing), name="refine the plan")
 
     async def _refine(self, computing: BackgroundComputation) -> None:
         try:
-            await asyncio.to_thread(self._planner.refine, computing.make_way)
-        except ComputationEndedError:
-            pass
+            await asyncio.to_thread(self._compute, computing)
         except Exception:  # noqa: BLE001 - requests can do without it, and must not end with it
             _log.exception("the planner failed")
         finally:
             computing.end()  # a thread goes on where its task was cancelled
+
+    def _compute(self, computing: BackgroundComputation) -> None:
+        """Refine, on a thread, and note what it took, also where it failed."""
+        began = self._thread_clock()
+        try:
+            with suppress(ComputationEndedError):
+                self._planner.refine(computing.make_way)
+        finally:
+            self._allowance.spend(self._thread_clock() - began)
 
     def _targets(self, model: ModelFacts, *, limit_length: int) -> list[ModelServer]:
         """Return the targets that have room for a text of so many tokens.

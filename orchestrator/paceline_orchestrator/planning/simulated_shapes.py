@@ -9,9 +9,12 @@ draws and the same clock, and then they are compared.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from paceline_contract.limits import MOST_LOOKAHEAD
 from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.planning.background_computation import let_others_run
 from paceline_orchestrator.planning.estimates import BLOCK_ROWS, plain
@@ -50,6 +53,15 @@ _REPEATS = 4
 # Rows whose price is told apart.
 _PRICED_ROWS = (2, 4, 8, 16, 32, 64)
 _WIDEST = max(shape.width for shape in OPEN_SHAPES)
+# Longer blocks are simulated with the nearest of some lookaheads: a few tokens more make no
+# difference to which shape is fastest.
+_EXACT_LOOKAHEADS, _LOOKAHEAD_STEP = 8, 1.25
+# Times of a verification whose ratio is smaller, and prices, count as the same as those that were
+# simulated: both waver from request to request, and each simulation takes up to a second.
+_SAME_RATIO, _SAME_CALL_RATIO = 1.2, 2.1
+_SAME_PRICE, _SAME_PRICE_RATIO = 0.11, 1.1
+_SAME_CALL = VERIFICATION // 30
+_MOST_CIRCUMSTANCES = 32
 
 Times: TypeAlias = "Mapping[Shape, float]"
 """A method's time for each token by the shape of its trees, in parts of a verification."""
@@ -88,11 +100,54 @@ class ShapeCase:
     shapes: tuple[Shape, ...] = OPEN_SHAPES
 
 
+class _Circumstances(NamedTuple):
+    """What was measured of a case, which is the same for all methods; see `ShapeCase`."""
+
+    drafter_step: int
+    call: int
+    rejected: int
+    decays: tuple[int, ...]
+    target_prices: RowPrices
+    drafter_prices: RowPrices
+
+    def is_near(self, other: _Circumstances) -> bool:
+        """Whether a simulation of the one says what is fastest in the other."""
+        return (
+            _are_near(self.drafter_step, other.drafter_step, ratio=_SAME_RATIO)
+            and _are_near(self.call, other.call, ratio=_SAME_CALL_RATIO, least=_SAME_CALL)
+            and _are_near(self.rejected, other.rejected, ratio=_SAME_RATIO)
+            and len(self.decays) == len(other.decays)
+            and all(abs(one - it) <= 1 for one, it in zip(self.decays, other.decays, strict=True))
+            and _cost_the_same(self.target_prices, other.target_prices)
+            and _cost_the_same(self.drafter_prices, other.drafter_prices)
+        )
+
+
+def _are_near(one: float, other: float, *, ratio: float, least: float = 0.0) -> bool:
+    low, high = sorted((one, other))
+    return high <= max(ratio * low, least)
+
+
+def _cost_the_same(one: RowPrices, other: RowPrices) -> bool:
+    return one.shares_forwards == other.shares_forwards and all(
+        _are_near(one.of(rows), other.of(rows), ratio=_SAME_PRICE_RATIO)
+        or abs(one.of(rows) - other.of(rows)) <= _SAME_PRICE
+        for rows in _PRICED_ROWS
+    )
+
+
 class SimulatedShapes(SimulationCache[ShapeCase, Times]):
-    """The simulated times of methods, by the shape of their trees."""
+    """The simulated times of methods, by the shape of their trees.
+
+    Measurements that waver between two roundings, in any of a dozen numbers, would be another case
+    at each request. So a case takes the numbers of an earlier one that they are near to, the same
+    for all methods of a request, which are compared.
+    """
 
     def __init__(self) -> None:
         super().__init__(simulated_times)
+        # The ones used last come first; they never move, so that many small steps are a large one.
+        self._circumstances: deque[_Circumstances] = deque(maxlen=_MOST_CIRCUMSTANCES)
 
     def of(
         self, options: Sequence[Option], measurements: Measurements, *, asked: Shape | None
@@ -113,7 +168,8 @@ class SimulatedShapes(SimulationCache[ShapeCase, Times]):
         known = {
             option.strategy: times
             for option in drafting
-            if (times := self.get(case_of(option, measurements, shapes=shapes))) is not None
+            if (times := self.get(self._steady(case_of(option, measurements, shapes=shapes))))
+            is not None
         }
         if len(known) < len(drafting):
             return list(options)
@@ -129,6 +185,30 @@ class SimulatedShapes(SimulationCache[ShapeCase, Times]):
             )
             for option in options
         ]
+
+    def _steady(self, case: ShapeCase) -> ShapeCase:
+        """Return a case with the numbers of an earlier one, if they are near to its own."""
+        own = _Circumstances(
+            case.setting.drafter_step,
+            case.setting.call,
+            case.rejected,
+            case.decays,
+            case.target_prices,
+            case.drafter_prices,
+        )
+        steady = next((it for it in self._circumstances if own.is_near(it)), own)
+        if steady in self._circumstances:
+            self._circumstances.remove(steady)
+        self._circumstances.appendleft(steady)
+        setting = replace(case.setting, drafter_step=steady.drafter_step, call=steady.call)
+        return replace(
+            case,
+            setting=setting,
+            rejected=steady.rejected,
+            decays=steady.decays,
+            target_prices=steady.target_prices,
+            drafter_prices=steady.drafter_prices,
+        )
 
 
 def _shapes(measurements: Measurements, asked: Shape | None) -> tuple[Shape, ...]:
@@ -174,7 +254,7 @@ def case_of(
     """Return what the times depend on where a request is decoded like this."""
     return ShapeCase(
         strategy=option.strategy,
-        lookahead=option.lookahead,
+        lookahead=_rounded_lookahead(option.lookahead),
         setting=setting_of(measurements, option.target_count),
         rejected=rounded(1 - measurements.acceptance_rate, 4),
         decays=tuple(round(10 * decay) for decay in measurements.rank_decays[: _WIDEST - 1]),
@@ -187,6 +267,13 @@ def case_of(
         drafts_ahead=option.drafts_ahead,
         shapes=shapes,
     )
+
+
+def _rounded_lookahead(lookahead: int) -> int:
+    if lookahead <= _EXACT_LOOKAHEADS:
+        return lookahead
+    steps = round(math.log(lookahead / _EXACT_LOOKAHEADS, _LOOKAHEAD_STEP))
+    return min(round(_EXACT_LOOKAHEADS * _LOOKAHEAD_STEP**steps), MOST_LOOKAHEAD)
 
 
 def best_shape(times: Times, *, plain_time: float) -> Shape:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from paceline_engine.scheduling.latencies import LatencyMeter
     from paceline_engine.terms.model_cache import ModelCache
 
-# A prefix with more missing rows is a prefill, and is cut if other jobs would wait for it.
+# A prefix with more missing rows is a prefill, and is cut if other jobs would wait for it. Up to so
+# many are computed whole: beside a stream on a CPU that takes two to four times as long as the
+# stream's own row, once. In parts its first token would come later, and later still where many
+# short prompts come at once (bench/LOG.md).
 _LONG_ROWS = 64
 # By how much less urgent jobs may slow the most urgent ones down.
 _SLOWDOWN = 1.05
@@ -65,9 +68,9 @@ class Batching:
     - all jobs as urgent as the first, up to the rows that give 90 % of the most rows per second
       (`LatencyMeter.most_rows`);
     - less urgent jobs that hardly slow the forward down, or that an earlier forward passed over;
-    - a part of one prefill, short enough that the forward takes less than twice as long; if no
-      other jobs are here, a longer part or all of it, which gives way to a job that arrives
-      (`ModelWorker`) unless it ends soon;
+    - a part of one prefill, also of its last rows, short enough that the forward takes less than
+      twice as long; if no other jobs are here, a longer part or all of it, which gives way to a job
+      that arrives (`ModelWorker`) unless it ends soon;
     - further prefills of the same urgency, if the first one is whole and the next one fits whole.
 
     Invariants:
@@ -122,7 +125,9 @@ class Batching:
         for job in order:
             assert isinstance(job.work, Item)
             rows = job.work.row_count()
-            if rows - len(job.work.block) > _LONG_ROWS:
+            # The rest of a prompt is computed in parts as short as the ones before it.
+            long_rows = _LEAST_PART_ROWS if job.was_cut else _LONG_ROWS
+            if rows - len(job.work.block) > long_rows:
                 prefills.append((job, rows))
                 continue
             fits = not batch.jobs or total + rows <= most_rows
@@ -154,6 +159,7 @@ class Batching:
             batch.expected_ns = expected_ns
         if rows > room:
             batch.row_limit = row_count + room
+            first.was_cut = True
             return
         # With more rows a prefill gains nothing over a forward of its own.
         room = min(room, self._meter.most_rows() - row_count)

@@ -165,6 +165,7 @@ class Job:
         withdrawn_ns: The time at which it was withdrawn; None: it was not.
         was_passed_over: Whether a forward has gone without it since it was put into the queue.
         successor: The job that the model goes on with by itself after this one.
+        was_cut: Whether a forward has computed a part of its prefix, and not the rest.
         ns_per_row: What a row of its long prefix took in its last forward; None: not known.
         unclaimed_ns: How long it was computed before a call asked for it.
         kept_steps: The steps of an answer that is not complete yet.
@@ -177,6 +178,7 @@ class Job:
     queued_ns: int = 0
     withdrawn_ns: int | None = None
     was_passed_over: bool = False
+    was_cut: bool = False
     ns_per_row: float | None = None
     unclaimed_ns: int = 0
     kept_steps: list[Step[Any]] = field(default_factory=list)

@@ -115,6 +115,7 @@ class Steps:
 
         Raises:
             OSError: it cannot be loaded.
+            StepsUnavailableError: a function is missing.
         """
         self._holding, self._yielding = self.libraries = ctypes.PyDLL(path), ctypes.CDLL(path)
         for library in self.libraries:
@@ -280,9 +281,16 @@ def one_thread() -> Iterator[None]:
 
 
 def take_functions(library: ctypes.CDLL, functions: Mapping[str, Sequence[Any]]) -> None:
-    """Say what the functions of a library take; they return nothing."""
+    """Say what the functions of a library take; they return nothing.
+
+    Raises:
+        StepsUnavailableError: one is missing.
+    """
     for name, arguments in functions.items():
-        function = getattr(library, name)
+        try:
+            function = getattr(library, name)
+        except AttributeError as error:
+            raise StepsUnavailableError(f"the compiler leaves out a function: {error}") from error
         function.argtypes, function.restype = arguments, None
 
 

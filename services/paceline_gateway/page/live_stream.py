@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from paceline import Chunk, Strategy
-from paceline.errors import UnsupportedError
+from paceline.errors import NoTargetError, UnsupportedError
 from paceline_gateway.bodies.json_body import parse
 from paceline_gateway.bodies.prompt_schemas import LiveBody
 from paceline_gateway.templates.chat_template import WRITTEN, write_prompt
@@ -54,10 +54,10 @@ async def describe(
 
 
 async def _chats(orchestrators: Orchestrators) -> bool:
-    """Whether the model has a template for conversations."""
+    """Whether the model has a template for conversations, as far as a target can say now."""
     try:
         await orchestrators.chat_template()
-    except UnsupportedError:
+    except (UnsupportedError, NoTargetError):
         return False
     return True
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -15,7 +17,7 @@ from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
 from paceline_orchestrator import application
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.settings import OrchestratorSettings
-from support.fake_models import serving
+from support.fake_models import FakeModelServer, serving
 from support.fake_text import byte_tokenizer, continuation
 from support.orchestrating import PROMPT, new_orchestrator, orchestrating, targets
 from support.waiting import until
@@ -69,3 +71,31 @@ async def test_a_damaged_tokenizer_is_fetched_once_and_requests_are_told_why(mon
         await asyncio.wait((beginning,))
         await process.finish(drain=False)
     assert caplog.text.count("not fetched again") == 1
+
+
+class WithoutItsTokenizer(FakeModelServer):
+    """A target that names a tokenizer, and does not know the question for it."""
+
+    def info(self):
+        said = super().info()
+        tokenizer = byte_tokenizer().to_str().encode()
+        said.tokenizer_fingerprint = hashlib.sha256(tokenizer).hexdigest()
+        return said
+
+
+async def test_where_no_target_has_the_tokenizer_that_it_names_token_ids_are_served():
+    old = WithoutItsTokenizer("target", tokenizer=None)
+    async with orchestrating(targets=[old]) as system:
+        assert (await system.generate()).token_ids == continuation(PROMPT, 24)
+        with pytest.raises(errors.UnsupportedError, match="no tokenizer"):
+            await system.generate(text="once upon a time")
+
+
+async def test_a_target_without_the_tokenizer_that_it_names_does_not_speak_for_the_others():
+    old = WithoutItsTokenizer("target", tokenizer=None)
+    async with orchestrating(targets=[old, *targets(1)]) as system, asyncio.timeout(60):
+        received = None
+        while received is None:  # the other target may have come later
+            with suppress(errors.UnsupportedError):
+                received = await system.generate(text="once upon a time")
+        assert received.token_ids == continuation(PROMPT, 24)

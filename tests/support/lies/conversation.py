@@ -41,8 +41,6 @@ METHODS = {
 }
 """Every method of a model server, and whether its answer is a stream."""
 
-# A model may have none: nobody but its server can know.
-_OPTIONAL = ("GetTokenizer",)
 _SOON_SECONDS = 0.001
 _LATE_SECONDS = 0.5  # half of the least patience of an orchestrator
 _CODES = tuple(code for code in grpc.StatusCode if code is not grpc.StatusCode.OK)
@@ -89,7 +87,6 @@ class ConversationLie:
         is_status: Whether it is just another end.
         keeps_the_call: Whether it looks like work that goes on: the server has the call in sight.
         says_it_has_the_call: Whether meanwhile RenewSession says so, for ever.
-        is_unseen: As of a FieldLie.
     """
 
     method: str
@@ -98,7 +95,6 @@ class ConversationLie:
     is_status: bool = False
     keeps_the_call: bool = False
     says_it_has_the_call: bool = False
-    is_unseen: bool = False
 
     def __str__(self) -> str:
         return f"{self.method}: {self.kind}"
@@ -128,7 +124,6 @@ def conversation_lies() -> tuple[ConversationLie, ...]:
             kind,
             tell,
             is_status=True,
-            is_unseen=method in _OPTIONAL and ("UNIMPLEMENTED" in kind or "UNSUPPORTED" in kind),
         )
         for kind, tell in _statuses().items()
         for method in METHODS

@@ -179,9 +179,9 @@ def test_what_goes_wrong_later_is_one_line_and_exit_code_1(capsys, arguments, wo
 
 
 def test_an_error_of_the_server_is_one_line(capsys, fake):
-    fake.script = [Leg(error=errors.InvalidFieldError.of("top_p", "must be in (0, 1]"))]
+    fake.script = [Leg(error=errors.InvalidFieldError.of("top_p", "must be in\n\x1b[2J(0, 1]"))]
     code, _, err = run(capsys, "generate", "x", "--address", fake.address)
-    assert (code, err) == (1, "paceline: top_p: must be in (0, 1]\n")
+    assert (code, err) == (1, "paceline: top_p: must be in\\n\\x1b[2J(0, 1]\n")
 
 
 @pytest.fixture

@@ -80,9 +80,27 @@ def test_info_says_how_each_server_stands_and_below_all_what_there_is_to_say(cap
     states = [" ".join(line.split()[3:]) for line in lines if "127.0.0.1" in line]
     assert states == ["used", "other dtype", "used", "NOT_SERVING"]
     assert lines[-2:] == [
-        "target-1 is not used: it computes in \N{REPLACEMENT CHARACTER}[2Jfloat16",
+        r"target-1 is not used: it computes in \x1b[2Jfloat16",
         "target-2 is used: it takes 9 ms for a token",
     ]
+
+
+def test_each_thing_that_a_server_says_is_on_one_line_without_what_a_terminal_obeys(capsys):
+    words = "a\x1b[2Jb\nc\u2028d\u202ee"
+    server = a_server(
+        words,
+        address=words,
+        role=words,
+        standing=words,
+        self_draft_kind=words,
+        standing_detail=words,
+    )
+    facts = ("model_name", "model_fingerprint", "tokenizer_fingerprint", "version")
+    info._print(a_system(server, lora_adapters={words: "f"}, **dict.fromkeys(facts, words)))
+    shown = capsys.readouterr().out
+    assert all(it.isprintable() for it in shown.splitlines())
+    assert len(shown.splitlines()) == 8 + 1 + 2 + 2
+    assert shown.count(r"a\x1b[2Jb\nc\u2028d\u202ee") == 5 + 5 + 3
 
 
 def test_info_lists_the_servers(capsys, fake):

@@ -166,6 +166,27 @@ def test_beside_others_a_part_of_a_prompt_makes_their_forward_less_than_twice_as
     assert batch.row_limit - 3 >= 16
 
 
+def test_beside_others_the_rest_of_a_prompt_is_computed_in_parts_too():
+    """A forward with all of the last 64 rows would take four times as long as the others'."""
+    batches, prompt, other = batching(), job(100), job(arrival=1)
+    taken = []
+    while prompt.work.cache.rows:
+        batch = chosen([prompt, other], of=batches)
+        assert prompt in batch.jobs
+        rows = prompt.work.cache.rows if batch.row_limit is None else batch.row_limit - 1
+        assert forward_ns(rows + 1) <= 1.81 * forward_ns(1)
+        taken.append(rows)
+        prompt.work.cache.rows -= rows
+    assert sum(taken) == 100
+
+
+def test_the_rest_of_a_prompt_is_whole_once_it_is_alone():
+    batches, prompt = batching(), job(100)
+    chosen([prompt, job(arrival=1)], of=batches)
+    prompt.work.cache.rows = 60
+    assert chosen([prompt], of=batches, now_ms=2000).row_limit is None
+
+
 def test_streams_that_were_here_a_moment_ago_are_not_locked_out_by_a_prompt():
     batches = batching()
     stream = job()

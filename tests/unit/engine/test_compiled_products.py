@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -202,6 +204,38 @@ def test_with_threads_that_nobody_knows_onednn_computes(steps, monkeypatch, capl
     assert use_few_rows([product], compile_steps(products=True)) == 0
     assert product.few is None
     assert "unknown OpenMP" in caplog.text
+
+
+@dataclass
+class Few:
+    """What a layer's products are to a run of layers: their size."""
+
+    byte_count: int
+    at: int = 0
+    few: object = None
+
+
+def test_layers_of_unlike_size_are_divided_so_that_no_run_reads_more_than_a_millisecond_takes(
+    monkeypatch,
+):
+    """A layer that is larger than that is a run of its own."""
+    monkeypatch.setattr(compiled_layers, "_RUN_BYTES", 10)
+    attention = SimpleNamespace(at=0, heads=1, width=32)
+
+    def depths(*sizes):
+        layers = [
+            SimpleNamespace(
+                few=Few(each), can_attend=True, attention=attention, agreeing_counts=frozenset()
+            )
+            for each in sizes
+        ]
+        return [run.depth for run in compiled_layers.runs_of(layers)]
+
+    assert depths(4, 4, 2, 1, 9, 9, 1) == [3, 2, 2]
+    assert depths(4, 4, 3) == [2, 1]
+    assert depths(30, 1, 30, 30) == [1, 1, 1, 1]
+    assert depths(1, 9, 1, 1, 1, 7, 1) == [2, 4, 1]
+    assert depths() == []
 
 
 @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from array import array
 
@@ -14,6 +15,7 @@ from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Item, Judge
 from paceline_engine.torch_backend import llama as llama_module
 from paceline_engine.torch_backend.attention import TILE
+from paceline_engine.torch_backend.compiled_attention import agreeing_counts
 from paceline_engine.torch_backend.compiled_steps import (
     MOST_ROWS,
     Steps,
@@ -44,6 +46,10 @@ SIZES = {
     "initializer_range": 0.1,
 }
 BIASED = {"attention_bias": True, "mlp_bias": True}
+FUNCTIONS = (
+    *("norm_rows", "gate_rows", "turn_rows", "round_heads", "add_rows", "use_threads"),
+    "attend_where_they_lie",
+)
 # Both sides of the numbers of rows at which something changes.
 PIECES = ([1, 2, 3, 4, 5, 9, 15, 16, 17, 33, 64, 65], [7, 1, 2, 4, 5, 1, 1, 1, 64, 1, 66, 2])
 
@@ -319,6 +325,71 @@ def test_a_compiler_that_does_not_work_is_told(script, reason, tmp_path, steps, 
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(StepsUnavailableError, match=reason):
         compile_steps(["broken-cc"], seconds=1)
+
+
+@pytest.fixture
+def compiler_of(tmp_path, monkeypatch):
+    """Return a function that makes a compiler which compiles a source of its own, not ours."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    def make(source):
+        (tmp_path / "own.c").write_text(source)
+        skip, compile_it = 'while [ "$1" != -o ]; do shift; done', "exec cc -shared -fPIC"
+        compiler = tmp_path / "own-cc"
+        compiler.write_text(f"#!/bin/sh\n{skip}\n{compile_it} {tmp_path}/own.c -o $2\n")
+        compiler.chmod(0o755)
+        return ["own-cc"]
+
+    return make
+
+
+def test_a_library_without_its_functions_is_told(steps, compiler_of):
+    del steps
+    with pytest.raises(StepsUnavailableError, match="norm_rows"):
+        compile_steps(compiler_of(""))
+
+
+def test_functions_that_write_nothing_are_not_used(steps, compiler_of):
+    silent = compile_steps(compiler_of("".join(f"void {it}() {{}}\n" for it in FUNCTIONS)))
+    model = Computed()
+    expected = model.logits(PIECES)
+    assert not model.decoder.use_steps(silent)
+    assert not model.is_compiled
+    assert torch.equal(model.logits(PIECES), expected)
+    attention = model.decoder.layers[0].parts().attention
+    assert not agreeing_counts(silent, attention, group=3, width=32)
+    assert agreeing_counts(steps, attention, group=3, width=32)
+
+
+def test_threads_are_those_of_the_openmp_that_is_loaded_for_all(steps, compiler_of, monkeypatch):
+    """As torch's own calls are looked up, whatever torch's library leads to besides."""
+    del steps
+    counting = """
+        static int calls;
+        int so_many_calls(void) { return calls; }
+        int omp_get_thread_num(void) { return 0; }
+        int omp_get_num_threads(void) { return 1; }
+        void GOMP_parallel(void (*run)(void *), void *task, unsigned count, unsigned flags) {
+            calls++;
+            run(task);
+        }
+    """
+    source = counting + "".join(f"void {it}() {{}}\n" for it in FUNCTIONS)
+    loaded_for_all = compile_steps(compiler_of(source)).libraries[1]
+    load = ctypes.CDLL
+
+    def loaded(name, *more, **others):
+        return loaded_for_all if name is None else load(name, *more, **others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ctypes, "CDLL", loaded)
+        found = compile_steps()
+    assert found.has_threads
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    model = Computed()
+    assert model.decoder.use_steps(found)
+    model.logits([[100, 9]], rows=SharedRows)
+    assert loaded_for_all.so_many_calls() > 0
 
 
 def test_without_room_for_files_there_are_no_steps(steps, monkeypatch, tmp_path):

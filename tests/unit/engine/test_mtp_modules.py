@@ -309,6 +309,52 @@ def test_a_module_with_an_embedding_or_a_head_is_refused(name, tmp_path):
     assert name in refusal(directory)
 
 
+@pytest.mark.parametrize("family", ["glm4-moe", "deepseek-v3"])
+@pytest.mark.parametrize("copy", ["embed_tokens", "shared_head.head"])
+def test_a_modules_copies_of_embedding_and_head_are_never_used(family, copy, tmp_path):
+    """Not even copies that differ: the model's own tokens would be others."""
+    directory = build_with_module(family, tmp_path / "module")
+    honest = TransformersBackend(str(directory), adapter="mtp")
+
+    def change(weights):
+        weights[f"model.layers.{LAYERS}.{copy}.weight"] *= -2
+
+    change_weights(directory, change)
+    other = TransformersBackend(str(directory), adapter="mtp")
+    for token in range(20):
+        said = [
+            ModelText(it, SPEC).judge([*PROMPT, token], [], parents=[], propose=True)
+            for it in (honest, other)
+        ]
+        assert said[0].next_token == said[1].next_token
+        assert said[0].proposal == said[1].proposal
+
+
+@pytest.mark.parametrize("family", ["glm4-moe", "deepseek-v3"])
+def test_what_chooses_a_modules_experts_is_as_precise_in_bfloat16_as_the_file_says(
+    family, tmp_path
+):
+    """In bfloat16 there is one number between 998 and 1002: then all experts were alike."""
+    backends = []
+    for name, step in (("own", 0.6), ("alike", 0.0)):
+        directory = build_with_module(family, tmp_path / name)
+
+        def change(weights, step=step):
+            bias = weights[f"model.layers.{LAYERS}.mlp.gate.e_score_correction_bias"]
+            bias.copy_(1000 + step * torch.arange(len(bias)))
+
+        change_weights(directory, change)
+        backends.append(TransformersBackend(str(directory), adapter="mtp", dtype="bfloat16"))
+    said = [
+        [
+            ModelText(it, SPEC).judge([*PROMPT, token], [], parents=[], propose=True).proposal
+            for token in range(20)
+        ]
+        for it in backends
+    ]
+    assert said[0] != said[1]
+
+
 def test_a_module_that_cannot_be_computed_is_refused_at_load(tmp_path):
     directory = build_with_module("qwen3.5", tmp_path / "module")
     change_config(directory, chain_hidden_post_norm=False)

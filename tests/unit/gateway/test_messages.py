@@ -374,11 +374,16 @@ async def test_errors_before_a_handler_have_that_form_too(tmp_path):
 
         by_key = await post(**{"x-api-key": SECRET, "anthropic-version": "2023-06-01"})
         by_token = await post(authorization=f"Bearer {SECRET}", **{"anthropic-beta": "a,b"})
-        by_both = await post(authorization=f"Bearer {SECRET}", **{"x-api-key": SECRET})
+        by_both = [
+            await post(authorization=f"{scheme}{SECRET}", **{"x-api-key": SECRET})
+            for scheme in ("Bearer ", "bearer ", "BEARER   ")
+        ]
         refused = [
             await post(),
             await post(**{"x-api-key": "wrong"}),
             await post(authorization=f"Bearer {SECRET}", **{"x-api-key": "another"}),
+            await post(authorization="Bearer another", **{"x-api-key": SECRET}),
+            await post(authorization=f"Basic {SECRET}", **{"x-api-key": SECRET}),
         ]
         spent = [await post(**{"x-api-key": "spent"}) for _ in range(2)][1]
         unknown = await post("/v1/messages/batches")
@@ -390,15 +395,13 @@ async def test_errors_before_a_handler_have_that_form_too(tmp_path):
             content=b" " * (3 << 20) + b"{}",
             headers={"x-api-key": SECRET, "content-type": "application/json"},
         )
-    assert [it.status_code for it in (by_key, by_token, by_both)] == [200] * 3
+    assert [it.status_code for it in (by_key, by_token, *by_both)] == [200] * 5
     told = [
         (it.status_code, it.json()["error"]["type"])
         for it in (*refused, spent, unknown, other, large)
     ]
     assert told == [
-        (401, "authentication_error"),
-        (401, "authentication_error"),
-        (401, "authentication_error"),
+        *[(401, "authentication_error")] * 5,
         (429, "rate_limit_error"),
         (404, "not_found_error"),
         (404, "not_found_error"),

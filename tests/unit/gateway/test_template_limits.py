@@ -105,6 +105,26 @@ async def test_a_process_that_dies_is_replaced():
         assert set(renderers()).isdisjoint(before)
 
 
+async def test_a_process_that_dies_while_its_question_is_written_is_told_and_replaced(monkeypatch):
+    monkeypatch.setattr(processes, "_PROCESSES", 1)
+    async with gateway_over() as gateway:
+        assert (await chat(gateway)).status_code == 200
+        (process,) = renderers()
+        process.suspend()
+        # More than a pipe holds: the rest is to be written into a pipe that nobody reads any more.
+        asked = asyncio.create_task(chat(gateway, "a" * (1 << 19)))
+        await until(lambda: gateway.process.requests.present_count, what="it is asked")
+        for _ in range(100):
+            await asyncio.sleep(0)
+        process.kill()
+        refused = await asked
+        assert refused.status_code == 400
+        assert "the process ended with code -9" in refused.json()["error"]["message"]
+        assert (await chat(gateway)).status_code == 200
+        assert process not in renderers()
+    assert not renderers()
+
+
 async def test_where_no_process_can_be_had_conversations_are_refused_and_texts_go_on(monkeypatch):
     monkeypatch.setattr(processes.sys, "executable", "/nowhere/python")
     async with gateway_over() as gateway:

@@ -13,6 +13,8 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1.model_service_pb2 import ChatTemplate
+from paceline.v1.sampling_pb2 import VERIFICATION_RULE_REJECTION, SamplingParameters
+from paceline_contract.calls import VerificationRule
 from paceline_orchestrator.decoding.answers import AnswerChecks
 from paceline_orchestrator.fleet import health_watch
 from support.fake_text import continuation
@@ -29,6 +31,7 @@ DSI = {"strategy": pb.STRATEGY_DISTRIBUTED, "lookahead": 3, "target_count": 2, "
 WAYS = [PLAIN, SI, DSI]
 # For so long a server may keep a call that it says it has, beside one that answers.
 ENDURED_SECONDS = 10.0
+SHAPES = {"shapes_logits": True}
 
 
 class Liar(VirtualServer):
@@ -596,6 +599,54 @@ async def test_a_target_that_has_no_chat_template_does_not_speak_for_the_others(
         first.chat_template = None
         with pytest.raises(errors.UnsupportedError, match="no chat template"):
             await system.servicer.GetSystemChatTemplate(asked, None)
+
+
+@virtually
+async def test_a_chat_template_is_not_denied_while_a_target_is_away_that_could_have_it():
+    models = targets(2)
+    second = models[1]
+    second.chat_template = ChatTemplate(fingerprint="it", source="{{ messages }}")
+    asked = pb.GetSystemChatTemplateRequest()
+    async with virtual_system(*models) as system:
+        await second.kill()
+        for _ in range(2):  # first the call fails, then it is known that the target is away
+            with pytest.raises(errors.NoTargetError):
+                await system.servicer.GetSystemChatTemplate(asked, None)
+            await system.until(lambda: not system.server(second.name).ready)
+        await second.start()
+        await system.until(lambda: system.server(second.name).ready)
+        told = await system.servicer.GetSystemChatTemplate(asked, None)
+        assert told.chat_template.source == "{{ messages }}"
+
+
+@pytest.mark.parametrize(
+    ("ability", "asked"),
+    [
+        (
+            {"rules": (VerificationRule.EXACT, VerificationRule.REJECTION)},
+            {"verification_rule": VERIFICATION_RULE_REJECTION},
+        ),
+        (SHAPES, {"sampling": SamplingParameters(frequency_penalty=1)}),
+        (
+            {**SHAPES, "grammar_engine": "it"},
+            {"sampling": SamplingParameters(grammar={"regex": "a"})},
+        ),
+        ({"scores_prompts": True}, {"prompt_logprobs": 0}),
+    ],
+    ids=["a rule", "penalties", "grammars", "prompts' scores"],
+)
+@virtually
+async def test_what_only_a_target_can_do_that_is_away_is_not_called_unsupported(ability, asked):
+    plain = VirtualServer("target", name="target-0", scores_prompts=False)
+    able = VirtualServer("target", name="target-1", **{"scores_prompts": False, **ability})
+    async with virtual_system(plain, able) as system:
+        await able.kill()
+        await system.until(lambda: not system.server(able.name).ready)
+        with pytest.raises(errors.NoTargetError, match="away"):
+            await system.generate(**asked, **PLAIN)
+    async with virtual_system(plain) as system:
+        with pytest.raises(errors.UnsupportedError):
+            await system.generate(**asked, **PLAIN)
 
 
 @virtually

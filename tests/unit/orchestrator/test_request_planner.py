@@ -557,6 +557,39 @@ async def test_however_often_there_is_time_one_simulation_runs_at_once(monkeypat
     assert len(most) > simulated
 
 
+class Dear(Planner):
+    """A planner whose simulations take four seconds of a processor each."""
+
+    def __init__(self):
+        super().__init__()
+        self.seconds, self.count = 0.0, 0
+
+    def refine(self, _after_event):
+        self.seconds += 4.0
+        self.count += 1
+        if self.count == 1:
+            raise MemoryError("once")
+
+
+async def test_simulations_take_a_twentieth_of_a_processor_where_there_is_always_a_new_case():
+    planner, clock = Dear(), SimpleNamespace(seconds=100.0)
+    planning = a_planning(
+        [a_server(30)],
+        planner=planner,
+        clock=lambda: clock.seconds,
+        thread_clock=lambda: planner.seconds,
+    )
+    counts = []
+    for _ in range(1000):  # a request each second
+        async with asyncio.TaskGroup() as tasks:
+            planning.refine_soon(tasks)
+        counts.append(planner.count)
+        clock.seconds += 1
+    assert counts[5] == 3, "as many as there may be at first"
+    assert planner.seconds <= 10 + 4 + 0.05 * 1000
+    assert planner.seconds >= 0.05 * 1000
+
+
 class Endless(Planner):
     """A planner whose simulations go on until they are told to end."""
 

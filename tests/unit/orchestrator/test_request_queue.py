@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -11,12 +12,13 @@ from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.decoding.deadline import Deadline
 from paceline_orchestrator.decoding.metrics import RequestMetrics
+from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.front.request_queue import RequestQueue
 from paceline_orchestrator.settings import OrchestratorSettings
 from support.fake_text import continuation
 from support.orchestrating import PROMPT
 from support.virtual_servers import targets
-from support.virtual_system import virtual_system
+from support.virtual_system import now, virtual_system
 from support.virtual_time import virtually
 
 GREEDY, MODEST = "10.0.0.1", "10.0.0.2"
@@ -105,6 +107,81 @@ async def test_the_clients_of_a_proxy_take_turns_within_its_share():
     # The proxy and the other client take turns, and within the proxy its clients do.
     assert ends[:6] == ["greedy", "other", "greedy", "other", "modest", "greedy"]
     assert ends[6:] == ["modest", "greedy", "greedy", "greedy"]
+
+
+def with_adapter():
+    """Return a target without a LoRA adapter, and one with it."""
+    plain, able = targets(2)
+    able.lora_fingerprints = {"law": "a"}
+    return plain, able
+
+
+@virtually
+async def test_who_waits_for_an_adapter_that_is_away_holds_no_place():
+    plain, able = with_adapter()
+    async with (
+        virtual_system(plain, able, request_limit=1) as system,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await able.kill()
+        await system.until(lambda: not system.server(able.name).ready)
+        (waiting,) = await begun(tasks, request(system, lora="law"))
+        assert (system.servicer.running_count, system.servicer.waiting_count) == (0, 1)
+        for client in (GREEDY, MODEST):
+            await request(system, client=client, seconds=1)
+        assert not waiting.done()
+        await able.start()
+        assert (await waiting).token_ids == continuation(PROMPT, 4)
+
+
+@virtually
+async def test_a_request_whose_adapter_leaves_before_its_turn_gives_its_place_to_others():
+    plain, able = with_adapter()
+    ends = Ends()
+    async with (
+        virtual_system(plain, able, request_limit=1) as system,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await begun(tasks, ends.note("first", request(system, max_tokens=24)))
+        await begun(tasks, ends.note("law", request(system, lora="law", client=MODEST)))
+        (last,) = await begun(tasks, ends.note("last", request(system, client="10.0.0.3")))
+        assert system.servicer.waiting_count == 2
+        await able.kill()
+        await last
+        assert ends == ["first", "last"]
+        assert (system.servicer.running_count, system.servicer.waiting_count) == (0, 1)
+        await able.start()
+    assert ends == ["first", "last", "law"]
+
+
+@virtually
+async def test_requests_for_an_adapter_that_is_away_are_bounded_and_given_up():
+    plain, able = with_adapter()
+    async with (
+        virtual_system(plain, able, request_limit=1, queue_limit=5) as system,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await able.kill()
+        await system.until(lambda: not system.server(able.name).ready)
+        waiting = [tasks.create_task(given_up(request(system, lora="law"))) for _ in range(4)]
+        await asyncio.sleep(0.001)
+        with pytest.raises(errors.OverloadedError, match="0 requests are running and 4 wait"):
+            await request(system, lora="law")
+        with pytest.raises(errors.ModelNotFoundError):
+            await request(system, lora="verse", client=MODEST)
+        began = now()
+        for each in waiting:
+            assert isinstance(await each, errors.NoTargetError)
+        assert now() - began < shortage.WAIT_SECONDS + 0.1
+        await system.settle()
+        assert not system.leftovers()
+
+
+async def given_up(generation):
+    """Return the error that a request ends with."""
+    with pytest.raises(errors.PacelineError) as ended:
+        await generation
+    return ended.value
 
 
 @virtually
@@ -323,6 +400,37 @@ async def test_a_client_without_a_place_does_not_wait_for_a_flood_to_be_let_in()
         assert queue.running_count == 2, "clients that come together may be a flood, too"
         for each in (*flood, *more):
             each.cancel()
+
+
+def hold_the_loop_up():
+    """Let this turn of the event loop take 20 ms."""
+    time.sleep(0.02)
+
+
+async def test_a_flood_of_clients_is_one_however_long_a_turn_of_the_loop_takes():
+    """gRPC accepts one call in some four turns: on a late loop that is more than any moment."""
+    queue, running = a_queue(100), []
+    async with asyncio.TaskGroup() as tasks:
+        entered = []
+        for number in range(10):
+            entered.append(tasks.create_task(entering(queue, f"client {number}")))
+            for _ in range(4):
+                hold_the_loop_up()
+                await asyncio.sleep(0)
+            running.append(queue.running_count)
+        assert running[0] == 1
+        assert running[3] < 4, "they wait until no other one has come"
+        await asyncio.gather(*entered)
+    assert queue.running_count == 10
+
+
+@virtually
+async def test_two_clients_that_come_a_moment_after_each_other_begin_at_once():
+    queue = a_queue(100)
+    for name in ("one", "other", "third"):
+        await asyncio.sleep(0.001)
+        assert await entering(queue, name) == 0
+    assert queue.running_count == 3
 
 
 @virtually

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -104,6 +105,61 @@ def test_a_tree_has_to_be_ahead_of_plain_decoding_as_far_as_of_a_chain():
     times = {CHAIN: 1.2, Shape(2): 1.0}
     assert best_shape(times, plain_time=1.04) == CHAIN
     assert best_shape(times, plain_time=1.06) == Shape(2)
+
+
+def test_measurements_that_waver_a_little_are_simulated_a_few_times_and_not_at_each_request(
+    monkeypatch,
+):
+    random, simulated = Random(1), []
+
+    def simulate(case, **_):
+        simulated.append(case)
+        return dict.fromkeys(case.shapes, 1.0)
+
+    monkeypatch.setattr(simulated_shapes, "simulated_times", simulate)
+    shapes = SimulatedShapes()
+
+    def about(number):
+        return number * random.gauss(1, 0.03)
+
+    def prices(*costs):
+        return RowPrices(((1, 1.0), *((rows, about(cost)) for rows, cost in costs)))
+
+    for _ in range(100):
+        seen = replace(
+            VICUNA,
+            target_step_ns=round(about(37_700_000)),
+            drafter_step_ns=round(about(2_500_000)),
+            call_ns=round(about(1_500_000)),
+            acceptance_rate=about(0.63),
+            target_prices=prices((2, 1.2), (4, 1.5), (8, 2.1), (16, 2.7)),
+            drafter_prices=prices((2, 1.1), (4, 1.4), (8, 2.0), (16, 2.9)),
+        )
+        lookahead = round(seen.target_step_ns / seen.drafter_step_ns)
+        shapes.of([speculative(seen, None), replace(DSI, lookahead=lookahead)], seen, asked=None)
+        shapes.simulate_missing()
+    assert 2 <= len(simulated) <= 20
+    for strategy in (Strategy.SPECULATIVE, Strategy.DISTRIBUTED):
+        assert any(it.strategy is strategy for it in simulated)
+
+
+def test_methods_that_are_compared_are_simulated_with_the_same_numbers(monkeypatch):
+    simulated = []
+    monkeypatch.setattr(
+        simulated_shapes,
+        "simulated_times",
+        lambda case, **_: simulated.append(case) or dict.fromkeys(case.shapes, 1.0),
+    )
+    shapes = SimulatedShapes()
+    shapes.of([SI], PRICED, asked=None)
+    shapes.simulate_missing()
+    shapes.of([SI, DSI], replace(PRICED, drafter_step_ns=2_700_000), asked=None)
+    shapes.simulate_missing()
+    one, other = simulated
+    assert one.setting.drafter_step == other.setting.drafter_step
+    shapes.of([SI], replace(PRICED, drafter_step_ns=4_000_000), asked=None)
+    shapes.simulate_missing()
+    assert len(simulated) == 3, "far away is another case"
 
 
 def test_similar_measurements_share_a_case():

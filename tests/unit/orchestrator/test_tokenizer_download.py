@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.errors import LoadingError, NoTargetError
+from paceline.errors import LoadingError, NoTargetError, UnsupportedError
 from paceline.v1.model_service_pb2 import GetTokenizerResponse
 from paceline_contract.limits import MOST_TOKENIZER_BYTES
 from paceline_orchestrator.fleet import wire
@@ -84,6 +84,56 @@ async def test_a_tokenizer_that_says_it_is_too_large_is_left_at_its_first_messag
     assert stream.read_bytes == 1000
 
 
+def without_tokenizer(name="target-0", **others):
+    server = a_server(Stream([]), name=name, **others)
+    server.models.GetTokenizer = lambda *_, **__: Failing(UnsupportedError("no such method"))
+    return server
+
+
+async def test_a_server_without_the_tokenizer_that_it_names_does_not_speak_for_the_others():
+    old, whole = without_tokenizer(), a_server(Stream([TOKENIZER]), name="target-1")
+    fingerprint, codecs = whole.facts.tokenizer_fingerprint, Codecs()
+    assert codecs.choose([old, whole]) is old
+    await codecs.fetch(old)
+    assert not codecs.conclude(fingerprint, [old, whole])
+    with pytest.raises(LoadingError, match="being fetched"):
+        codecs.get(fingerprint)
+    assert codecs.choose([old, whole]) is whole
+    await codecs.fetch(whole)
+    assert codecs.conclude(fingerprint, [old, whole])
+    assert codecs.get(fingerprint) is not None
+
+
+async def test_there_is_no_tokenizer_once_all_have_said_so_until_another_server_has_it():
+    servers = [without_tokenizer(), without_tokenizer("target-1")]
+    fingerprint, codecs = servers[0].facts.tokenizer_fingerprint, Codecs()
+    assert not codecs.conclude(fingerprint, [])
+    for server in servers:
+        assert not codecs.conclude(fingerprint, servers)
+        await codecs.fetch(server)
+    assert codecs.choose(servers) is None
+    assert codecs.conclude(fingerprint, servers)
+    assert codecs.get(fingerprint) is None
+    restarted = without_tokenizer(incarnation="2")
+    assert codecs.choose([restarted]) is restarted
+    whole = a_server(Stream([TOKENIZER]), name="target-2")
+    assert codecs.choose([*servers, whole]) is whole
+    assert codecs.conclude(fingerprint, [*servers, whole]), "requests go on meanwhile"
+    await codecs.fetch(whole)
+    assert codecs.get(fingerprint) is not None
+
+
+async def test_a_damaged_tokenizer_is_not_taken_for_none():
+    damaged, old = a_server(Stream([b"damaged"]), name="target-1"), without_tokenizer()
+    fingerprint, codecs = old.facts.tokenizer_fingerprint, Codecs()
+    await codecs.fetch(old)
+    with pytest.raises(BadAnswerError):
+        await codecs.fetch(damaged)
+    assert not codecs.conclude(fingerprint, [old, damaged])
+    with pytest.raises(NoTargetError, match="target-1 sent a tokenizer that is not what it says"):
+        codecs.get(fingerprint)
+
+
 async def test_a_refused_tokenizer_is_not_fetched_again_until_its_server_is_another():
     damaged, whole = a_server(Stream([b"damaged"])), a_server(Stream([TOKENIZER]), name="target-1")
     codecs = Codecs()
@@ -100,7 +150,7 @@ async def test_a_refused_tokenizer_is_not_fetched_again_until_its_server_is_anot
     restarted = a_server(Stream([TOKENIZER]), incarnation="2")
     assert codecs.choose([restarted]) is restarted
     await codecs.fetch(restarted)
-    assert codecs.choose([damaged]) is damaged
+    assert codecs.choose([damaged, restarted]) is None
     assert codecs.get(fingerprint) is not None
 
 

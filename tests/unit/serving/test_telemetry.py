@@ -64,6 +64,19 @@ def test_of_a_group_of_failures_each_is_logged_with_where_it_was(stream, log_for
     assert "KeyError" in written
 
 
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_what_others_say_is_on_the_line_of_its_entry(stream, log_format):
+    telemetry.configure_logging(level="info", log_format=log_format, stream=stream)
+    words = "a\nforged\r\x1b[2Jb\x85\u2028\u2029\u202e\ud800 \N{LATIN SMALL LETTER E WITH ACUTE}"
+    logging.getLogger("test").info("it said: %s", words, extra={"detail": words})
+    (line,) = stream.getvalue().splitlines()
+    assert line.isprintable()
+    assert line.count("forged") == 2
+    if log_format == "text":
+        escaped = r"a\nforged\r\x1b[2Jb\x85\u2028\u2029\u202e\ud800 é"
+        assert line.endswith(f"it said: {escaped} detail={escaped}")
+
+
 # A test that enters a call is async: its context ends with it, and so no later test is in the call.
 async def test_a_json_log_is_one_object_a_line_with_the_call_it_belongs_to(stream):
     telemetry.configure_logging(level="info", log_format="json", stream=stream)

@@ -33,11 +33,15 @@ type ModelServiceClient interface {
 	// the properties of a single call (truncation and padding). Its fingerprint is in the first
 	// chunk; cache the tokenizer under this fingerprint.
 	//
+	// UNSUPPORTED is one server's word, which may be too old to know the question: it is final when
+	// each target that names the same fingerprint has said so. Ask the others first, and each one
+	// that comes later.
+	//
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors:
 	//
 	//	UNAVAILABLE / LOADING       retry after RetryInfo
-	//	UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: send token ids
+	//	UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: ask another server, or send token ids
 	GetTokenizer(ctx context.Context, in *GetTokenizerRequest, opts ...grpc.CallOption) (ModelService_GetTokenizerClient, error)
 	// Return the model's template for a conversation.
 	//
@@ -45,7 +49,8 @@ type ModelServiceClient interface {
 	// Errors:
 	//
 	//	UNAVAILABLE / LOADING       retry after RetryInfo
-	//	UNIMPLEMENTED / UNSUPPORTED the model has no chat template: it continues text
+	//	UNIMPLEMENTED / UNSUPPORTED the model has no chat template: ask another server; if none has
+	//	                            one, the model continues text
 	GetChatTemplate(ctx context.Context, in *GetChatTemplateRequest, opts ...grpc.CallOption) (*GetChatTemplateResponse, error)
 }
 
@@ -127,11 +132,15 @@ type ModelServiceServer interface {
 	// the properties of a single call (truncation and padding). Its fingerprint is in the first
 	// chunk; cache the tokenizer under this fingerprint.
 	//
+	// UNSUPPORTED is one server's word, which may be too old to know the question: it is final when
+	// each target that names the same fingerprint has said so. Ask the others first, and each one
+	// that comes later.
+	//
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors:
 	//
 	//	UNAVAILABLE / LOADING       retry after RetryInfo
-	//	UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: send token ids
+	//	UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: ask another server, or send token ids
 	GetTokenizer(*GetTokenizerRequest, ModelService_GetTokenizerServer) error
 	// Return the model's template for a conversation.
 	//
@@ -139,7 +148,8 @@ type ModelServiceServer interface {
 	// Errors:
 	//
 	//	UNAVAILABLE / LOADING       retry after RetryInfo
-	//	UNIMPLEMENTED / UNSUPPORTED the model has no chat template: it continues text
+	//	UNIMPLEMENTED / UNSUPPORTED the model has no chat template: ask another server; if none has
+	//	                            one, the model continues text
 	GetChatTemplate(context.Context, *GetChatTemplateRequest) (*GetChatTemplateResponse, error)
 	mustEmbedUnimplementedModelServiceServer()
 }

@@ -36,7 +36,8 @@ type OrchestratorServiceClient interface {
 	//	FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
 	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
 	//	DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-	//	UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported
+	//	UNIMPLEMENTED / UNSUPPORTED                                 leave it out; NO_TARGET while a
+	//	                                                            target with it is away
 	//	DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
 	Generate(ctx context.Context, in *GenerateRequest, opts ...grpc.CallOption) (OrchestratorService_GenerateClient, error)
 	// Describe the models and servers that this orchestrator works with now.
@@ -53,7 +54,8 @@ type OrchestratorServiceClient interface {
 	//	                                                           context; the message says how many
 	//	RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
 	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
-	//	UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+	//	UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer: each
+	//	                                                           target that answers has said so
 	Tokenize(ctx context.Context, in *TokenizeRequest, opts ...grpc.CallOption) (*TokenizeResponse, error)
 	// Return the text of tokens, with the names of special tokens.
 	//
@@ -69,8 +71,10 @@ type OrchestratorServiceClient interface {
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors:
 	//
-	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
-	//	UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could
+	//	                                            have the template
+	//	UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
+	//	                                            targets say: it continues text
 	GetSystemChatTemplate(ctx context.Context, in *GetSystemChatTemplateRequest, opts ...grpc.CallOption) (*GetSystemChatTemplateResponse, error)
 }
 
@@ -173,7 +177,8 @@ type OrchestratorServiceServer interface {
 	//	FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
 	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
 	//	DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-	//	UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported
+	//	UNIMPLEMENTED / UNSUPPORTED                                 leave it out; NO_TARGET while a
+	//	                                                            target with it is away
 	//	DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
 	Generate(*GenerateRequest, OrchestratorService_GenerateServer) error
 	// Describe the models and servers that this orchestrator works with now.
@@ -190,7 +195,8 @@ type OrchestratorServiceServer interface {
 	//	                                                           context; the message says how many
 	//	RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
 	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
-	//	UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+	//	UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer: each
+	//	                                                           target that answers has said so
 	Tokenize(context.Context, *TokenizeRequest) (*TokenizeResponse, error)
 	// Return the text of tokens, with the names of special tokens.
 	//
@@ -206,8 +212,10 @@ type OrchestratorServiceServer interface {
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors:
 	//
-	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
-	//	UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could
+	//	                                            have the template
+	//	UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
+	//	                                            targets say: it continues text
 	GetSystemChatTemplate(context.Context, *GetSystemChatTemplateRequest) (*GetSystemChatTemplateResponse, error)
 	mustEmbedUnimplementedOrchestratorServiceServer()
 }

@@ -77,10 +77,14 @@ class ModelServiceServicer:
         the properties of a single call (truncation and padding). Its fingerprint is in the first
         chunk; cache the tokenizer under this fingerprint.
 
+        UNSUPPORTED is one server's word, which may be too old to know the question: it is final when
+        each target that names the same fingerprint has said so. Ask the others first, and each one
+        that comes later.
+
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors:
         UNAVAILABLE / LOADING       retry after RetryInfo
-        UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: send token ids
+        UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: ask another server, or send token ids
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,7 +96,8 @@ class ModelServiceServicer:
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors:
         UNAVAILABLE / LOADING       retry after RetryInfo
-        UNIMPLEMENTED / UNSUPPORTED the model has no chat template: it continues text
+        UNIMPLEMENTED / UNSUPPORTED the model has no chat template: ask another server; if none has
+        one, the model continues text
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -50,10 +50,14 @@ class ModelServiceStub:
     the properties of a single call (truncation and padding). Its fingerprint is in the first
     chunk; cache the tokenizer under this fingerprint.
 
+    UNSUPPORTED is one server's word, which may be too old to know the question: it is final when
+    each target that names the same fingerprint has said so. Ask the others first, and each one
+    that comes later.
+
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors:
       UNAVAILABLE / LOADING       retry after RetryInfo
-      UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: send token ids
+      UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: ask another server, or send token ids
     """
     GetChatTemplate: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.GetChatTemplateRequest, _model_service_pb2.GetChatTemplateResponse]
     """Return the model's template for a conversation.
@@ -61,7 +65,8 @@ class ModelServiceStub:
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors:
       UNAVAILABLE / LOADING       retry after RetryInfo
-      UNIMPLEMENTED / UNSUPPORTED the model has no chat template: it continues text
+      UNIMPLEMENTED / UNSUPPORTED the model has no chat template: ask another server; if none has
+                                  one, the model continues text
     """
 
 @_typing.type_check_only
@@ -86,10 +91,14 @@ class ModelServiceAsyncStub(ModelServiceStub):
     the properties of a single call (truncation and padding). Its fingerprint is in the first
     chunk; cache the tokenizer under this fingerprint.
 
+    UNSUPPORTED is one server's word, which may be too old to know the question: it is final when
+    each target that names the same fingerprint has said so. Ask the others first, and each one
+    that comes later.
+
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors:
       UNAVAILABLE / LOADING       retry after RetryInfo
-      UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: send token ids
+      UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: ask another server, or send token ids
     """
     GetChatTemplate: _aio.UnaryUnaryMultiCallable[_model_service_pb2.GetChatTemplateRequest, _model_service_pb2.GetChatTemplateResponse]  # type: ignore[assignment]
     """Return the model's template for a conversation.
@@ -97,7 +106,8 @@ class ModelServiceAsyncStub(ModelServiceStub):
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors:
       UNAVAILABLE / LOADING       retry after RetryInfo
-      UNIMPLEMENTED / UNSUPPORTED the model has no chat template: it continues text
+      UNIMPLEMENTED / UNSUPPORTED the model has no chat template: ask another server; if none has
+                                  one, the model continues text
     """
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -131,10 +141,14 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         the properties of a single call (truncation and padding). Its fingerprint is in the first
         chunk; cache the tokenizer under this fingerprint.
 
+        UNSUPPORTED is one server's word, which may be too old to know the question: it is final when
+        each target that names the same fingerprint has said so. Ask the others first, and each one
+        that comes later.
+
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors:
           UNAVAILABLE / LOADING       retry after RetryInfo
-          UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: send token ids
+          UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: ask another server, or send token ids
         """
 
     @_abc_1.abstractmethod
@@ -148,7 +162,8 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors:
           UNAVAILABLE / LOADING       retry after RetryInfo
-          UNIMPLEMENTED / UNSUPPORTED the model has no chat template: it continues text
+          UNIMPLEMENTED / UNSUPPORTED the model has no chat template: ask another server; if none has
+                                      one, the model continues text
         """
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -85,7 +85,8 @@ class OrchestratorServiceServicer:
         FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
         UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
         DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-        UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported
+        UNIMPLEMENTED / UNSUPPORTED                                 leave it out; NO_TARGET while a
+        target with it is away
         DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -111,7 +112,8 @@ class OrchestratorServiceServicer:
         context; the message says how many
         RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
         UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
-        UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+        UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer: each
+        target that answers has said so
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -136,8 +138,10 @@ class OrchestratorServiceServicer:
 
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors:
-        UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
-        UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+        UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could
+        have the template
+        UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
+        targets say: it continues text
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -52,7 +52,8 @@ class OrchestratorServiceStub:
       FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
       UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
       DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-      UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported
+      UNIMPLEMENTED / UNSUPPORTED                                 leave it out; NO_TARGET while a
+                                                                  target with it is away
       DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
     """
     GetSystemInfo: _grpc.UnaryUnaryMultiCallable[_orchestrator_service_pb2.GetSystemInfoRequest, _orchestrator_service_pb2.GetSystemInfoResponse]
@@ -70,7 +71,8 @@ class OrchestratorServiceStub:
                                                                  context; the message says how many
       RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
       UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
-      UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+      UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer: each
+                                                                 target that answers has said so
     """
     Detokenize: _grpc.UnaryUnaryMultiCallable[_orchestrator_service_pb2.DetokenizeRequest, _orchestrator_service_pb2.DetokenizeResponse]
     """Return the text of tokens, with the names of special tokens.
@@ -87,8 +89,10 @@ class OrchestratorServiceStub:
 
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors:
-      UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
-      UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+      UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could
+                                                  have the template
+      UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
+                                                  targets say: it continues text
     """
 
 @_typing.type_check_only
@@ -115,7 +119,8 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
       FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
       UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
       DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-      UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported
+      UNIMPLEMENTED / UNSUPPORTED                                 leave it out; NO_TARGET while a
+                                                                  target with it is away
       DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
     """
     GetSystemInfo: _aio.UnaryUnaryMultiCallable[_orchestrator_service_pb2.GetSystemInfoRequest, _orchestrator_service_pb2.GetSystemInfoResponse]  # type: ignore[assignment]
@@ -133,7 +138,8 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
                                                                  context; the message says how many
       RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
       UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
-      UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+      UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer: each
+                                                                 target that answers has said so
     """
     Detokenize: _aio.UnaryUnaryMultiCallable[_orchestrator_service_pb2.DetokenizeRequest, _orchestrator_service_pb2.DetokenizeResponse]  # type: ignore[assignment]
     """Return the text of tokens, with the names of special tokens.
@@ -150,8 +156,10 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
 
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors:
-      UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
-      UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+      UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could
+                                                  have the template
+      UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
+                                                  targets say: it continues text
     """
 
 class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -181,7 +189,8 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
           FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
           UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
           DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-          UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported
+          UNIMPLEMENTED / UNSUPPORTED                                 leave it out; NO_TARGET while a
+                                                                      target with it is away
           DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
         """
 
@@ -211,7 +220,8 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
                                                                      context; the message says how many
           RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
           UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
-          UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+          UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer: each
+                                                                     target that answers has said so
         """
 
     @_abc_1.abstractmethod
@@ -240,8 +250,10 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors:
-          UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
-          UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+          UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could
+                                                      have the template
+          UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
+                                                      targets say: it continues text
         """
 
 def add_OrchestratorServiceServicer_to_server(servicer: OrchestratorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

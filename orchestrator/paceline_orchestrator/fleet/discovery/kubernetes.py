@@ -23,8 +23,10 @@ from kubernetes.aio import client, config
 
 from paceline_orchestrator.fleet.discovery.list_watch import (
     LONGEST_WAIT_SECONDS,
+    MOST_OBJECTS,
     ApiRefusalError,
     ListWatch,
+    too_many_objects,
 )
 from paceline_orchestrator.fleet.discovery.slices import SERVICE_LABEL, read_slices
 
@@ -42,6 +44,10 @@ _ANSWER_SECONDS = 5.0
 _WATCH_MARGIN_SECONDS = 5.0
 # More than any object of an API server has.
 _MOST_EVENT_BYTES = 16 << 20
+# A slice has 100 endpoints unless the cluster says otherwise, and some 50 KB: a page has 5 MB.
+_PAGE_SLICES = 100
+# Of all pages together: some 30,000 pods.
+_MOST_LIST_BYTES = 16 << 20
 _REMEDIES: Mapping[int, str] = {
     HTTPStatus.UNAUTHORIZED: "it does not know this pod's service account token",
     HTTPStatus.FORBIDDEN: "this pod's service account may not get, list and watch endpointslices"
@@ -98,9 +104,25 @@ class ClusterApi:
             await before.close()
 
     async def list(self) -> Mapping[str, Any]:
-        """Return an EndpointSliceList; see SliceApi."""
-        async with asyncio.timeout(_ANSWER_SECONDS), self._get() as response:
-            return _parse(await response.read())
+        """Return an EndpointSliceList, put together from its pages; see SliceApi."""
+        items: list[Any] = []
+        left, page_token = _MOST_LIST_BYTES, ""
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            while True:
+                more = {"_continue": page_token} if page_token else {}
+                async with self._get(limit=_PAGE_SLICES, **more) as response:
+                    content = await _read(response, most_bytes=left)
+                left -= len(content)
+                page = _parse(content)
+                own, metadata = page.get("items") or [], page.get("metadata")
+                if not (isinstance(own, list) and isinstance(metadata, dict)):
+                    raise ApiRefusalError("an answer that is no list")
+                items += own
+                if len(items) > MOST_OBJECTS:
+                    raise too_many_objects()
+                page_token = str(metadata.get("continue") or "")
+                if not page_token:
+                    return {**page, "items": items}
 
     async def watch(self, version: str, *, seconds: int) -> AsyncGenerator[Mapping[str, Any], None]:
         """Yield watch events; see SliceApi."""
@@ -172,6 +194,23 @@ async def _configure(settings: client.Configuration) -> str:
         os.environ.get("KUBECONFIG"), client_configuration=settings
     )
     return str(loader.current_context["context"].get("namespace") or "default")
+
+
+async def _read(response: aiohttp.ClientResponse, *, most_bytes: int) -> bytes:
+    """Read an answer.
+
+    Raises:
+        ApiRefusalError: It is longer.
+    """
+    content = bytearray()
+    while part := await response.content.readany():
+        content += part
+        if len(content) > most_bytes:
+            raise ApiRefusalError(
+                f"a list of more than {_MOST_LIST_BYTES} bytes, which is not read: the servers"
+                " that are known stay"
+            )
+    return bytes(content)
 
 
 def _refusal(response: aiohttp.ClientResponse) -> ApiRefusalError:

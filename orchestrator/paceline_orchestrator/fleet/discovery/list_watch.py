@@ -29,6 +29,8 @@ _FIRST_PAUSE_SECONDS = 0.1
 _LAST_PAUSE_SECONDS = 10.0
 LONGEST_WAIT_SECONDS = 60.0
 """What an API that is overloaded may ask for: without a limit a wrong clock could stop it all."""
+MOST_OBJECTS = 1024
+"""So many are kept: each is a slice of a Service, with 100 endpoints or more where it is full."""
 _GONE = 410
 # It cannot answer now, or not us: that says nothing of the version, and a list would cost it more.
 _BUSY = frozenset({401, 429, 503})
@@ -47,6 +49,14 @@ class ApiRefusalError(Exception):
         super().__init__(message)
         self.code = code
         self.retry_after_seconds = retry_after_seconds
+
+
+def too_many_objects() -> ApiRefusalError:
+    """Return the refusal of more than are kept."""
+    return ApiRefusalError(
+        f"more than {MOST_OBJECTS} EndpointSlices, which are not read: the servers that are known"
+        " stay"
+    )
 
 
 class SliceApi(Protocol):
@@ -139,6 +149,8 @@ class ListWatch:
             raise ApiRefusalError(f"an event of type {kind!r} without an object")
         match kind:
             case "ADDED" | "MODIFIED":
+                if len(self._objects) >= MOST_OBJECTS and _uid(each) not in self._objects:
+                    raise too_many_objects()
                 self._objects[_uid(each)] = each
             case "DELETED":
                 self._objects.pop(_uid(each), None)

@@ -161,6 +161,7 @@ def load_module(files: ModelFiles, model: Any, *, guesses: int | None = None) ->
 def _load_head(files: ModelFiles, model: Any, place: _Place) -> MtpHead:
     """Load the module, and compute a row with it."""
     layer = _load_layer(files, model, pattern=place.pattern)
+    _take_buffers(files, layer, pattern=place.pattern)
     for name, tensor in chain(layer.named_parameters(), layer.named_buffers()):
         if not bool(tensor.isfinite().all()):
             raise ModelLoadError(
@@ -168,7 +169,6 @@ def _load_head(files: ModelFiles, model: Any, place: _Place) -> MtpHead:
             )
     like = model.lm_head.weight
     layer.to(like.device).requires_grad_(False).eval()
-    # What chooses experts is a buffer, and more precise than the model's dtype.
     for parameter in layer.parameters():
         parameter.data = parameter.data.to(like.dtype)
     head = MtpHead(layer, model, makes_keys=place.family.makes_keys)
@@ -196,6 +196,26 @@ def _load_layer(files: ModelFiles, model: Any, *, pattern: str) -> Any:
     if any(one is not other for one, other in zip(shared, _shared_weights(model), strict=True)):
         raise ModelLoadError(f"model {files.name!r}: its module has an embedding or a head")
     return module.layers[0]
+
+
+def _take_buffers(files: ModelFiles, layer: Any, *, pattern: str) -> None:
+    """Load a layer's buffers in float32: for some families the library loads the model's dtype.
+
+    What chooses experts is a buffer, and more precise than that.
+    """
+    wanted = {
+        name.partition(".")[2]: name
+        for name, buffer in layer.named_buffers()
+        if buffer.is_floating_point()
+    }
+    for path in files.weights:
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118 - it is no dict
+                found = re.match(pattern, key)
+                name = wanted.get(key[found.end() :]) if found else None
+                if name is not None:
+                    owner, _, own = name.rpartition(".")
+                    setattr(layer.get_submodule(owner), own, file.get_tensor(key).float())
 
 
 def _shared_weights(model: Any) -> tuple[Any, Any]:

@@ -1764,10 +1764,14 @@ export const ModelServiceService = {
    * the properties of a single call (truncation and padding). Its fingerprint is in the first
    * chunk; cache the tokenizer under this fingerprint.
    *
+   * UNSUPPORTED is one server's word, which may be too old to know the question: it is final when
+   * each target that names the same fingerprint has said so. Ask the others first, and each one
+   * that comes later.
+   *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
    *   UNAVAILABLE / LOADING       retry after RetryInfo
-   *   UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: send token ids
+   *   UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: ask another server, or send token ids
    */
   getTokenizer: {
     path: "/paceline.v1.ModelService/GetTokenizer" as const,
@@ -1785,7 +1789,8 @@ export const ModelServiceService = {
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
    *   UNAVAILABLE / LOADING       retry after RetryInfo
-   *   UNIMPLEMENTED / UNSUPPORTED the model has no chat template: it continues text
+   *   UNIMPLEMENTED / UNSUPPORTED the model has no chat template: ask another server; if none has
+   *                               one, the model continues text
    */
   getChatTemplate: {
     path: "/paceline.v1.ModelService/GetChatTemplate" as const,
@@ -1819,10 +1824,14 @@ export interface ModelServiceServer extends UntypedServiceImplementation {
    * the properties of a single call (truncation and padding). Its fingerprint is in the first
    * chunk; cache the tokenizer under this fingerprint.
    *
+   * UNSUPPORTED is one server's word, which may be too old to know the question: it is final when
+   * each target that names the same fingerprint has said so. Ask the others first, and each one
+   * that comes later.
+   *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
    *   UNAVAILABLE / LOADING       retry after RetryInfo
-   *   UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: send token ids
+   *   UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: ask another server, or send token ids
    */
   getTokenizer: handleServerStreamingCall<GetTokenizerRequest, GetTokenizerResponse>;
   /**
@@ -1831,7 +1840,8 @@ export interface ModelServiceServer extends UntypedServiceImplementation {
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
    *   UNAVAILABLE / LOADING       retry after RetryInfo
-   *   UNIMPLEMENTED / UNSUPPORTED the model has no chat template: it continues text
+   *   UNIMPLEMENTED / UNSUPPORTED the model has no chat template: ask another server; if none has
+   *                               one, the model continues text
    */
   getChatTemplate: handleUnaryCall<GetChatTemplateRequest, GetChatTemplateResponse>;
 }
@@ -1869,10 +1879,14 @@ export interface ModelServiceClient extends Client {
    * the properties of a single call (truncation and padding). Its fingerprint is in the first
    * chunk; cache the tokenizer under this fingerprint.
    *
+   * UNSUPPORTED is one server's word, which may be too old to know the question: it is final when
+   * each target that names the same fingerprint has said so. Ask the others first, and each one
+   * that comes later.
+   *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
    *   UNAVAILABLE / LOADING       retry after RetryInfo
-   *   UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: send token ids
+   *   UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: ask another server, or send token ids
    */
   getTokenizer(
     request: GetTokenizerRequest,
@@ -1889,7 +1903,8 @@ export interface ModelServiceClient extends Client {
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
    *   UNAVAILABLE / LOADING       retry after RetryInfo
-   *   UNIMPLEMENTED / UNSUPPORTED the model has no chat template: it continues text
+   *   UNIMPLEMENTED / UNSUPPORTED the model has no chat template: ask another server; if none has
+   *                               one, the model continues text
    */
   getChatTemplate(
     request: GetChatTemplateRequest,

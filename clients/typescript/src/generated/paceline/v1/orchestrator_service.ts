@@ -3924,7 +3924,8 @@ export const OrchestratorServiceService = {
    *   FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
    *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
    *   DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-   *   UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported
+   *   UNIMPLEMENTED / UNSUPPORTED                                 leave it out; NO_TARGET while a
+   *                                                               target with it is away
    *   DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
    */
   generate: {
@@ -3961,7 +3962,8 @@ export const OrchestratorServiceService = {
    *                                                              context; the message says how many
    *   RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
    *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
-   *   UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+   *   UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer: each
+   *                                                              target that answers has said so
    */
   tokenize: {
     path: "/paceline.v1.OrchestratorService/Tokenize" as const,
@@ -3996,8 +3998,10 @@ export const OrchestratorServiceService = {
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
-   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
-   *   UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could
+   *                                               have the template
+   *   UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
+   *                                               targets say: it continues text
    */
   getSystemChatTemplate: {
     path: "/paceline.v1.OrchestratorService/GetSystemChatTemplate" as const,
@@ -4032,7 +4036,8 @@ export interface OrchestratorServiceServer extends UntypedServiceImplementation 
    *   FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
    *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
    *   DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-   *   UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported
+   *   UNIMPLEMENTED / UNSUPPORTED                                 leave it out; NO_TARGET while a
+   *                                                               target with it is away
    *   DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
    */
   generate: handleServerStreamingCall<GenerateRequest, GenerateResponse>;
@@ -4052,7 +4057,8 @@ export interface OrchestratorServiceServer extends UntypedServiceImplementation 
    *                                                              context; the message says how many
    *   RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
    *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
-   *   UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+   *   UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer: each
+   *                                                              target that answers has said so
    */
   tokenize: handleUnaryCall<TokenizeRequest, TokenizeResponse>;
   /**
@@ -4071,8 +4077,10 @@ export interface OrchestratorServiceServer extends UntypedServiceImplementation 
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
-   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
-   *   UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could
+   *                                               have the template
+   *   UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
+   *                                               targets say: it continues text
    */
   getSystemChatTemplate: handleUnaryCall<GetSystemChatTemplateRequest, GetSystemChatTemplateResponse>;
 }
@@ -4097,7 +4105,8 @@ export interface OrchestratorServiceClient extends Client {
    *   FAILED_PRECONDITION / MODEL_MISMATCH, TOKENIZER_MISMATCH    ask the operator
    *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                  retry; resume what was received
    *   DEADLINE_EXCEEDED / DEADLINE, SLOW_CONSUMER                 resume what was received
-   *   UNIMPLEMENTED / UNSUPPORTED                                 leave out what is not supported
+   *   UNIMPLEMENTED / UNSUPPORTED                                 leave it out; NO_TARGET while a
+   *                                                               target with it is away
    *   DATA_LOSS / INVARIANT_VIOLATED, INTERNAL / INTERNAL         report it
    */
   generate(request: GenerateRequest, options?: Partial<CallOptions>): ClientReadableStream<GenerateResponse>;
@@ -4136,7 +4145,8 @@ export interface OrchestratorServiceClient extends Client {
    *                                                              context; the message says how many
    *   RESOURCE_EXHAUSTED / OVERLOADED                            retry after RetryInfo
    *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET                 retry
-   *   UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer
+   *   UNIMPLEMENTED / UNSUPPORTED                                the model has no tokenizer: each
+   *                                                              target that answers has said so
    */
   tokenize(
     request: TokenizeRequest,
@@ -4183,8 +4193,10 @@ export interface OrchestratorServiceClient extends Client {
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
-   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
-   *   UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry; also where a target is away that could
+   *                                               have the template
+   *   UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template, as all of its
+   *                                               targets say: it continues text
    */
   getSystemChatTemplate(
     request: GetSystemChatTemplateRequest,
