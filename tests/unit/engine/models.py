@@ -40,7 +40,7 @@ def loaded(folder: Path, way: str, **settings: object) -> TransformersBackend:
         if "library" in way:
             patch.setattr(f"{module}.decoders.can_fuse", lambda _: False)
         if "one by one" in way:
-            patch.setattr(f"{module}.loaded_model.rotations_change", lambda _: True)
+            patch.setattr(f"{module}.computed_model.rotations_change", lambda _: True)
         backend = TransformersBackend(
             str(folder),
             invariant=way == "invariant",

@@ -495,7 +495,7 @@ def test_a_forward_in_long_calls_can_be_given_up_and_counts_all_layers(saved, st
 
 def test_a_processor_without_vnni_compiles_steps_alone(saved, steps, caplog, monkeypatch):
     del steps
-    monkeypatch.setattr("paceline_engine.torch_backend.loaded_model.has_vnni", lambda: False)
+    monkeypatch.setattr("paceline_engine.torch_backend.decoders.has_vnni", lambda: False)
     with caplog.at_level("INFO"):
         TransformersBackend(str(saved), weights="int8")
     assert "few rows" not in caplog.text

@@ -231,7 +231,7 @@ async def test_a_host_hands_proposals_out_and_under_rejection_none(backend):
 
 def test_a_model_that_judges_chains_only_proposes_one(tiny_pair, adapter, monkeypatch):
     monkeypatch.setattr(
-        "paceline_engine.torch_backend.loaded_model.rotations_change", lambda _: True
+        "paceline_engine.torch_backend.computed_model.rotations_change", lambda _: True
     )
     model = TransformersBackend(str(tiny_pair.target), adapter=str(adapter))
     proposal = ModelText(model, SPEC).judge(PROMPT, propose=True).proposal
