@@ -72,9 +72,9 @@ def progress(what: str, *, total: int) -> Iterator[Steps]:
         )
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> Table:
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """Make a table: the first column is aligned left, numbers are aligned right."""
-    laid_out = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    laid_out = Table(box=None, pad_edge=False)
     for index, heading in enumerate(headings):
         laid_out.add_column(heading, justify="right" if index else "left")
     for row in rows:
