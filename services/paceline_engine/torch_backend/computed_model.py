@@ -77,7 +77,7 @@ from paceline_engine.torch_backend.shared_rows import SharedRows
 from paceline_engine.torch_backend.whole_products import replace_products
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from paceline_engine.terms.calls import SessionSpec
     from paceline_engine.torch_backend.adapters.eagle import EagleHead
@@ -85,9 +85,11 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.cuda_graphs import CapturedForwards
     from paceline_engine.torch_backend.decoders import Decoder
     from paceline_engine.torch_backend.draft_head import DraftHead
+    from paceline_engine.torch_backend.int8_linear import Int8Product
     from paceline_engine.torch_backend.kv_arena import KeyValueShape
     from paceline_engine.torch_backend.lora_adapters import LoraAdapters
     from paceline_engine.torch_backend.own_guesses import OwnGuesses
+    from paceline_engine.torch_backend.packed_linear import Product
     from paceline_engine.torch_backend.recurrent.probe import Continuation
 
 _Text: TypeAlias = KeyValues | LibraryText | SteppedText
@@ -163,11 +165,12 @@ class ComputedModel(ModelBackend):
                 self.decoder = choose_decoder(
                     name, model, sample=sample, together=self.together, packs=weights == PLAIN
                 )
-            products = (
-                [] if weights == PLAIN else replace_products(model, self.decoder, kind=weights)
-            )
+            products: list[Product] = []
+            large: Mapping[torch.Size, Int8Product] = {}
+            if weights != PLAIN:
+                products, large = replace_products(model, self.decoder, kind=weights)
             if compiled and device.type == "cpu":
-                use_compiled(name, self.decoder, products)
+                use_compiled(name, self.decoder, products, large)
         return_freed_memory()
         tile = TILE if invariant else 1
         if shape is not None and head is not None:

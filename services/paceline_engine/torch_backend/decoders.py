@@ -26,8 +26,9 @@ from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.shared_rows import SharedRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from paceline_engine.torch_backend.int8_linear import Int8Product
     from paceline_engine.torch_backend.packed_linear import Product
     from paceline_engine.torch_backend.shared_rows import ForwardRows
 
@@ -198,15 +199,27 @@ class quiet_library:  # noqa: N801 - a context manager
         transformers_logging.set_verbosity(self._verbosity)
 
 
-def use_compiled(name: str, decoder: Decoder | None, products: Sequence[Product]) -> None:
-    """Let a model compute in compiled code what has the same bits there."""
+def use_compiled(
+    name: str,
+    decoder: Decoder | None,
+    products: Sequence[Product],
+    large: Mapping[torch.Size, Int8Product],
+) -> None:
+    """Let a model compute in compiled code what has the same bits there.
+
+    Args:
+        name: The model's.
+        decoder: What computes it.
+        products: Its products, if they are of whole numbers.
+        large: See `check_exact`.
+    """
     fused = decoder if isinstance(decoder, FusedLlama) and decoder.can_use_steps else None
     few = few_row_products(products) if has_vnni() else []
     if fused is None and not few:
         return
     try:
         steps = compile_steps(products=bool(few))
-        count = use_few_rows(few, steps) if few else 0
+        count = use_few_rows(few, steps, large=large) if few else 0
     except StepsUnavailableError as error:
         _log.info("model %r: nothing is compiled, which would be faster: %s", name, error)
         return

@@ -59,8 +59,13 @@ def numbers(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def use(products, steps):
+    """Let products compute few rows in compiled code, as at load; return how many do."""
+    return use_few_rows(products, steps, large=check_exact(products))
+
+
 def compiled(product, steps):
-    assert use_few_rows([product], steps) == 1
+    assert use([product], steps) == 1
     assert isinstance(product.few, FewProduct)
     return product
 
@@ -175,7 +180,7 @@ def test_each_weight_that_lies_in_another_way_is_left_to_onednn(steps, monkeypat
         "packed_at",
         property(lambda self: first if self is products[1] else own(self)),
     )
-    assert use_few_rows(products, steps) == 2
+    assert use(products, steps) == 2
     assert [each.few is not None for each in products] == [True, False, True]
     hidden = numbers(3, 96)
     assert torch.equal(products[1](hidden), products[1].by_onednn(hidden))
@@ -192,14 +197,14 @@ def test_a_product_that_is_off_by_the_least_is_not_used(count, steps, monkeypatc
         return found
 
     monkeypatch.setattr(FewProduct, "__call__", off)
-    assert use_few_rows([Int8Product(numbers(70, 96), None)], steps) == 0
+    assert use([Int8Product(numbers(70, 96), None)], steps) == 0
 
 
 def test_with_threads_that_nobody_knows_onednn_computes(steps, monkeypatch, caplog):
     del steps
     monkeypatch.setattr(compiled_steps, "_OPENMP", ("no_function_of_this_name",))
     product = Int8Product(numbers(64, 64), None)
-    assert use_few_rows([product], compile_steps(products=True)) == 0
+    assert use([product], compile_steps(products=True)) == 0
     assert product.few is None
     assert "unknown OpenMP" in caplog.text
 
@@ -219,7 +224,7 @@ def test_no_thread_computes_while_nobody_asks(steps):
 def few_rows_of(model, steps):
     """Let a model in eight bits compute few rows in compiled code."""
     products = [each for layer in model.decoder.layers for each in layer.products]
-    assert use_few_rows(few_row_products(products), steps) == len(products)
+    assert use(few_row_products(products), steps) == len(products)
 
 
 @pytest.mark.usefixtures("threads")
