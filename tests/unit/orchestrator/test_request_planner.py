@@ -149,7 +149,7 @@ def took(
     ranks=(),
     drafter="drafter",
 ):
-    """What became of a request, as `RequestPlanner.learn` takes it."""
+    """What became of a request, as `Experience.learn` takes it."""
     drafts = DraftStatistics(
         drafted=accepted + rejected,
         accepted=accepted,
@@ -618,7 +618,7 @@ async def test_where_there_is_never_a_moment_at_rest_plans_are_refined_beside_re
             assert refining() is None
             clock.seconds += 1
         planning.refinement.go_on_beside_requests(tasks)
-        assert planning._computing._has_company, "it makes way"
+        assert planning.refinement._computing._has_company, "it makes way"
     assert a_plan(planning).lookahead < before.lookahead
 
 
@@ -636,9 +636,8 @@ async def test_the_wait_for_a_moment_at_rest_begins_with_what_there_is_to_refine
     a_plan(planning)
     assert planner.is_missing_some
     clock.seconds += 60
-    planning.refinement.go_on_beside_requests(
-        None
-    )  # it has waited for no time: there is nowhere to refine
+    # It has waited for no time: there is nowhere to refine.
+    planning.refinement.go_on_beside_requests(None)
     assert planner.is_missing_some
 
 
@@ -648,11 +647,11 @@ async def test_a_simulation_makes_way_as_soon_as_a_request_begins():
     async with asyncio.TaskGroup() as tasks:
         planning.refinement.begin_at_rest(tasks)
         await until(planner.running.is_set, what="a simulation runs")
-        assert not planning._computing._has_company
+        assert not planning.refinement._computing._has_company
         planning.refinement.go_on_beside_requests(tasks)
-        assert planning._computing._has_company
+        assert planning.refinement._computing._has_company
         planning.refinement.begin_at_rest(tasks)
-        assert not planning._computing._has_company, "the last request has ended"
+        assert not planning.refinement._computing._has_company, "the last request has ended"
         planning.refinement.end()
 
 
