@@ -75,6 +75,8 @@ SPREAD = -n $(or $(WORKERS),$(JOBS)) --dist loadfile --no-loadscope-reorder
 
 # These wait for servers half of the time, so there are two processes more.
 test test-long: WORKERS = $(shell echo $$(($(JOBS) + 2)))
+# With compiled files each process collects its tests in half the time, ten seconds of a core less.
+test test-long: export PYTHONDONTWRITEBYTECODE =
 
 # Each process collects all files that it is given, for many seconds of a core.
 LONG = $(sort $(shell grep -rlF mark.long tests --include='test_*.py' --exclude-dir=chart --exclude-dir=clients --exclude-dir=on_vllm))

@@ -92,7 +92,7 @@ def main() -> None:
 
 def _load(options: argparse.Namespace, *, compiled: bool, products: bool) -> TransformersBackend:
     with mock.patch(
-        "paceline_engine.torch_backend.loaded_model.few_row_products",
+        "paceline_engine.torch_backend.decoders.few_row_products",
         few_row_products if products else lambda _: [],
     ):
         return TransformersBackend(

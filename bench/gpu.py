@@ -33,7 +33,7 @@ from tokenizers import Tokenizer
 
 from paceline.errors import OverloadedError
 from paceline_bench.pair.random_models import RandomModel, Shape
-from paceline_engine.deciding import sampling
+from paceline_engine.deciding import gumbel
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import Interrupt
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
@@ -146,17 +146,17 @@ def measure_sampling(
     model: LoadedModel, length: int, what: dict[str, Any], note: Measurements
 ) -> None:
     """Note the ms that sampling takes instead of the likeliest token."""
-    kernel = sampling.noise_kernel
+    kernel = gumbel.noise_kernel
     for how, parameters, with_kernel in (
         ("greedy", SamplingParameters(), True),
         ("sampled", _SAMPLED, True),
         ("sampled, in steps", _SAMPLED, False),
     ):
-        sampling.noise_kernel = kernel if with_kernel else lambda _: None  # type: ignore[assignment]
+        gumbel.noise_kernel = kernel if with_kernel else lambda _: None  # type: ignore[assignment]
         text, prefix = read(model, length, SessionSpec(length + 64, parameters, seed=3))
         took = {rows: milliseconds(partial(text.judge, prefix, prefix[1:rows])) for rows in (1, 9)}
         note.add("sampling", **what, length=length, how=how, ms=took)
-    sampling.noise_kernel = kernel
+    gumbel.noise_kernel = kernel
 
 
 def measure_texts(

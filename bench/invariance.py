@@ -86,16 +86,15 @@ def decode(
     specs: list[SessionSpec],
     *,
     streams: int,
-    new_tokens: int = NEW_TOKENS,
 ) -> Texts:
     """Decode plainly, so many texts in each forward."""
     texts: Texts = []
     for start in range(0, len(prompts), streams):
         items = [
-            Item(backend.new_cache(spec), spec, prefix=array("I", prompt), task=Draft(new_tokens))
+            Item(backend.new_cache(spec), spec, prefix=array("I", prompt), task=Draft(NEW_TOKENS))
             for prompt, spec in islice(zip(prompts, specs, strict=True), start, start + streams)
         ]
-        for _ in range(new_tokens):
+        for _ in range(NEW_TOKENS):
             step(backend, items)
         texts.extend(list(item.prefix) for item in items)
     return texts

@@ -64,14 +64,10 @@ def is_held_out(name: str) -> bool:
     return int.from_bytes(digest[:8], "big") % 100 < HELD_OUT_PERCENT
 
 
-def load_corpus(library: Path | None = None) -> Corpus:
-    """Read and split the standard library.
-
-    Args:
-        library: The folder to read; the running interpreter's standard library when absent.
-    """
+def load_corpus() -> Corpus:
+    """Read and split the running interpreter's standard library."""
     parts: dict[str, list[SourceFile]] = {"training": [], "tests": [], "held_out": []}
-    for file in _source_files(library or Path(sysconfig.get_path("stdlib"))):
+    for file in _source_files(Path(sysconfig.get_path("stdlib"))):
         parts[_part(file.name)].append(file)
     return Corpus(**parts)
 

@@ -35,24 +35,23 @@ class Prompt:
     text: str
 
 
-def cut_prompts(
-    files: Sequence[SourceFile], *, tokenizer: PreTrainedTokenizerBase, count: int = _COUNT
-) -> list[Prompt]:
-    """Choose prompts evenly: one from each file in turn, in an order given by a hash of the text.
+def cut_prompts(files: Sequence[SourceFile], *, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    """Choose `_COUNT` prompts evenly; fewer if the files have no more.
+
+    One comes from each file in turn, in an order given by a hash of the text.
 
     Args:
         files: The held-out files.
         tokenizer: Prompts have 60 to 200 of its tokens.
-        count: Prompts wanted; fewer are returned when the files have no more.
     """
     waiting = []
     for file in files:
         texts = set(_beginnings(file, tokenizer=tokenizer))
         waiting.append([Prompt(file.name, text) for text in sorted(texts, key=_digest)])
     chosen: dict[str, Prompt] = {}
-    while any(waiting) and len(chosen) < count:
+    while any(waiting) and len(chosen) < _COUNT:
         for prompts in waiting:
-            if prompts and len(chosen) < count:
+            if prompts and len(chosen) < _COUNT:
                 prompt = prompts.pop()
                 chosen.setdefault(prompt.text, prompt)
     return list(chosen.values())

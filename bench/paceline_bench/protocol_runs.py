@@ -200,11 +200,6 @@ def time_batch(batch: Batch) -> Timed:
     return Timed(batch.setup, tuple(each.time for each in found), forwards)
 
 
-def total_times(batch: Batch) -> list[float]:
-    """Return how long each generation takes, in the latencies' unit."""
-    return [each.time for each in totals(batch)]
-
-
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean and its standard error, which is 0 for a single value."""
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0

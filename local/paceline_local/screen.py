@@ -12,8 +12,6 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from paceline_serving.one_line import on_one_line
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -74,16 +72,16 @@ def progress(what: str, *, total: int) -> Iterator[Steps]:
         )
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> Table:
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """Make a table: the first column is aligned left, numbers are aligned right.
 
     Cells have words of servers in them: each takes one line.
     """
-    laid_out = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    laid_out = Table(box=None, pad_edge=False)
     for index, heading in enumerate(headings):
         laid_out.add_column(heading, justify="right" if index else "left")
     for row in rows:
-        laid_out.add_row(*map(on_one_line, row))
+        laid_out.add_row(*row)
     return laid_out
 
 

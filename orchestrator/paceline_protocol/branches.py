@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from paceline_contract.proposal import Proposal
+    from paceline_protocol.node import Node
     from paceline_protocol.task import DecodingTask
-    from paceline_protocol.tree import Node
 
 
 def branches_beside(trunk: Sequence[Node], *, task: DecodingTask) -> tuple[Node, ...]:

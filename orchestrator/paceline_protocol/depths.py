@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from paceline_protocol.tree import Node
+    from paceline_protocol.node import Node
 
 
 class Depths:

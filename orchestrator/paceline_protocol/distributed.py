@@ -51,12 +51,13 @@ from paceline_protocol.messages import (
     VerifyFailed,
 )
 from paceline_protocol.target_schedule import TargetSchedule
-from paceline_protocol.tree import Node, TokenTree
+from paceline_protocol.tree import TokenTree
 from paceline_protocol.verification import due_nodes, frontier_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_protocol.node import Node
     from paceline_protocol.task import DecodingTask
     from paceline_protocol.verification import Verification
 

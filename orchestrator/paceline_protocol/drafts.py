@@ -10,8 +10,9 @@ from paceline_contract.proposal import NOTHING
 if TYPE_CHECKING:
     from paceline_contract.proposal import Distribution, Proposal
     from paceline_protocol.commitment import Commitment
+    from paceline_protocol.node import Node
     from paceline_protocol.task import DecodingTask
-    from paceline_protocol.tree import Node, TokenTree
+    from paceline_protocol.tree import TokenTree
 
 
 def ends_text(node: Node, commitment: Commitment) -> bool:

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from paceline_protocol.branches import BranchQueue
     from paceline_protocol.commitment import Commitment
     from paceline_protocol.messages import CapacityChanged, Command
+    from paceline_protocol.node import Node
     from paceline_protocol.task import DecodingTask
-    from paceline_protocol.tree import Node, TokenTree
+    from paceline_protocol.tree import TokenTree
 
 
 class DraftsInFlight:

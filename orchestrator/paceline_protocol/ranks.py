@@ -39,11 +39,6 @@ def shares_of(decays: Sequence[float]) -> tuple[float, ...]:
     return tuple(decay * left for decay, left in zip(decays, wrong, strict=False))
 
 
-def hit_share(shares: tuple[float, ...], width: int) -> float:
-    """Return how likely a correction is among the runners-up of a width: h."""
-    return sum(shares[: width - 1])
-
-
 def hit_rates(
     acceptance_rate: float, *, shares: tuple[float, ...], width: int
 ) -> tuple[float, ...]:

@@ -61,8 +61,8 @@ from paceline_protocol.tree import TokenTree
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_protocol.node import Node
     from paceline_protocol.task import DecodingTask
-    from paceline_protocol.tree import Node
     from paceline_protocol.verification import Verification
 
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from paceline_protocol.branches import BranchQueue
     from paceline_protocol.draft_statistics import DraftCounter
     from paceline_protocol.messages import CapacityChanged, Command
+    from paceline_protocol.node import Node
     from paceline_protocol.task import DecodingTask
-    from paceline_protocol.tree import Node, TokenTree
+    from paceline_protocol.tree import TokenTree
 
 
 class TargetSchedule:

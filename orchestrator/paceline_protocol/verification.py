@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from paceline_contract.proposal import Distribution
+    from paceline_protocol.node import Node
     from paceline_protocol.task import DecodingTask
-    from paceline_protocol.tree import Node
 
 
 @dataclass(slots=True, eq=False)

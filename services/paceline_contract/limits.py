@@ -130,3 +130,12 @@ def most_text_bytes(context_length: int) -> int:
 def most_request_bytes(context_length: int) -> int:
     """Return the bytes of the largest GenerateRequest for a context of so many tokens."""
     return most_text_bytes(context_length) + _ID_BYTES * context_length + _OTHER_BYTES
+
+
+def depth_of(value: object) -> int:
+    """Count the levels of objects and lists in JSON, as MOST_GRAMMAR_DEPTH means them."""
+    depth, level = 0, [value]
+    while level := [it for it in level if isinstance(it, dict | list)]:
+        depth += 1
+        level = [it for each in level for it in (each.values() if isinstance(each, dict) else each)]
+    return depth

@@ -15,7 +15,7 @@ from paceline_gateway.access import Access
 from paceline_gateway.anthropic.errors import PATH as MESSAGES
 from paceline_gateway.anthropic.errors import MessagesError, speak_anthropics
 from paceline_gateway.anthropic.messages import answer_messages, count_tokens
-from paceline_gateway.dialects.answering import Dialects
+from paceline_gateway.dialects.dialect import Dialects
 from paceline_gateway.endpoint import Endpoint
 from paceline_gateway.errors import RequestError
 from paceline_gateway.generating.generations import Generations

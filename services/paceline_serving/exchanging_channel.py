@@ -13,7 +13,6 @@ can cancel it, and it fails with AioRpcError.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from contextvars import Context
 from functools import partial
 from itertools import islice
@@ -21,9 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import DecodeError
-from google.rpc.status_pb2 import Status
 
-from paceline.status import DETAILS_KEY
 from paceline.v1.call_service_pb2 import (
     CallMessage,
     ExchangeCallsRequest,
@@ -32,10 +29,11 @@ from paceline.v1.call_service_pb2 import (
 from paceline_contract.limits import MOST_EXCHANGED_BYTES, MOST_EXCHANGED_CALLS
 from paceline_serving import tracing
 from paceline_serving.interceptors import reading_quietly
+from paceline_serving.stream_calls import StreamCall, StreamedCall, UnaryCall, failure
 from paceline_serving.wire_format import check_field_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
     from paceline.v1.call_service_pb2 import AnswerMessage
     from paceline_serving.interceptors import TracedChannel
@@ -50,14 +48,6 @@ EXCHANGED_METHODS = frozenset(
 )
 # A stream takes new calls for so long: see `_current`.
 _STREAM_SECONDS = 60.0
-# So long after the end of its time a call is withdrawn: the server's own clock comes first.
-_EXPIRED_SECONDS = 1.0
-# An orchestrator reads at once, so more unread answers than this are a server's flood. An answer in
-# the queue takes some bytes more than its content.
-_MOST_UNREAD_BYTES = 8 << 20
-_ANSWER_BYTES = 64
-# The limit of an RPC's trailers.
-_MOST_STATUS_BYTES = 8 << 10
 # With these codes a stream ends if an older server has come to the address, or if a proxy on the
 # way lets no stream through. Calls are RPCs then.
 _NO_STREAM = {
@@ -66,7 +56,6 @@ _NO_STREAM = {
     grpc.StatusCode.UNIMPLEMENTED,
 }
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined] # the stubs do not know it
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class ExchangingChannel:
@@ -97,11 +86,11 @@ class ExchangingChannel:
 
     def unary_unary(self, method: str, *codecs: Any, **options: Any) -> Callable[..., Any]:
         """Make a method's stub; see grpc.aio.Channel."""
-        return self._stub(method, self._channel.unary_unary, _UnaryCall, *codecs, **options)
+        return self._stub(method, self._channel.unary_unary, UnaryCall, *codecs, **options)
 
     def unary_stream(self, method: str, *codecs: Any, **options: Any) -> Callable[..., Any]:
         """Make a method's stub; see grpc.aio.Channel."""
-        return self._stub(method, self._channel.unary_stream, _StreamedCall, *codecs, **options)
+        return self._stub(method, self._channel.unary_stream, StreamedCall, *codecs, **options)
 
     async def close(self, grace: float | None = None) -> None:
         """Close the channel; its calls end after the grace."""
@@ -115,7 +104,7 @@ class ExchangingChannel:
         self,
         method: str,
         make: Callable[..., Any],
-        kind: type[_Call],
+        kind: type[StreamCall],
         request_serializer: Any = None,
         response_deserializer: Any = None,
         **options: Any,
@@ -190,13 +179,13 @@ class _CallStream:
 
     def __init__(self, *, opened_at: float) -> None:
         self.opened_at = opened_at
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, StreamCall] = {}
         self._outbox: dict[int, CallMessage] = {}
         self._ready = asyncio.Event()
         self._newest = 0
         self.is_over = False
 
-    def begin(self, call: _Call, message: CallMessage) -> None:
+    def begin(self, call: StreamCall, message: CallMessage) -> None:
         """Send a call in one message with the others of this turn of the event loop."""
         self._newest += 1
         message.number = self._newest
@@ -253,7 +242,7 @@ class _CallStream:
         self.is_over = True
         calls, self._calls = self._calls, {}
         for call in calls.values():
-            call.finish(_failure(code, "the stream of calls has ended"))
+            call.finish(failure(code, "the stream of calls has ended"))
 
     def _spoil(self) -> None:
         """Answer the calls that wait with None, as if each answer could not be decoded."""
@@ -302,150 +291,3 @@ class _CallStream:
             del self._calls[answer.number]
             self._ready.set()
         call.take(answer)
-
-
-class _Call:
-    """A call on a stream, with the methods of grpc.aio's calls that are in use.
-
-    Args:
-        deserialize: Makes an answer of its bytes; None of bytes that are no answer.
-        seconds: How long the call may take.
-    """
-
-    def __init__(self, deserialize: Callable[[bytes], Any], *, seconds: float) -> None:
-        self._deserialize = deserialize
-        self._loop = asyncio.get_running_loop()
-        self._ends_at = self._loop.time() + seconds
-        self._timer = self._loop.call_at(self._ends_at, self._expire)
-        self._forget: Callable[[], None] = lambda: None
-        self._answers: deque[bytes | None] = deque()
-        self._unread_bytes = 0
-        self._end: BaseException | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def seconds_left(self) -> float:
-        """How long the call may still take."""
-        return self._ends_at - self._loop.time()
-
-    def when_given_up(self, forget: Callable[[], None]) -> None:
-        """Set the function that takes the call off its stream."""
-        self._forget = forget
-
-    async def next(self) -> Any:
-        """Wait for the next answer, and return it; None if it cannot be decoded.
-
-        Raises:
-            StopAsyncIteration: The call has ended, and all answers are read.
-            AioRpcError: What the server or the transport said.
-            CancelledError: The call was withdrawn.
-        """
-        while not self._answers:
-            if self._end is not None:
-                raise self._end
-            self._waiter = self._loop.create_future()
-            try:
-                await self._waiter
-            except asyncio.CancelledError:  # of the task that waits
-                self.cancel()
-                raise
-            finally:
-                self._waiter = None
-        raw = self._answers.popleft()
-        if raw is None:
-            return None
-        self._unread_bytes -= len(raw) + _ANSWER_BYTES
-        return self._deserialize(raw)
-
-    def done(self) -> bool:
-        """Whether no more answers come."""
-        return self._end is not None
-
-    def cancel(self) -> bool:
-        """Withdraw the call; return False if it had ended."""
-        if self._end is not None:
-            return False
-        self._forget()
-        self._answers.clear()
-        self.finish(asyncio.CancelledError())
-        return True
-
-    def take(self, answer: AnswerMessage) -> None:
-        """Take in an answer, or the call's end. Nothing follows the first end."""
-        if self._end is not None:
-            return
-        if answer.HasField("response"):
-            self._answers.append(answer.response)
-            self._unread_bytes += len(answer.response) + _ANSWER_BYTES
-        if self._unread_bytes > _MOST_UNREAD_BYTES:
-            self._forget()
-            self.finish(_failure(grpc.StatusCode.INTERNAL, "answers come faster than any is read"))
-        elif not answer.ended:
-            self._wake()
-        elif answer.status:
-            self.finish(_read_failure(answer.status))
-        else:
-            self.finish(StopAsyncIteration())
-
-    def spoil(self) -> None:
-        """End the call with an answer that cannot be decoded."""
-        self._answers.append(None)
-        self.finish(StopAsyncIteration())
-
-    def _expire(self) -> None:
-        if self._end is None:
-            self._loop.call_later(_EXPIRED_SECONDS, self._forget)
-            self.finish(_failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))
-
-    def finish(self, end: BaseException) -> None:
-        """End the call with what `next` raises after the last answer."""
-        self._end = end
-        self._timer.cancel()
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-class _UnaryCall(_Call):
-    """A call of a method that answers once."""
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._only().__await__()
-
-    async def _only(self) -> Any:
-        try:
-            return await self.next()
-        except StopAsyncIteration:
-            return None  # an end without an answer is a bad answer
-        finally:
-            self.cancel()  # does nothing if the server has ended the call, as it has to
-
-
-class _StreamedCall(_Call):
-    """A call of a method that answers with a stream."""
-
-    def __aiter__(self) -> _StreamedCall:
-        return self
-
-    async def __anext__(self) -> Any:
-        return await self.next()
-
-
-def _read_failure(raw: bytes) -> grpc.aio.AioRpcError:
-    if len(raw) > _MOST_STATUS_BYTES:
-        return _failure(grpc.StatusCode.INTERNAL, "a status is larger than any may be")
-    try:
-        status = Status.FromString(raw)
-    except DecodeError:
-        return _failure(grpc.StatusCode.INTERNAL, "a status cannot be decoded")
-    code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
-    return _failure(code, status.message, (DETAILS_KEY, raw))
-
-
-def _failure(
-    code: grpc.StatusCode, details: str, *trailers: tuple[str, bytes]
-) -> grpc.aio.AioRpcError:
-    none, told = grpc.aio.Metadata(), grpc.aio.Metadata(*trailers)
-    return grpc.aio.AioRpcError(code, none, told, details=details, debug_error_string=None)

@@ -27,7 +27,7 @@ from paceline_engine.torch_backend.device import usable_device
 from paceline_engine.torch_backend.model_loading import load_model
 from paceline_training.continuations import Continuations
 from paceline_training.hit_rates import guess_ranks, tokens_per_forward
-from paceline_training.run import continuations_of, measure_guesses
+from paceline_training.measurement import continuations_of, measure_guesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

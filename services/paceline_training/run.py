@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from paceline_engine.terms.backend import ModelLoadError
-from paceline_engine.terms.rank_paths import cartesian_tree, likeliest_tree
 from paceline_engine.torch_backend.adapters.card import AdapterCard, model_fingerprint
 from paceline_engine.torch_backend.adapters.eagle import EagleHead, EagleShape
 from paceline_engine.torch_backend.adapters.files import (
@@ -22,27 +20,18 @@ from paceline_engine.torch_backend.adapters.files import (
 )
 from paceline_engine.torch_backend.device import usable_device
 from paceline_engine.torch_backend.model_loading import load_model
-from paceline_training.continuations import continue_greedily, spread_prompts
 from paceline_training.fine_tuning import FineTuning, check_names, write_fine_tuned
-from paceline_training.hit_rates import guess_ranks, hit_rates, tokens_per_forward
+from paceline_training.measurement import Measurement, Reports
 from paceline_training.target_texts import TextsError, most_frequent_tokens
 from paceline_training.training import TrainingPlan, train_adapter
-from paceline_training.windows import TextTooShortError, TextWindows, WholeTexts
+from paceline_training.windows import TextWindows, WholeTexts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from paceline_engine.model_files.files import ModelFiles
-    from paceline_engine.torch_backend.adapters.adapter import Adapter
     from paceline_engine.torch_backend.adapters.card import AdapterKind
-    from paceline_training.continuations import Continuations
-    from paceline_training.training import Progress
-
-_PROMPT_COUNT = 32
-_PROMPT_LENGTH = 64
-_CONTINUATION_LENGTH = 128
-_RANKS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,27 +70,6 @@ class TextPlan:
     window: int
     batch: int
     seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """Guesses on the model's own greedy continuations of held-out text.
-
-    Attributes:
-        hit_rates: For each guess how often the r-th best was right, best first.
-        single: Tokens per forward with one guess at each depth.
-        double: The same with the two best guesses at each depth.
-        tree: The same with the likeliest tree of the wanted size.
-        paths: That tree.
-        text_loss: The model's own loss on held-out text, in nats per token.
-    """
-
-    hit_rates: list[list[float]]
-    single: float
-    double: float
-    tree: float
-    paths: tuple[tuple[int, ...], ...]
-    text_loss: float
 
 
 def run_training(
@@ -155,7 +123,9 @@ def run_training(
         earlier = _go_on(adapter, model, go_on_from, sizes=sizes, fingerprint=fingerprint)
         run["earlier"] = {"weights_sha256": earlier.weights_sha256, "training": earlier.training}
     windows = _windows(text)
-    reports = _Reports(adapter, model, text.validation, sizes=sizes, plan=plan, tell=tell)
+    reports = Reports(
+        adapter, model, text.validation, node_count=sizes.tree_nodes, plan=plan, tell=tell
+    )
     tell(
         f"{sizes.kind}: {sum(each.numel() for each in adapter.parameters()):,} weights,"
         f" {plan.steps} steps of {text.batch * text.window:,} tokens on {device}"
@@ -189,49 +159,6 @@ def run_training(
     )
     checkpoint.unlink()
     return card
-
-
-class _Reports:
-    """Measures and tells how far a run has come.
-
-    Attributes:
-        base_loss: The model's own loss before it learnt anything.
-        last: The last measurement; None before the first report.
-    """
-
-    def __init__(
-        self,
-        adapter: Any,
-        model: Any,
-        validation: Tensor,
-        *,
-        sizes: AdapterSizes,
-        plan: TrainingPlan,
-        tell: Callable[[str], None],
-    ) -> None:
-        self._adapter, self._model, self._validation = adapter, model, validation
-        self._node_count, self._plan, self._tell = sizes.tree_nodes, plan, tell
-        self._texts = continuations_of(model, validation)
-        self.base_loss = _text_loss(model, self._texts)
-        self.last: Measurement | None = None
-
-    def measure(self) -> Measurement:
-        """Measure the guesses now; the model's continuations change while the model learns."""
-        texts = self._texts
-        if self._plan.joint is not None:
-            texts = continuations_of(self._model, self._validation)
-        return measure_guesses(self._adapter, self._model, texts, node_count=self._node_count)
-
-    def report(self, progress: Progress) -> None:
-        """Measure, and tell it with the loss and the speed."""
-        measured = self.last = self.measure()
-        self._tell(
-            f"step {progress.step:5}/{self._plan.steps}  loss {progress.loss:.3f}"
-            f"  {progress.tokens_per_second:5.0f} tokens/s  hit rates"
-            f" {' '.join(f'{rates[0]:.3f}' for rates in measured.hit_rates)}"
-            f"  tokens per forward {measured.single:.2f}, tree {measured.tree:.2f}"
-            + (f"  text {measured.text_loss:.3f}" if self._plan.joint is not None else "")
-        )
 
 
 def _load(files: ModelFiles, *, sizes: AdapterSizes, plan: TrainingPlan, device: str) -> Any:
@@ -385,53 +312,6 @@ def _write(
     (out / WEIGHTS_FILE).write_bytes(packed)
     card.write(out)
     return card
-
-
-def continuations_of(model: Any, validation: Tensor) -> Continuations:
-    """Let a model go on with parts of held-out text, or with the first halves of whole texts.
-
-    Raises:
-        TextTooShortError: there is too little of it.
-    """
-    if validation.dim() == 2:
-        chosen = torch.linspace(0, len(validation) - 1, _PROMPT_COUNT).long()
-        prompts = validation[chosen, : max(1, validation.shape[1] // 2)]
-        return continue_greedily(model, prompts, length=_CONTINUATION_LENGTH)
-    if len(validation) <= _PROMPT_LENGTH:
-        raise TextTooShortError(
-            f"the validation text has {len(validation)} tokens, and must have more than"
-            f" {_PROMPT_LENGTH}"
-        )
-    prompts = spread_prompts(validation, count=_PROMPT_COUNT, length=_PROMPT_LENGTH)
-    return continue_greedily(model, prompts, length=_CONTINUATION_LENGTH)
-
-
-def measure_guesses(
-    adapter: Adapter, model: Any, texts: Continuations, *, node_count: int
-) -> Measurement:
-    """Measure guesses on a model's own continuations, and choose a tree of so many nodes."""
-    ranks = guess_ranks(adapter, model, texts)
-    rates = hit_rates(ranks, most=_RANKS)
-    if isinstance(adapter, EagleHead):
-        node_count = min(node_count, adapter.reach)
-        paths = tuple((0,) * depth for depth in range(1, node_count + 1))
-    else:
-        paths = likeliest_tree(rates, node_count=node_count)
-    return Measurement(
-        rates,
-        single=tokens_per_forward(ranks, cartesian_tree((1,) * adapter.reach)),
-        double=tokens_per_forward(ranks, cartesian_tree((2,) * adapter.reach)),
-        tree=tokens_per_forward(ranks, paths),
-        paths=paths,
-        text_loss=_text_loss(model, texts),
-    )
-
-
-@torch.no_grad()
-def _text_loss(model: Any, texts: Continuations) -> float:
-    prompts = texts.token_ids[:, : texts.prompt_length]
-    logits = model(prompts).logits[:, :-1].float()
-    return float(functional.cross_entropy(logits.flatten(0, 1), prompts[:, 1:].flatten()))
 
 
 def _digest(streams: Sequence[Tensor]) -> str:

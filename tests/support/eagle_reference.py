@@ -6,11 +6,7 @@ import torch
 
 
 class SlowHead:
-    """Guesses after one text, from a head's weights by name.
-
-    Attributes:
-        rows_read: How many rows were computed so far.
-    """
+    """Guesses after one text, from a head's weights by name."""
 
     def __init__(self, state, shape, model):
         self._weights = {name: tensor.double() for name, tensor in state.items()}
@@ -21,7 +17,6 @@ class SlowHead:
             self._embedding = self._weights["embed_tokens.weight"]
         head = model.lm_head.weight.double()[self._ids]
         self._head = self._weights["lm_head.weight"] if shape.own_head else head
-        self.rows_read = 0
 
     def chain(self, features, tokens, *, steps, choose):
         """Return each step's logits, (V,), with -inf for tokens that it cannot guess.
@@ -73,7 +68,6 @@ class SlowHead:
         return features @ self._weights["fc.weight"].T
 
     def _row(self, feature, token, position):
-        self.rows_read += 1
         normed = self._norm(feature, "midlayer.hidden_norm")
         embedded = self._norm(self._embedding[token], "midlayer.input_layernorm")
         both = torch.cat((embedded, normed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -19,6 +20,8 @@ from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role, 
 from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.front.servicer import OrchestratorServicer
 from paceline_orchestrator.front.tokenizer import Codecs
+from paceline_orchestrator.planning.planner import Planner
+from paceline_orchestrator.planning.refinement import Refinement
 from paceline_orchestrator.planning.request_planner import RequestPlanner
 from paceline_orchestrator.scaling.demand import DemandMeter
 from paceline_orchestrator.settings import OrchestratorSettings
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.discovery import Discovery
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.planning.background_computation import BackgroundComputation
-    from paceline_orchestrator.planning.planner import Planner
     from support.virtual_network import CallRecord
     from support.virtual_servers import VirtualServer
 
@@ -95,17 +97,17 @@ class Stream(Received):
             self.arrivals.append((now(), list(message.chunk.token_ids)))
 
 
-class _Planning(RequestPlanner):
-    """Plans, and leaves it at that: a simulation takes real time, and changes later plans.
+class _Refinement(Refinement):
+    """Simulates nothing: a simulation takes real time, and changes later plans.
 
     Attributes:
-        refinement_count: How often there was time for one.
+        count: How often there was time for one.
     """
 
-    refinement_count = 0
+    count = 0
 
     async def _refine(self, computing: BackgroundComputation) -> None:
-        self.refinement_count += 1
+        self.count += 1
 
 
 @dataclass
@@ -114,7 +116,7 @@ class VirtualSystem:
 
     models: Sequence[VirtualServer]
     pool: ServerPool
-    planning: _Planning
+    planning: RequestPlanner
     servicer: OrchestratorServicer
     registry: CollectorRegistry
     demand: DemandMeter
@@ -235,7 +237,9 @@ async def virtual_system(
         draw_lot=random.random if seed else lambda: 0.0,
     )
     opener, tasks, codecs = SessionOpener(), asyncio.TaskGroup(), Codecs()
-    planning, registry = _Planning(pool, planner=planner, cpu_clock=lambda: 0), CollectorRegistry()
+    planner, registry = planner or Planner(), CollectorRegistry()
+    planning = RequestPlanner(pool, planner=planner, cpu_clock=lambda: 0)
+    planning.refinement = _Refinement(planner, clock=time.monotonic)
     demand = DemandMeter(pool, lookahead=5, clock=now)
     servicer = OrchestratorServicer(
         pool=pool,

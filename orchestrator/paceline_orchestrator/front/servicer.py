@@ -11,8 +11,6 @@ from paceline.errors import (
     ContextLengthExceededError,
     DrainingError,
     InvalidFieldError,
-    LoadingError,
-    ModelNotFoundError,
     NoTargetError,
     PacelineError,
     UnsupportedError,
@@ -27,21 +25,17 @@ from paceline_orchestrator.fleet.wire import fetch_chat_template
 from paceline_orchestrator.front.detokenizer import whole_text
 from paceline_orchestrator.front.generation import Generation
 from paceline_orchestrator.front.identity import lane_of, share_of
-from paceline_orchestrator.front.order import Order
+from paceline_orchestrator.front.order_maker import OrderMaker
 from paceline_orchestrator.front.pacing import Pacing
 from paceline_orchestrator.front.prompts import encode_prompt, generation_of, prompt_size
 from paceline_orchestrator.front.request_queue import RequestQueue
 from paceline_orchestrator.front.request_validation import (
-    allowed_tokens,
     check,
     check_lengths,
-    check_tokens,
-    seed_of,
 )
-from paceline_orchestrator.front.text import StreamedText
+from paceline_orchestrator.front.served_model import ServedModel
 from paceline_orchestrator.front.text_workers import TextWorkers
-from paceline_orchestrator.front.translation import read_options, server_message
-from paceline_serving import tracing
+from paceline_orchestrator.front.translation import server_message
 from paceline_serving.admission import Admission
 from paceline_serving.keys import current_caller
 from paceline_serving.version import VERSION
@@ -52,8 +46,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.decoding.metrics import RequestMetrics
     from paceline_orchestrator.decoding.session_opener import SessionOpener
     from paceline_orchestrator.fleet.pool import ServerPool
-    from paceline_orchestrator.fleet.wire import ModelFacts
-    from paceline_orchestrator.front.tokenizer import Codec, Codecs
+    from paceline_orchestrator.front.tokenizer import Codecs
     from paceline_orchestrator.planning.request_planner import RequestPlanner
     from paceline_orchestrator.scaling.demand import DemandMeter
     from paceline_orchestrator.settings import OrchestratorSettings
@@ -97,10 +90,11 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self._text_rules = settings.text_rules()
         self._tasks = tasks
         self._admission = Admission(_DRAINING)
-        self._begun = asyncio.Event()
         self._pacing = Pacing(planning)
         self._queue = RequestQueue(settings, metrics=metrics)
         self._texts = TextWorkers()
+        self._model = ServedModel(pool, codecs)
+        self._orders = OrderMaker(self._model, opener=opener, planning=planning, texts=self._texts)
         self._generations: set[Generation] = set()
 
     @property
@@ -138,13 +132,13 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     def begin(self) -> None:
         """Let requests run: there is a target, and its tokenizer."""
-        self._begun.set()
+        self._model.begin()
 
     def drain(self) -> None:
         """Accept no more requests, and send those that wait for their turn elsewhere."""
         self._admission.close()
         self._queue.send_away(_DRAINING)
-        self._planning.end_refining()
+        self._planning.refinement.end()
 
     async def idle(self) -> None:
         """Return once no request runs or waits."""
@@ -175,7 +169,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             request, share, caller=caller, lane=lane_of(context), deadline=deadline
         ) as waited_ns:
             with self._admission.cuttable():
-                order = await self._order(
+                order = await self._orders.complete(
                     request,
                     share=share,
                     arrived_ns=arrived_ns,
@@ -209,7 +203,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                     run.cancel()
                     await asyncio.wait((run,))
                     took = generation.statistics()
-                    self._planning.learn(
+                    self._planning.experience.learn(
                         took.drafts,
                         plan=generation.teaches,
                         verification_count=took.target_forward_count + took.cancelled_count,
@@ -276,7 +270,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         """Return the tokens of a text."""
         if request.WhichOneof("prompt") is None:
             raise InvalidFieldError.of("prompt", "is required")
-        model, codec = await self._codec()
+        model, codec = await self._model.wait_for_codec()
         asked = generation_of(request)
         check_lengths(asked, model)
         share = share_of(context, current_caller())
@@ -305,7 +299,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self, request: pb.DetokenizeRequest, context: Any
     ) -> pb.DetokenizeResponse:
         """Return the text of tokens."""
-        model, codec = await self._codec()
+        model, codec = await self._model.wait_for_codec()
         token_ids = tuple(request.token_ids)
         if len(token_ids) > model.context_length:
             raise ContextLengthExceededError.of(
@@ -321,15 +315,6 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             field="token_ids",
         )
         return pb.DetokenizeResponse(text=text)
-
-    async def _codec(self) -> tuple[ModelFacts, Codec]:
-        """Return the model and its tokenizer."""
-        await self._wait_for_begin(shortage.WAIT_SECONDS)
-        model = await self._pool.wait_for_model(shortage.WAIT_SECONDS)
-        codec = self._codecs.get(model.tokenizer_fingerprint)
-        if codec is None:
-            raise UnsupportedError("the model has no tokenizer")
-        return model, codec
 
     @asynccontextmanager
     async def _admitted(
@@ -352,13 +337,13 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                 waited_seconds = await self._take_place(
                     request, share, lane=lane, deadline=deadline
                 )
-            self._planning.refine_beside(self._tasks)
+            self._planning.refinement.go_on_beside_requests(self._tasks)
             try:
                 yield int(waited_seconds * 1e9)
             finally:
                 self._queue.leave(share)
                 if not self.running_count:
-                    self._planning.refine_soon(self._tasks)
+                    self._planning.refinement.begin_at_rest(self._tasks)
 
     async def _take_place(
         self, request: pb.GenerateRequest, share: str, *, lane: str, deadline: Deadline
@@ -376,148 +361,19 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         """
         size, patience, waited_seconds = request.ByteSize(), shortage.WAIT_SECONDS, 0.0
         while True:
-            if self._lacks_adapter(request):
+            if request.lora and not self._model.has(lora=request.lora):
                 began = time.monotonic()
                 with self._queue.counted(share, size), self._admission.cuttable():
-                    await self._pool.wait_for_model(
-                        min(patience, deadline.remaining_seconds), lora=request.lora
+                    await self._model.wait_for_adapter(
+                        request.lora, seconds=min(patience, deadline.remaining_seconds)
                     )
                 patience -= time.monotonic() - began
             waited_seconds += await self._queue.enter(
                 share, lane=lane, size=size, deadline=deadline
             )
-            if not self._lacks_adapter(request):
+            if not request.lora or self._model.has(lora=request.lora):
                 return waited_seconds
             self._queue.leave(share)  # the adapter went away before its turn
-
-    def _lacks_adapter(self, request: pb.GenerateRequest) -> bool:
-        """Whether a request needs a LoRA adapter that no ready target has."""
-        try:
-            return bool(request.lora) and not self._pool.model(lora=request.lora)
-        except (NoTargetError, ModelNotFoundError):
-            return True
-
-    async def _order(
-        self,
-        request: pb.GenerateRequest,
-        *,
-        share: str,
-        arrived_ns: int,
-        waited_ns: int,
-        deadline: Deadline,
-    ) -> Order:
-        """Complete a request with what only this process knows: model, tokens, seed, plan."""
-        call = tracing.current()
-        request_id = request.request_id or (call.request_id if call else "")
-        await self._wait_for_begin(min(shortage.WAIT_SECONDS, deadline.remaining_seconds))
-        model = await self._pool.wait_for_model(
-            min(shortage.WAIT_SECONDS, deadline.remaining_seconds), lora=request.lora
-        )
-        check_lengths(request, model)
-        given_count = len(request.token_ids.ids) + len(request.resume_token_ids)
-        await self._opener.long_texts.wait_turn(given_count, share=share)
-        codec = self._codecs.get(model.tokenizer_fingerprint)
-        prompt = await self._tokenise(request, codec, model, share=share)
-        self._check_tokens(request, model, prompt=prompt)
-        predicted = await self._tokenise_prediction(request, codec, share=share)
-        max_tokens = allowed_tokens(request, model, prompt_length=len(prompt))
-        text = StreamedText(codec, request.stop_strings, prompt=prompt)
-        resumed = tuple(request.resume_token_ids)
-        options = read_options(request)
-        await self._texts.run(
-            lambda: text.resume(resumed), size=len(resumed), share=share, field="resume_token_ids"
-        )
-        plan = self._planning.plan(
-            options.wish,
-            model,
-            prompt_length=len(prompt) + len(resumed),
-            limit_length=len(prompt) + max_tokens,
-        )
-        self._planning.begin(plan, options.wish, model=model)
-        return Order(
-            options=options,
-            request_id=request_id,
-            share=share,
-            model=model,
-            text=text,
-            prompt=prompt,
-            resumed=resumed,
-            max_tokens=max_tokens,
-            seed=seed_of(request),
-            plan=plan,
-            arrived_ns=arrived_ns,
-            waited_ns=waited_ns,
-            deadline=deadline,
-            predicted=predicted,
-            bytes_of=codec.bytes_alone if codec and request.include_token_bytes else None,
-        )
-
-    def _check_tokens(
-        self, request: pb.GenerateRequest, model: ModelFacts, *, prompt: tuple[int, ...]
-    ) -> None:
-        """Check a request against the model, as its ready targets know it.
-
-        Raises:
-            NoTargetError: A target that could serve the request is away.
-            PacelineError: See `check_tokens`.
-        """
-        try:
-            check_tokens(request, model, prompt=prompt)
-        except UnsupportedError as error:
-            check_tokens(request, self._pool.with_those_away(model), prompt=prompt)
-            raise NoTargetError(
-                f"the target that could do this is away ({error.message})",
-                retry_after_seconds=shortage.RETRY_SECONDS,
-            ) from None
-
-    async def _tokenise(
-        self, request: pb.GenerateRequest, codec: Codec | None, model: ModelFacts, *, share: str
-    ) -> tuple[int, ...]:
-        if codec is None and (not request.HasField("token_ids") or request.stop_strings):
-            raise UnsupportedError(
-                "the model has no tokenizer: send token ids, and no stop strings"
-            )
-        if codec is None or request.HasField("token_ids"):
-            return tuple(request.token_ids.ids)
-        return await self._texts.run(
-            lambda: encode_prompt(request, codec, fim_token_ids=model.fim_token_ids),
-            size=prompt_size(request),
-            share=share,
-        )
-
-    async def _tokenise_prediction(
-        self, request: pb.GenerateRequest, codec: Codec | None, *, share: str
-    ) -> tuple[int, ...]:
-        text = request.predicted_text
-        if not text:
-            return ()
-        if codec is None:
-            raise UnsupportedError("predicted_text: the model has no tokenizer")
-        return await self._texts.run(
-            lambda: codec.encode(text, add_special_tokens=False, parse_special_tokens=False),
-            size=len(text),
-            share=share,
-            field="predicted_text",
-        )
-
-    async def _wait_for_begin(self, timeout_seconds: float) -> None:
-        """Wait for the first target and its tokenizer: the first request may come before."""
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await self._begun.wait()
-        except TimeoutError:
-            raise LoadingError(
-                f"{self._what_is_missing()}: try again if it is still loading",
-                retry_after_seconds=shortage.RETRY_SECONDS,
-            ) from None
-
-    def _what_is_missing(self) -> str:
-        try:
-            model = self._pool.model()
-        except NoTargetError as error:
-            return error.message
-        reason = self._codecs.why_refused(model.tokenizer_fingerprint)
-        return reason or "the tokenizer is being fetched"
 
     def _allowed_seconds(self, context: Any) -> float:
         asked: float | None = context.time_remaining()

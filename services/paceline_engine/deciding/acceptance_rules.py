@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InternalError
+from paceline_engine.deciding.gumbel import add_noise
 from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
 from paceline_engine.deciding.sampling import (
     Draw,
-    add_noise,
     argmax_tokens,
     choose_each,
     choose_tokens,

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.errors import InvalidFieldError
-from paceline_contract.limits import MOST_GRAMMAR_DEPTH
+from paceline_contract.limits import MOST_GRAMMAR_DEPTH, depth_of
 from paceline_engine.deciding.schema_merges import check_merges
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def sound_schema(text: str, *, field: str) -> str:
         raise InvalidFieldError.of(field, "is not JSON") from None
     if not isinstance(schema, dict):
         raise InvalidFieldError.of(field, "is not an object")
-    if _depth(schema) > MOST_GRAMMAR_DEPTH:
+    if depth_of(schema) > MOST_GRAMMAR_DEPTH:
         raise InvalidFieldError.of(field, f"is nested deeper than {MOST_GRAMMAR_DEPTH}")
     parts = [*parts_of(schema)]
     _check_divisors(parts, field=field)
@@ -135,12 +135,3 @@ def parts_of(schema: object, *, with_data: bool = False) -> Iterator[dict[str, A
 def _is_split(value: float) -> bool:
     """Whether this is a finite number that is not whole."""
     return math.isfinite(value) and not value.is_integer()
-
-
-def _depth(value: object) -> int:
-    """Count the levels of objects and lists in JSON, one level after another."""
-    depth, level = 0, [value]
-    while level := [it for it in level if isinstance(it, dict | list)]:
-        depth += 1
-        level = [it for each in level for it in (each.values() if isinstance(each, dict) else each)]
-    return depth

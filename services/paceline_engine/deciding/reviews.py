@@ -30,9 +30,9 @@ from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import SparseDistribution
 from paceline_engine.deciding.acceptance_rules import residual_scores
 from paceline_engine.deciding.cascade import Draw, Reviewed
+from paceline_engine.deciding.gumbel import add_noise
 from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
 from paceline_engine.deciding.sampling import (
-    add_noise,
     argmax_tokens,
     choose_tokens,
     cut_distribution,

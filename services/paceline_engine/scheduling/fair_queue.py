@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_engine.scheduling.jobs import Batch
+
 
 class Turns:
     """Start-time fair queueing of one server among shares of equal weight.
@@ -34,6 +41,13 @@ class Turns:
     def charge(self, share: str, service: int) -> None:
         """Move a share's clock on by the service that it had, in ns or any other unit."""
         self._clocks[share] = self.of(share) + service
+
+    def charge_forward(self, batch: Batch, row_counts: Sequence[int], *, forward_ns: int) -> None:
+        """Charge a forward to the shares of its jobs, by rows; without rows in equal parts."""
+        row_sum = sum(row_counts)
+        for job, rows in zip(batch.jobs, row_counts, strict=True):
+            part = rows / row_sum if row_sum else 1 / len(row_counts)
+            self.charge(job.share, round(forward_ns * part))
 
     def rest(self) -> None:
         """Reset all clocks, because no share waits."""

@@ -52,7 +52,6 @@ a forward that never returns behind: the thread is a daemon.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import threading
 import time
@@ -60,11 +59,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from paceline.errors import DrainingError, OverloadedError
-from paceline_contract.shares import FairShares
+from paceline.errors import DrainingError
 from paceline_engine.scheduling.accounting import Waste
 from paceline_engine.scheduling.batching import ALONE_NS, Batching
 from paceline_engine.scheduling.fair_queue import Turns
+from paceline_engine.scheduling.job_queue import JobQueue
 from paceline_engine.scheduling.jobs import Errand, Job, Outlet, Step
 from paceline_engine.scheduling.latencies import LatencyMeter
 from paceline_engine.terms.backend import DeviceLostError, ForwardInterrupted, forget_locals
@@ -80,7 +79,6 @@ _log = logging.getLogger(__name__)
 
 _Value = TypeVar("_Value")
 
-_RETRY_SECONDS = 0.5
 _STOP_SECONDS = 10.0
 """How long a running forward may take to notice that it was interrupted."""
 
@@ -121,14 +119,12 @@ class ModelWorker:
                 DrainingError.
             clock_ns: Nanoseconds that never go back; measures forwards and waiting.
         """
-        self._places = FairShares(queue_limit)
+        self._queue = JobQueue(queue_limit)
         self._turns = Turns()
         self._clock_ns = clock_ns
         self._batching = Batching(meter or LatencyMeter(), self._turns)
         self._on_forward = on_forward
         self._on_device_lost = on_device_lost
-        self._arrivals = itertools.count()
-        self._queue: list[Job] = []
         self._changed = threading.Condition()
         self._running: Batch | None = None
         self._uncounted: list[Sequence[Outcome]] = []  # by forward
@@ -144,7 +140,7 @@ class ModelWorker:
     @property
     def queue_length(self) -> int:
         """Jobs waiting."""
-        return len(self._queue)
+        return len(self._queue.jobs)
 
     @property
     def busy(self) -> bool:
@@ -176,7 +172,7 @@ class ModelWorker:
         stopped = DrainingError("the server is shutting down")
         with self._changed:
             self._stopping, self._refusal = True, self._refusal or stopped
-            dropped = self._drop_all()
+            dropped = self._queue.clear()
             if self._running is not None:
                 self._running.interrupt.set()
             self._changed.notify()
@@ -197,12 +193,7 @@ class ModelWorker:
         with self._changed:
             if self._refusal is not None:
                 raise self._refusal
-            if not self._places.allows(share):
-                raise OverloadedError(
-                    f"{len(self._queue)} calls wait for this model already,"
-                    f" {self._places.held_by(share)} of them this client's",
-                    retry_after_seconds=_RETRY_SECONDS,
-                )
+            self._queue.check_room(share)
             job = Job(work, outlet, share)
             self._enqueue(job)
             self._give_way()
@@ -232,8 +223,8 @@ class ModelWorker:
             job.withdrawn_ns = job.withdrawn_ns or self._clock_ns()
             if job.is_anticipated:
                 self.waste.add_unclaimed(job)
-            if job in self._queue:
-                self._remove(job)
+            if job in self._queue.jobs:
+                self._queue.remove(job)
             elif (batch := self._running) and job in batch.jobs and batch.is_unwanted:
                 batch.interrupt.set()
             successor, job.successor = job.successor, None
@@ -241,12 +232,7 @@ class ModelWorker:
             self.withdraw(successor)
 
     def _enqueue(self, job: Job, *, keeps_turn: bool = False) -> None:
-        if not keeps_turn:
-            job.arrival = next(self._arrivals)
-        job.was_passed_over = False
-        job.queued_ns = self._clock_ns()
-        self._queue.append(job)
-        self._places.take(job.share)
+        self._queue.add(job, now_ns=self._clock_ns(), keeps_turn=keeps_turn)
         self._changed.notify()
 
     def _give_way(self) -> None:
@@ -266,7 +252,7 @@ class ModelWorker:
         """Queue the item that the caller asks for next if it goes on from this answer."""
         assert outcome.judgement is not None
         assert self.backend is not None
-        if self._stopping or self._refusal or not self._places.allows(job.share):
+        if self._stopping or self._refusal or not self._queue.has_room_for(job.share):
             return
         if outcome.judgement.next_token in self.backend.description.eos_token_ids:
             return
@@ -274,14 +260,6 @@ class ModelWorker:
         if ahead is not None:
             job.successor = Job(ahead, Outlet(), job.share)
             self._enqueue(job.successor)
-
-    def _remove(self, job: Job) -> Job:
-        self._queue.remove(job)
-        self._places.give_back(job.share)
-        return job
-
-    def _drop_all(self) -> list[Job]:
-        return [self._remove(job) for job in self._queue[:]]
 
     # --- on the thread ------------------------------------------------------------------------
 
@@ -327,7 +305,7 @@ class ModelWorker:
 
     def _take(self) -> Batch | None:
         with self._changed:
-            while not self._queue and not self._stopping:
+            while not self._queue.jobs and not self._stopping:
                 self._turns.rest()
                 self._changed.wait()
             if self._stopping:
@@ -335,7 +313,7 @@ class ModelWorker:
             now_ns = self._clock_ns()
             batch = self._choose(now_ns)
             for job in batch.jobs:
-                self._remove(job)
+                self._queue.remove(job)
             self._turns.begin(batch.jobs[0].share)
             self._running = batch
             batch.started_ns = self._clock_ns()
@@ -344,7 +322,7 @@ class ModelWorker:
     def _choose(self, now_ns: int) -> Batch:
         model = None if self.backend is None else self.backend.description
         return self._batching.choose(
-            self._queue,
+            self._queue.jobs,
             now_ns=now_ns,
             shares_forwards=model is not None and model.shares_forwards,
             layer_count=model.layer_count if model and model.cancels_between_layers else 0,
@@ -359,7 +337,7 @@ class ModelWorker:
         with self._changed:
             self._running = None
             self.waste.add(batch, row_counts=row_counts, ended_ns=ended_ns)
-            self._charge(batch, row_counts, forward_ns=forward_ns)
+            self._turns.charge_forward(batch, row_counts, forward_ns=forward_ns)
             deliveries = []
             for job, answer in zip(batch.jobs, answers, strict=True):
                 if isinstance(answer, BaseException):
@@ -403,13 +381,6 @@ class ModelWorker:
             self._batching.learn(batch, row_counts, forward_ns=forward_ns)
         self._uncounted.append(outcomes)
 
-    def _charge(self, batch: Batch, row_counts: Sequence[int], *, forward_ns: int) -> None:
-        """Charge a forward to the shares of its jobs, by rows; without rows in equal parts."""
-        row_sum = sum(row_counts)
-        for job, rows in zip(batch.jobs, row_counts, strict=True):
-            part = rows / row_sum if row_sum else 1 / len(row_counts)
-            self._turns.charge(job.share, round(forward_ns * part))
-
     def _fail_or_repeat(self, job: Job, error: BaseException) -> None:
         """Queue a job again if it was interrupted for another job's sake; else end it."""
         is_wanted = isinstance(error, ForwardInterrupted) and job.withdrawn_ns is None
@@ -441,7 +412,7 @@ class ModelWorker:
         lost.__cause__ = error
         with self._changed:
             self._refusal, self._running = lost, None
-            jobs = [*running, *self._drop_all()]
+            jobs = [*running, *self._queue.clear()]
         # First, so that `on_device_lost` has run when a caller gets its job's error.
         self._tell(self._on_device_lost, error)
         self._tell(_fail, jobs, lost)

@@ -1,1 +1,1 @@
-"""Models of the transformers library: loaded by transformers.py, computed by loaded_model.py."""
+"""Models of the transformers library: loaded by transformers.py, computed by computed_model.py."""

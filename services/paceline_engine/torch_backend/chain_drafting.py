@@ -300,7 +300,7 @@ class _Chain:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step of some chains: what the last row of each sees (`SeenRows`).
+    """A step of some chains: what the last row of each sees (`adapter.SeenRows`).
 
     Attributes:
         chains: The chains.

@@ -48,11 +48,10 @@ from paceline_engine.torch_backend.int8_linear import (
     INT8_BLOCKS,
     ZERO,
     Int8Product,
-    large_product,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from paceline_engine.torch_backend.attention_tables import AttentionLayer, Spans
     from paceline_engine.torch_backend.compiled_steps import Steps
@@ -304,11 +303,14 @@ class FewLayers:
 
 
 @torch.inference_mode()
-def use_few_rows(products: Sequence[Int8Product], steps: Steps) -> int:
+def use_few_rows(
+    products: Sequence[Int8Product], steps: Steps, *, large: Mapping[torch.Size, Int8Product]
+) -> int:
     """Let products compute few rows in compiled code, wherever it gives oneDNN's bits.
 
     Args:
         products: Those that `few_row_products` finds.
+        large: See `check_exact`.
 
     Returns:
         How many do: none, if torch has no threads that the code can use.
@@ -327,7 +329,7 @@ def use_few_rows(products: Sequence[Int8Product], steps: Steps) -> int:
         own = FewProduct(each, few)
         if each.reach > EXACT_FLOAT:
             if each.shape not in roundings:
-                roundings[each.shape] = _rounding(each.shape, few)
+                roundings[each.shape] = _rounding(large[each.shape], few)
             apart = roundings[each.shape]
             if apart is None:
                 continue
@@ -352,9 +354,8 @@ def few_row_products(products: Iterable[Product]) -> list[Int8Product]:
     ]
 
 
-def _rounding(shape: torch.Size, few: FewRows) -> int | None:
+def _rounding(large: Int8Product, few: FewRows) -> int | None:
     """Return whether oneDNN rounds the parts of large sums apart (1) or not (0); None: neither."""
-    large = large_product(shape)
     own = FewProduct(large, few)
     for apart in (0, 1):
         own.struct.apart = apart

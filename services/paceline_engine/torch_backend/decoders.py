@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
 
+from paceline_engine.torch_backend.compiled_products import few_row_products, use_few_rows
+from paceline_engine.torch_backend.compiled_steps import StepsUnavailableError, compile_steps
 from paceline_engine.torch_backend.families import can_fuse
+from paceline_engine.torch_backend.int8_linear import has_vnni
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 from paceline_engine.torch_backend.library import LibraryDecoder, LibraryText, score_alone
@@ -21,8 +24,10 @@ from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.shared_rows import SharedRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from paceline_engine.torch_backend.int8_linear import Int8Product
+    from paceline_engine.torch_backend.packed_linear import Product
     from paceline_engine.torch_backend.shared_rows import ForwardRows
 
 _log = logging.getLogger(__name__)
@@ -190,3 +195,45 @@ class quiet_library:  # noqa: N801 - a context manager
 
     def __exit__(self, *_: object) -> None:
         transformers_logging.set_verbosity(self._verbosity)
+
+
+def use_compiled(
+    name: str,
+    decoder: Decoder | None,
+    products: Sequence[Product],
+    large: Mapping[torch.Size, Int8Product],
+) -> None:
+    """Let a model compute in compiled code what has the same bits there.
+
+    Args:
+        name: The model's.
+        decoder: What computes it.
+        products: Its products, if they are of whole numbers.
+        large: See `check_exact`.
+    """
+    fused = decoder if isinstance(decoder, FusedLlama) and decoder.can_use_steps else None
+    few = few_row_products(products) if has_vnni() else []
+    if fused is None and not few:
+        return
+    try:
+        steps = compile_steps(products=bool(few))
+        count = use_few_rows(few, steps, large=large) if few else 0
+    except StepsUnavailableError as error:
+        _log.info("model %r: nothing is compiled, which would be faster: %s", name, error)
+        return
+    if few:
+        _log.info("model %r: few rows of %d of %d products are compiled", name, count, len(few))
+    if fused is None:
+        return
+    if fused.use_steps(steps):
+        _log.info(
+            "model %r: what it computes between products is compiled, attention too; its bits are"
+            " torch's for these numbers of rows: %s",
+            name,
+            ", ".join(map(str, sorted(fused.agreeing_counts))) or "none",
+        )
+    else:
+        _log.warning(
+            "model %r: what was compiled gives other bits than torch's operators, and is not used",
+            name,
+        )

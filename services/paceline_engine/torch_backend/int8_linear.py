@@ -215,8 +215,11 @@ def tell_what_is_faster(name: str, *, dtype: str, device: torch.device) -> None:
         )
 
 
-def check_exact(products: Iterable[Product]) -> None:
+def check_exact(products: Iterable[Product]) -> dict[torch.Size, Int8Product]:
     """Check that products of all numbers of rows are exact, and let their code be compiled.
+
+    Returns:
+        A `large_product` of each shape whose sums can be large.
 
     Raises:
         ModelLoadError: they are not, as on a processor whose sums of products have 16 bits.
@@ -229,12 +232,13 @@ def check_exact(products: Iterable[Product]) -> None:
                 "with --weights int8 this processor's products are not exact: it lacks VNNI, or the"
                 f" model's width of {product.shape[1]} is too large; leave --weights alone"
             )
-    blocks: dict[torch.Size, Sequence[int]] = {}
+    large: dict[torch.Size, Int8Product] = {}
     for product in whole:
         if product.reach > EXACT_FLOAT:
-            if product.shape not in blocks:
-                blocks[product.shape] = large_product(product.shape).blocks
-            product.blocks = blocks[product.shape]
+            if product.shape not in large:
+                large[product.shape] = large_product(product.shape)
+            product.blocks = large[product.shape].blocks
+    return large
 
 
 @torch.inference_mode()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline_engine.deciding.grammars import GrammarCompiler, grammar_engine
-from paceline_engine.deciding.sampling import noise_kernel
+from paceline_engine.deciding.gumbel import noise_kernel
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.model_files.lora_folder import read_lora_folders
 from paceline_engine.model_files.quantisation import find_quantisation
@@ -113,12 +113,8 @@ class TransformersBackend(LoadedModel):
         computed_on = usable_device(device, dtype=dtype)
         if weights == INT8:
             refuse_int8(dtype=dtype, device=computed_on)
-        most_threads = MOST_INT8_THREADS if weights == INT8 else 1
-        if invariant and (computed_on.type != "cpu" or threads > most_threads):
-            raise ModelLoadError(
-                "with --invariant forwards are computed by one thread of a CPU, or with --weights"
-                f" int8 by up to {MOST_INT8_THREADS}: leave --device and --threads alone"
-            )
+        if invariant:
+            _check_can_be_invariant(computed_on, threads=threads, weights=weights)
         torch.set_num_threads(threads)
         files = find_model_files(model, revision=revision, check=find_quantisation)
         if adapter == MODULE:
@@ -129,8 +125,9 @@ class TransformersBackend(LoadedModel):
         loaded = load_model(files, dtype=dtype, device=computed_on).to(computed_on)
         computed_in = INT8
         if weights == PLAIN:
-            how, name = files.quantisation, files.name
-            computed_in = products_of(name, loaded, how, dtype=dtype, device=computed_on)
+            computed_in = products_of(
+                files.name, loaded, files.quantisation, dtype=dtype, device=computed_on
+            )
         draft_head = _narrow_head(files, loaded, has_adapter=adapter is not None)
         loaded_adapter = _load_adapter(files, loaded, adapter, guesses=guesses)
         head = _head_of(loaded_adapter)
@@ -161,19 +158,22 @@ class TransformersBackend(LoadedModel):
         if computed_in == dtype:
             tell_what_is_faster(files.name, dtype=dtype, device=computed_on)
         if invariant:
-            shape = None if self._slabs is None else self._slabs.shape
-            with on_device():
-                self.row_multiple = make_invariant(
-                    self.model,
-                    self.decoder,
-                    shape,
-                    description=self.description,
-                    threads=threads,
-                )
+            self._prove_invariance(threads=threads)
         if lora_folders:
             self._load_lora(lora_folders)
         if loaded_adapter is not None:
             self._draft_for_itself(loaded_adapter, prune_below=prune_below)
+
+    @on_device()
+    def _prove_invariance(self, *, threads: int) -> None:
+        """Choose shapes in which a row's logits follow from its sequence alone."""
+        self.row_multiple = make_invariant(
+            self.model,
+            self.decoder,
+            None if self._slabs is None else self._slabs.shape,
+            description=self.description,
+            threads=threads,
+        )
 
     @on_device()
     def _load_lora(self, folders: Sequence[LoraFolder]) -> None:
@@ -250,35 +250,47 @@ class TransformersBackend(LoadedModel):
                 f"model {self.description.name!r} is computed in the library's own way, where no"
                 " adapter can read what it needs"
             )
-        takes_trees = self.description.takes_trees
-        drafter: SelfDrafter | ChainDrafter
-        head = _head_of(adapter)
-        if isinstance(adapter, LoadedModule) or head is not None:
-            assert head is not None
-            assert self._slabs is not None, "it has a decoder"
-            shape = self._slabs.shape
-            drafter = ChainDrafter(
-                adapter,
-                head,
-                self.model,
-                first_layer=shape.layers - layers_beside(head, shape),
-                vocabulary_size=self.description.vocabulary_size,
-                takes_trees=takes_trees,
-                prune_below=prune_below,
-            )
-        else:
-            drafter = SelfDrafter(
-                adapter,
-                self.model,
-                takes_trees=takes_trees,
-                # What a forward goes on with after pruning is no longer invariant.
-                prune_below=0 if self._invariant else prune_below,
-                goes_along=isinstance(self.decoder, FusedLlama) and not self._invariant,
-            )
+        drafter = self._drafter_with(adapter, prune_below=prune_below)
         size = self.description.vocabulary_size
         self.own_guesses = OwnGuesses(drafter, vocabulary_size=size)
         self.description = replace(
             self.description, self_draft_depth=drafter.depth, self_draft_kind=drafter.kind
+        )
+
+    def _drafter_with(
+        self, adapter: LoadedAdapter | LoadedModule, *, prune_below: float
+    ) -> SelfDrafter | ChainDrafter:
+        """Make what drafts with an adapter: by chains if it keeps features."""
+        head = _head_of(adapter)
+        if head is None:
+            assert not isinstance(adapter, LoadedModule), "it has a head"
+            return SelfDrafter(
+                adapter,
+                self.model,
+                takes_trees=self.description.takes_trees,
+                # What a forward goes on with after pruning is no longer invariant.
+                prune_below=0 if self._invariant else prune_below,
+                goes_along=isinstance(self.decoder, FusedLlama) and not self._invariant,
+            )
+        assert self._slabs is not None, "it has a decoder"
+        shape = self._slabs.shape
+        return ChainDrafter(
+            adapter,
+            head,
+            self.model,
+            first_layer=shape.layers - layers_beside(head, shape),
+            vocabulary_size=self.description.vocabulary_size,
+            takes_trees=self.description.takes_trees,
+            prune_below=prune_below,
+        )
+
+
+def _check_can_be_invariant(device: torch.device, *, threads: int, weights: str) -> None:
+    most_threads = MOST_INT8_THREADS if weights == INT8 else 1
+    if device.type != "cpu" or threads > most_threads:
+        raise ModelLoadError(
+            "with --invariant forwards are computed by one thread of a CPU, or with --weights"
+            f" int8 by up to {MOST_INT8_THREADS}: leave --device and --threads alone"
         )
 
 

@@ -27,7 +27,7 @@ from paceline_engine.torch_backend.packed_linear import (
 from paceline_engine.torch_backend.stored_weights import Grid
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline_engine.model_files.quantisation import Quantisation
     from paceline_engine.torch_backend.decoders import Decoder
@@ -82,7 +82,9 @@ def _has_int4(model: nn.Module) -> bool:
 
 
 @torch.inference_mode()
-def replace_products(model: Any, decoder: Decoder | None, *, kind: str) -> list[Product]:
+def replace_products(
+    model: Any, decoder: Decoder | None, *, kind: str
+) -> tuple[list[Product], Mapping[torch.Size, Int8Product]]:
     """Let a model, and what was chosen to compute it, compute with whole numbers.
 
     Args:
@@ -90,7 +92,7 @@ def replace_products(model: Any, decoder: Decoder | None, *, kind: str) -> list[
             of the files.
 
     Returns:
-        All of the model's products.
+        All of the model's products, and those of `check_exact`.
 
     Raises:
         ModelLoadError: They would not be exact.
@@ -100,10 +102,10 @@ def replace_products(model: Any, decoder: Decoder | None, *, kind: str) -> list[
         products = decoder.replace_products(model, make)
     else:
         products = _replace_modules(model, make)
-    check_exact(products)
+    large = check_exact(products)
     warm_up(each for each in products if not isinstance(each, Int8Product))
     _forget_grids(model)
-    return products
+    return products, large
 
 
 def _in_eight_bits(product: Product, linears: Sequence[nn.Linear]) -> Product:

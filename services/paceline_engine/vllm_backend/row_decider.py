@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 
 from paceline_contract.proposal import NOTHING
-from paceline_engine.deciding.sampling import Draw, choose_each, noise_kernel
+from paceline_engine.deciding.gumbel import noise_kernel
+from paceline_engine.deciding.sampling import Draw, choose_each
 from paceline_engine.deciding.shaping import Shaper
 from paceline_engine.vllm_backend.row_tasks import FIELD, model_of_row_task, read_row_task
 

@@ -14,7 +14,7 @@ from pydantic import (
     field_validator,
 )
 
-from paceline_contract.limits import MOST_GRAMMAR_BYTES, MOST_GRAMMAR_DEPTH
+from paceline_contract.limits import MOST_GRAMMAR_BYTES, MOST_GRAMMAR_DEPTH, depth_of
 from paceline_gateway.bodies.fields import UNKNOWN_KIND, Fields, known_kind, problem
 from paceline_gateway.bodies.parameter_types import Content, NoList, NoText, one_of
 from paceline_gateway.conversations.conversation import (
@@ -23,7 +23,6 @@ from paceline_gateway.conversations.conversation import (
     Tool,
     ToolCall,
     ToolChoice,
-    depth_of,
 )
 
 MOST_TOOLS = 512

@@ -12,8 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
-from paceline_contract.limits import MOST_GRAMMAR_BYTES, MOST_GRAMMAR_DEPTH
-from paceline_gateway.conversations.conversation import depth_of
+from paceline_contract.limits import MOST_GRAMMAR_BYTES, MOST_GRAMMAR_DEPTH, depth_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

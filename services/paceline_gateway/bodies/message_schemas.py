@@ -17,7 +17,6 @@ from pydantic import (
 )
 
 from paceline import Grammar
-from paceline_gateway.bodies.completion_schemas import AnyRequest
 from paceline_gateway.bodies.conversation_schemas import (
     MOST_TOOLS,
     FunctionName,
@@ -30,6 +29,7 @@ from paceline_gateway.bodies.conversation_schemas import (
 )
 from paceline_gateway.bodies.fields import Fields, known_kind, problem, unsupported
 from paceline_gateway.bodies.parameter_types import MOST_UINT32, NoList, one_of, schema_grammar
+from paceline_gateway.bodies.request_schemas import AnyRequest
 from paceline_gateway.conversations.conversation import (
     Conversation,
     Message,

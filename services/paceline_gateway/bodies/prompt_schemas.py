@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from paceline_gateway.bodies.completion_schemas import AnyRequest, Ending
+from paceline_gateway.bodies.completion_schemas import Ending
 from paceline_gateway.bodies.conversation_schemas import (  # noqa: TC001 - pydantic reads them
     ChatMessage,
     TemplateOptions,
@@ -21,6 +21,7 @@ from paceline_gateway.bodies.parameter_types import (
     one_of,
     only,
 )
+from paceline_gateway.bodies.request_schemas import AnyRequest
 from paceline_gateway.conversations.conversation import Conversation, Message, Role
 
 if TYPE_CHECKING:

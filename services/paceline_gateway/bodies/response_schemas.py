@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from paceline_gateway.bodies.completion_schemas import EFFORTS, AnyRequest
+from paceline_gateway.bodies.completion_schemas import EFFORTS
 from paceline_gateway.bodies.conversation_schemas import (
     MOST_TOOLS,
     Choice,
@@ -35,6 +35,7 @@ from paceline_gateway.bodies.parameter_types import (
     only,
     texts_of,
 )
+from paceline_gateway.bodies.request_schemas import AnyRequest
 from paceline_gateway.conversations.conversation import (
     Conversation,
     Message,

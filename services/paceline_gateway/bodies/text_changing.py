@@ -6,9 +6,10 @@ these fields would answer another question, so these fields are refused by name.
 
 from __future__ import annotations
 
-from paceline_gateway.bodies.completion_schemas import ChatBody, CompletionBody, Extension
+from paceline_gateway.bodies.completion_schemas import ChatBody, CompletionBody
 from paceline_gateway.bodies.message_schemas import MessagesBody
 from paceline_gateway.bodies.prompt_schemas import LiveBody
+from paceline_gateway.bodies.request_schemas import Extension
 from paceline_gateway.bodies.response_schemas import InputItem, ResponseBody
 
 _BODIES = (ChatBody, CompletionBody, Extension, InputItem, LiveBody, MessagesBody, ResponseBody)

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from paceline_contract.limits import MOST_GRAMMAR_DEPTH
+from paceline_contract.limits import MOST_GRAMMAR_DEPTH, depth_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -136,12 +136,3 @@ class Conversation:
         """The tools that the answer may call."""
         names = self.tool_choice.names
         return tuple(it for it in self.offered_tools if names is None or it.name in names)
-
-
-def depth_of(value: object) -> int:
-    """Count the levels of objects and lists in JSON, one level after another."""
-    depth, level = 0, [value]
-    while level := [it for it in level if isinstance(it, dict | list)]:
-        depth += 1
-        level = [it for each in level for it in (each.values() if isinstance(each, dict) else each)]
-    return depth

@@ -16,94 +16,24 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from paceline import Grammar
-from paceline_contract.limits import MOST_GRAMMAR_BYTES
 from paceline_gateway.dialects import harmony
-from paceline_gateway.dialects.enforceable import enforceable
-from paceline_gateway.dialects.family import TEXT_MARK, Hole, Maybe, Shape, Tags
+from paceline_gateway.dialects.argument_rules import argument_rule, schema_of
+from paceline_gateway.dialects.family import Hole, Maybe
+from paceline_gateway.dialects.grammar_rules import ANY_TEXT, Rules, escaped, slashed
 from paceline_gateway.dialects.reasoning import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from paceline import Grammar
     from paceline_gateway.conversations.conversation import Tool
     from paceline_gateway.dialects.family import Family, Piece
+    from paceline_gateway.dialects.grammar_rules import Tokens
     from paceline_gateway.dialects.reasoning import Reasoning
 
-# As the engine's for a whole schema: one blank after a colon and a comma.
-_SPACES = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-_ANY_OBJECT: dict[str, Any] = {"type": "object"}
-# Keywords by which a schema allows, or may allow, properties that it does not list.
-_ABOUT_OTHERS = frozenset(
-    {
-        "$ref",
-        "additionalProperties",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "patternProperties",
-        "propertyNames",
-        "unevaluatedProperties",
-    }
-)
-_BARE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_ANY_TEXT = "/(?s:.*)/"
 _MOST_THOUGHT = (1 << 31) - 1  # as llguidance counts; no context is as long
-
-
-class TooLargeError(Exception):
-    """A grammar has more bytes than servers take."""
-
-
-class UnenforceableError(Exception):
-    """A tool is strict, and its family has no grammar of arguments."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """The tokens that are found in a text as a whole.
-
-    Attributes:
-        ids: Their ids, by their texts: of those that no other tokens may spell in a grammar.
-    """
-
-    ids: Mapping[str, int]
-
-    @classmethod
-    def of(cls, added: Mapping[str, int], special: Iterable[str]) -> Tokens:
-        """Choose those that count: llguidance takes special ones, and those in angle brackets."""
-        known = frozenset(special)
-        marked = {
-            text: each
-            for text, each in added.items()
-            if text in known or (text.startswith("<") and text.endswith(">"))
-        }
-        return cls(marked)
-
-    @property
-    def ranges(self) -> str:
-        """Their ids in llguidance's form: 3-5,9."""
-        written: list[str] = []
-        for _, run in groupby(enumerate(sorted(self.ids.values())), lambda it: it[1] - it[0]):
-            ids = [each for _, each in run]
-            written.append(f"{ids[0]}-{ids[-1]}" if len(ids) > 1 else f"{ids[0]}")
-        return ",".join(written)
-
-    def literal(self, text: str) -> str:
-        """Write a text: tokens in it as tokens."""
-        names = [it for it in self.ids if it in text]
-        if not names:
-            return json.dumps(text, ensure_ascii=False) if text else '""'
-        pattern = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-        pieces = [it for it in re.split(f"({pattern})", text) if it]
-        return " ".join(
-            f"<[{self.ids[it]}]>" if it in self.ids else json.dumps(it, ensure_ascii=False)
-            for it in pieces
-        )
 
 
 class AnswerGrammar:
@@ -114,38 +44,30 @@ class AnswerGrammar:
         follows_schemas: Whether schemas of tools count that are not strict.
         most_thought: Most tokens of reasoning before its end mark; None: any number. The mark has
             to be a token.
+
+    Attributes:
+        rules: What is written so far.
     """
 
     def __init__(
         self, tokens: Tokens, *, follows_schemas: bool = True, most_thought: int | None = None
     ) -> None:
         self._tokens = tokens
+        self.rules = Rules(tokens)
         self._follows_schemas = follows_schemas
         self._most_thought = most_thought
-        self._rules: list[str] = []
 
     @property
     def limits_thought(self) -> bool:
         """Whether reasoning may only have so many tokens."""
         return self._most_thought is not None
 
-    def written(self, start: str) -> Grammar:
-        """Return the grammar that begins with a rule.
-
-        Raises:
-            TooLargeError: It has too many bytes.
-        """
-        text = "\n".join([f"start: {start}", *self._rules, ""])
-        if len(text.encode()) > MOST_GRAMMAR_BYTES:
-            raise TooLargeError
-        return Grammar(lark=text)
-
     def after_reasoning(self, start: str, reasoning: Reasoning | None, stage: Stage) -> str:
         """Allow the reasoning before a rule, as the prompt's end demands."""
         if reasoning is None or stage is Stage.ANSWER:
             return start
-        self._rules.append(f"thought: {self._thought(reasoning.close)} SPACE")
-        self._rules.append(r"SPACE: /\s{0,4}/")
+        self.rules.add(f"thought: {self._thought(reasoning.close)} SPACE")
+        self.rules.add(r"SPACE: /\s{0,4}/")
         if stage is Stage.REASONING:
             return f"thought ({start})"
         return f"(SPACE {self._tokens.literal(reasoning.open)} thought)? ({start})"
@@ -153,10 +75,6 @@ class AnswerGrammar:
     def anything_after(self, reasoning: Reasoning) -> str:
         """Write any tokens after a model's reasoning, which does not begin again."""
         return f"<[^{self._tokens.ids[reasoning.open]}]>*"
-
-    def json(self, schema: Mapping[str, Any]) -> str:
-        """Write a rule for a JSON value."""
-        return f"%json {_json({'x-guidance': _SPACES, **schema})}"
 
     def calls(
         self, family: Family, tools: Sequence[Tool], *, several: bool, after_text: bool = False
@@ -173,23 +91,23 @@ class AnswerGrammar:
         is_first = not family.begin  # whether a call has the opening, and not what is before all
         for index, tool in enumerate(tools):
             call = self._call(family, tool, opening=opening if is_first else None)
-            self._rules.append(f"call_{index}: {call}")
-        self._rules.append(f"call: {' | '.join(f'call_{it}' for it in range(len(tools)))}")
+            self.rules.add(f"call_{index}: {call}")
+        self.rules.add(f"call: {' | '.join(f'call_{it}' for it in range(len(tools)))}")
         begin, end = (self._pieces(it) for it in (family.begin, family.end))
         if family.begin:
             begin = f"{opening} {self._pieces(family.begin[1:])}"
         # Where calls are in text, more text may be between them.
         repeats = several and not (after_text and is_first and not family.starts_answer)
         more = f" ({self._tokens.literal(family.separator)} call)*" if repeats else ""
-        self._rules.append(f"calls: {begin} call{more} {end}")
+        self.rules.add(f"calls: {begin} call{more} {end}")
         if not after_text:
             return "calls"
         if family.starts_answer:
             firsts = "".join(sorted(self._first_letters((*family.begin, *family.call))))
-            self._rules.append(rf"PLAIN: /(\s*[^\s{re.escape(firsts)}](?s:.*))?/")
+            self.rules.add(rf"PLAIN: /(\s*[^\s{re.escape(firsts)}](?s:.*))?/")
             return "(calls | PLAIN)"
         times = "*" if several else "?"
-        self._rules.append(f"TEXT: {self._without(family.opening)}")
+        self.rules.add(f"TEXT: {self.rules.without(family.opening)}")
         return f"TEXT (calls TEXT){times}" if self._is_token(family) else f"calls{times} TEXT"
 
     def _first_letters(self, pieces: Iterable[Piece]) -> Iterator[str]:
@@ -212,9 +130,9 @@ class AnswerGrammar:
         token = next((it for it in self._tokens.ids if it in family.opening), None)
         if token is not None:  # no text has it, so only what is before it has to be there
             before, _, after = family.opening.partition(token)
-            self._rules.append(f"BEFORE: /(?s:.*){_escaped(before)}/")
+            self.rules.add(f"BEFORE: /(?s:.*){escaped(before)}/")
             return f"BEFORE {self._tokens.literal(token + after)}"
-        self._rules.append(f"opened[lazy]: /(?s:.*){_escaped(family.opening)}/")
+        self.rules.add(f"opened[lazy]: /(?s:.*){escaped(family.opening)}/")
         return "opened"
 
     def harmony_calls(self, tools: Sequence[Tool], *, other: str | None) -> str:
@@ -228,12 +146,13 @@ class AnswerGrammar:
         for tool in tools:
             head = f"{harmony.CHANNEL}commentary to=functions.{tool.name} "
             head += f"{harmony.CONSTRAIN}json{harmony.MESSAGE}"
-            bodies.append(f"{self._tokens.literal(head)} {self.json(self._schema(tool))}")
-        self._rules.append(f"call: {' | '.join(bodies)}")
+            schema = schema_of(tool, follows_schemas=self._follows_schemas)
+            bodies.append(f"{self._tokens.literal(head)} {self.rules.json(schema)}")
+        self.rules.add(f"call: {' | '.join(bodies)}")
         if other is None:
             return f"{self._harmony_thought()} call"
         if other == "TEXT":
-            self._rules.append(f"TEXT: {_ANY_TEXT}")
+            self.rules.add(f"TEXT: {ANY_TEXT}")
         return f"{self._harmony_thought()} (call | {self._harmony_final(other)})"
 
     def harmony_answer(self, rule: str) -> str:
@@ -249,7 +168,7 @@ class AnswerGrammar:
         begin = literal(f"{harmony.CHANNEL}analysis{harmony.MESSAGE}")
         end = self._thought(harmony.END)
         again = literal(f"{harmony.START}assistant")
-        self._rules.append(f"thought: {begin} {end} {again}")
+        self.rules.add(f"thought: {begin} {end} {again}")
         return "thought?"
 
     def _call(self, family: Family, tool: Tool, *, opening: str | None) -> str:
@@ -258,94 +177,17 @@ class AnswerGrammar:
         for piece in family.call if opening is None else family.call[1:]:
             if piece is Hole.NAME:
                 name = f"functions.{tool.name}:" if family.is_numbered else tool.name
-                written += [self._tokens.literal(name), "/[0-9]+/" if family.is_numbered else ""]
+                written += [
+                    self._tokens.literal(name),
+                    "/[0-9]+/" if family.is_numbered else "",
+                ]
             elif piece is Hole.ARGUMENTS:
-                written.append(self._arguments(family, tool))
+                written.append(
+                    argument_rule(self.rules, family, tool, follows_schemas=self._follows_schemas)
+                )
             else:
                 written.append(self._pieces((piece,)))
         return " ".join(filter(None, written))
-
-    def _arguments(self, family: Family, tool: Tool) -> str:
-        if isinstance(family.arguments, Tags):
-            return self._tagged(family.arguments, tool)
-        if family.arguments is not Shape.JSON:
-            if tool.strict:
-                raise UnenforceableError
-            return self._python(tool) if family.arguments is Shape.PYTHON else self._bare(tool)
-        return self.json(self._schema(tool))
-
-    def _tagged(self, tags: Tags, tool: Tool) -> str:
-        """Write pairs in the order of the schema; those that it does not demand may be missing."""
-        schema = tool.parameters or {}
-        properties = schema.get("properties")
-        required = schema.get("required") or ()
-        literal = self._tokens.literal
-        written = []
-        for name, about in (properties if isinstance(properties, dict) else {}).items():
-            head, opening = f"{tags.key_open}{name}{tags.key_close}", tags.value_open
-            texts = _texts_of(about)
-            if texts:
-                alternatives = " | ".join(literal(f"{it}{tags.value_close}") for it in texts)
-                value = f"({alternatives})"
-            elif isinstance(about, dict) and about.get("type") not in (None, "string", ["string"]):
-                defs = {it: schema[it] for it in ("$defs", "definitions") if it in schema}
-                value = f"{self.json({**defs, **about})} {literal(tags.value_close)}"
-                opening = tags.json_open or opening
-            else:
-                value = self._up_to(tags.value_close, "VALUE")
-            pair = f"{literal(head + opening)} {value}"
-            written.append(pair if name in required else f"({pair})?")
-        return " ".join(written)
-
-    def _python(self, tool: Tool) -> str:
-        """Write keyword arguments whose values are literals of Python."""
-        if not any(it.startswith("literal:") for it in self._rules):
-            self._rules += [
-                'literal: STRING | NUMBER | "True" | "False" | "None" | list | dict',
-                'list: "[" (literal (", " literal)*)? "]"',
-                'dict: "{" (STRING ": " literal (", " STRING ": " literal)*)? "}"',
-                r'STRING: /"([^"\\\n]|\\.)*"/',
-                r"NUMBER: /-?[0-9]+(\.[0-9]+)?/",
-            ]
-        properties = (tool.parameters or {}).get("properties")
-        names = (
-            [it for it in properties if it.isidentifier()] if isinstance(properties, dict) else []
-        )
-        if not names:
-            return '""'
-        keys = " | ".join(json.dumps(f"{it}=") for it in names)
-        return f'(({keys}) literal (", " ({keys}) literal)*)?'
-
-    def _bare(self, tool: Tool) -> str:
-        """Write pairs of bare keys and values, whose texts stand between marks."""
-        if not any(it.startswith("value:") for it in self._rules):
-            self._rules += [
-                'value: text | NUMBER | "true" | "false" | "null" | list | dict',
-                f"text: {self._tokens.literal(TEXT_MARK)} {self._up_to(TEXT_MARK, 'QUOTED')}",
-                'list: "[" (value ("," value)*)? "]"',
-                'dict: "{" (KEY ":" value ("," KEY ":" value)*)? "}"',
-                r"KEY: /[A-Za-z_][A-Za-z0-9_\-]*/",
-                r"NUMBER: /-?[0-9]+(\.[0-9]+)?/",
-            ]
-        properties = (tool.parameters or {}).get("properties")
-        known = properties if isinstance(properties, dict) else {}
-        names = [it for it in known if _BARE_NAME.fullmatch(it)]
-        if not names:
-            return '""'
-        keys = " | ".join(json.dumps(f"{it}:") for it in names)
-        return f'(({keys}) value ("," ({keys}) value)*)?'
-
-    def _schema(self, tool: Tool) -> Mapping[str, Any]:
-        """Return the schema that arguments have to follow."""
-        wanted = tool.parameters
-        if wanted is None or tool.strict is False:
-            return _ANY_OBJECT
-        if tool.strict is None:
-            wanted = enforceable(wanted) if self._follows_schemas else None
-        schema = _ANY_OBJECT | dict(wanted or {})
-        if schema.keys() & {"properties"} and not schema.keys() & _ABOUT_OTHERS:
-            schema["additionalProperties"] = False  # a function has no other arguments
-        return schema
 
     def _pieces(self, pieces: Iterable[Piece]) -> str:
         return " ".join(self._piece(it) for it in pieces if not isinstance(it, Hole))
@@ -360,60 +202,19 @@ class AnswerGrammar:
     def _thought(self, mark: str) -> str:
         """Write what a model thinks up to a mark, and the mark."""
         if self._most_thought is None:
-            return self._up_to(mark, "THOUGHT")
+            return self.rules.up_to(mark, "THOUGHT")
         most = min(self._most_thought, _MOST_THOUGHT)
         ordinary = f"<[^{self._tokens.ranges}]>{{0,{most}}} " if most else ""
         return ordinary + self._tokens.literal(mark)
 
-    def _up_to(self, mark: str, name: str) -> str:
-        """Write any text up to a mark, and the mark."""
-        text = mark.strip()
-        if text in self._tokens.ids:
-            self._define(f"{name}: {self._without(text)}")
-            return f"{name} {self._tokens.literal(mark)}"
-        rule = f"{name.lower()}_end"
-        self._define(f"{rule}[lazy]: /(?s:.*){_escaped(mark)}/")
-        return rule
 
-    def _without(self, mark: str) -> str:
-        """Write any text without a mark in it."""
-        return f"{_ANY_TEXT} & ~/(?s:.*){_escaped(mark)}(?s:.*)/"
-
-    def _define(self, rule: str) -> None:
-        if rule not in self._rules:
-            self._rules.append(rule)
-
-
-def format_rule(grammar: AnswerGrammar, wanted: Grammar) -> str | None:
+def format_rule(rules: Rules, wanted: Grammar) -> str | None:
     """Return a rule for a format that stands behind reasoning; None for a grammar of its own."""
     if wanted.json_schema is not None:
         schema = wanted.json_schema
-        return grammar.json(json.loads(schema) if isinstance(schema, str) else schema)
+        return rules.json(json.loads(schema) if isinstance(schema, str) else schema)
     if wanted.choices is not None:
         return " | ".join(json.dumps(it, ensure_ascii=False) for it in wanted.choices)
     if wanted.regex is not None:
-        return f"/{_slashed(wanted.regex)}/"
+        return f"/{slashed(wanted.regex)}/"
     return None
-
-
-def _texts_of(about: Any) -> list[str]:
-    """Return the only texts that a value may be; none if it may be others."""
-    if not isinstance(about, dict):
-        return []
-    texts = about.get("enum", [about["const"]] if "const" in about else [])
-    is_listed = isinstance(texts, list) and all(isinstance(it, str) for it in texts)
-    return texts if is_listed else []
-
-
-def _json(value: Mapping[str, Any]) -> str:
-    """Write JSON in one line."""
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _escaped(text: str) -> str:
-    """Write a text in a regular expression between slashes."""
-    return _slashed(re.escape(text).replace("\\\n", "\\n").replace("\n", "\\n"))
-
-
-def _slashed(pattern: str) -> str:
-    return re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", pattern)

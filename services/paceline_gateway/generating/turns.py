@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from paceline import Chunk, GenerateOptions, Grammar, PromptPart
     from paceline_gateway.conversations.answer_parts import AnswerPart, AnswerReader
     from paceline_gateway.conversations.conversation import Conversation
-    from paceline_gateway.dialects.answering import Dialect, Dialects, Plan
+    from paceline_gateway.dialects.answering import Plan
+    from paceline_gateway.dialects.dialect import Dialect, Dialects
     from paceline_gateway.fleet.orchestrators import Orchestrators
     from paceline_gateway.generating.generations import Choice, Generations
     from paceline_gateway.http.connection import Connection

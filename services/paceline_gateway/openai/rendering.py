@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from paceline import Chunk
-    from paceline_gateway.bodies.completion_schemas import Body
+    from paceline_gateway.bodies.request_schemas import Body
     from paceline_gateway.generating.generations import Choice
     from paceline_gateway.generating.told_tokens import EchoedPrompt
     from paceline_gateway.http.connection import Connection

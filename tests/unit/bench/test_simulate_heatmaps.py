@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from paceline_bench.protocol_runs import Batch, Setup, total_times
+from paceline_bench.protocol_runs import Batch, Setup, time_batch
 from paceline_bench.recurrences import expected_distributed_times, scheduled_stretches
 from paceline_bench.simulate.claims import RATIOS, write_cells
 from paceline_bench.simulate.heatmaps import Cell, Experiment, Grid, Timing, columns, fill_column
@@ -84,7 +84,7 @@ def test_a_cell_has_the_times_of_the_protocol_itself():
             target_count=7,
             dispatch=DispatchPolicy.BLOCKS,
         )
-        return sum(total_times(Batch(setup, 0.7, 12, seeds))) / 300
+        return sum(time_batch(Batch(setup, 0.7, 12, seeds)).times) / 300
 
     assert found.dsi.lookahead == 2  # ceil(100 / (7 * 8))
     assert found.dsi.mean == pytest.approx(mean(Strategy.DISTRIBUTED, 2))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from paceline_contract.proposal import NOTHING, Proposal
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
+from paceline_engine.torch_backend.adapters.card import AdapterCard
+from paceline_engine.torch_backend.adapters.files import load_adapter
 from paceline_engine.torch_backend.cuda_graphs import CapturedForwards
+from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support import kernels_on_cpu
 from support.device import DEVICE
@@ -22,6 +26,8 @@ from unit.engine.conftest import NEVER, continuation
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    import torch
 
     from paceline_engine.terms.backend import Backend, Interrupt
     from paceline_engine.terms.items import Judgement, Outcome
@@ -40,7 +46,7 @@ def loaded(folder: Path, way: str, **settings: object) -> TransformersBackend:
         if "library" in way:
             patch.setattr(f"{module}.decoders.can_fuse", lambda _: False)
         if "one by one" in way:
-            patch.setattr(f"{module}.loaded_model.rotations_change", lambda _: True)
+            patch.setattr(f"{module}.computed_model.rotations_change", lambda _: True)
         backend = TransformersBackend(
             str(folder),
             invariant=way == "invariant",
@@ -51,6 +57,20 @@ def loaded(folder: Path, way: str, **settings: object) -> TransformersBackend:
     if is_captured and DEVICE == "cpu":
         backend.captured = CapturedForwards(backend.decoder, backend._slabs.shape, kernels_on_cpu)
     return backend
+
+
+def drafting(folder: Path, way: str, adapter: Path, **settings: object) -> TransformersBackend:
+    """Load a Llama that drafts for itself; see `loaded` for the way."""
+    backend = loaded(folder, way, adapter=str(adapter), **settings)
+    assert isinstance(backend.decoder, FusedLlama) == (way != "library")
+    return backend
+
+
+def reference(folder: Path, adapter: Path, *, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Return the library's model and an adapter's module, which compute without our engine."""
+    model = AutoModelForCausalLM.from_pretrained(folder).to(dtype).eval()
+    fingerprint = AdapterCard.read(adapter).fingerprint
+    return model, load_adapter(adapter, model=model, fingerprint=fingerprint).module
 
 
 def specs(reserve_length: int = 200) -> list[SessionSpec]:

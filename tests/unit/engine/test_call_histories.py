@@ -341,7 +341,7 @@ def check_books(host: ModelHost) -> None:
     statistics = host.statistics()
     assert (statistics.calls_live, statistics.queue_length) == (0, 0)
     assert (statistics.sessions_open, statistics.tokens_reserved) == (0, 0)
-    places = host._worker._places
+    places = host._worker._queue._places
     assert (places.free, dict(places._held)) == (LIMITS.queue_limit, {})
 
 

@@ -8,7 +8,6 @@ from array import array
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from paceline_contract.proposal import Proposal
 from paceline_engine.deciding.decisions import rank_from
@@ -17,12 +16,9 @@ from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ForwardInterrupted, ModelLoadError
 from paceline_engine.terms.items import Item, Judge
 from paceline_engine.terms.rank_paths import propose
-from paceline_engine.torch_backend.adapters.card import AdapterCard
 from paceline_engine.torch_backend.adapters.eagle import EagleHead
-from paceline_engine.torch_backend.adapters.files import load_adapter
 from paceline_engine.torch_backend.adapters.trunk import compute_trunk
 from paceline_engine.torch_backend.chain_drafting import ChainDrafter
-from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_training.run import AdapterSizes, TextPlan, run_training
 from paceline_training.training import TrainingPlan
@@ -34,8 +30,9 @@ from unit.engine.models import (
     check_as_alone,
     check_guesses,
     decode_by_proposals,
-    loaded,
+    drafting,
     mixed_judgements,
+    reference,
     specs,
 )
 
@@ -61,8 +58,7 @@ def adapter(tiny_pair, tmp_path_factory):
 @pytest.fixture(scope="module", params=["fused", "library", "together", "invariant", "int8"])
 def backend(request, tiny_pair, adapter):
     weights = "int8" if request.param == "int8" else "plain"
-    model = loaded(tiny_pair.target, request.param, adapter=str(adapter), weights=weights)
-    assert isinstance(model.decoder, FusedLlama) == (request.param != "library")
+    model = drafting(tiny_pair.target, request.param, adapter, weights=weights)
     assert isinstance(model.own_guesses.drafter, ChainDrafter)
     model.is_rounded = request.param == "int8"
     return model
@@ -71,9 +67,7 @@ def backend(request, tiny_pair, adapter):
 @pytest.fixture(scope="module")
 def expected(tiny_pair, adapter):
     """What is to be proposed after a text and the next token, by the slow head."""
-    model = AutoModelForCausalLM.from_pretrained(tiny_pair.target).double().eval()
-    fingerprint = AdapterCard.read(adapter).fingerprint
-    head = load_adapter(adapter, model=model, fingerprint=fingerprint).module
+    model, head = reference(tiny_pair.target, adapter, dtype=torch.float64)
     known = {}
 
     @torch.no_grad()

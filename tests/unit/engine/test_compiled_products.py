@@ -61,8 +61,13 @@ def numbers(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def use(products, steps):
+    """Let products compute few rows in compiled code, as at load; return how many do."""
+    return use_few_rows(products, steps, large=check_exact(products))
+
+
 def compiled(product, steps):
-    assert use_few_rows([product], steps) == 1
+    assert use([product], steps) == 1
     assert isinstance(product.few, FewProduct)
     return product
 
@@ -177,7 +182,7 @@ def test_each_weight_that_lies_in_another_way_is_left_to_onednn(steps, monkeypat
         "packed_at",
         property(lambda self: first if self is products[1] else own(self)),
     )
-    assert use_few_rows(products, steps) == 2
+    assert use(products, steps) == 2
     assert [each.few is not None for each in products] == [True, False, True]
     hidden = numbers(3, 96)
     assert torch.equal(products[1](hidden), products[1].by_onednn(hidden))
@@ -194,14 +199,14 @@ def test_a_product_that_is_off_by_the_least_is_not_used(count, steps, monkeypatc
         return found
 
     monkeypatch.setattr(FewProduct, "__call__", off)
-    assert use_few_rows([Int8Product(numbers(70, 96), None)], steps) == 0
+    assert use([Int8Product(numbers(70, 96), None)], steps) == 0
 
 
 def test_with_threads_that_nobody_knows_onednn_computes(steps, monkeypatch, caplog):
     del steps
     monkeypatch.setattr(compiled_steps, "_OPENMP", ("no_function_of_this_name",))
     product = Int8Product(numbers(64, 64), None)
-    assert use_few_rows([product], compile_steps(products=True)) == 0
+    assert use([product], compile_steps(products=True)) == 0
     assert product.few is None
     assert "unknown OpenMP" in caplog.text
 
@@ -253,7 +258,7 @@ def test_no_thread_computes_while_nobody_asks(steps):
 def few_rows_of(model, steps):
     """Let a model in eight bits compute few rows in compiled code."""
     products = [each for layer in model.decoder.layers for each in layer.products]
-    assert use_few_rows(few_row_products(products), steps) == len(products)
+    assert use(few_row_products(products), steps) == len(products)
 
 
 @pytest.mark.usefixtures("threads")
@@ -541,7 +546,7 @@ def test_a_forward_in_long_calls_can_be_given_up_and_counts_all_layers(saved, st
 
 def test_a_processor_without_vnni_compiles_steps_alone(saved, steps, caplog, monkeypatch):
     del steps
-    monkeypatch.setattr("paceline_engine.torch_backend.loaded_model.has_vnni", lambda: False)
+    monkeypatch.setattr("paceline_engine.torch_backend.decoders.has_vnni", lambda: False)
     with caplog.at_level("INFO"):
         TransformersBackend(str(saved), weights="int8")
     assert "few rows" not in caplog.text

@@ -412,7 +412,7 @@ def test_steps_with_other_bits_are_not_used_and_the_log_says_so(
 def test_nothing_is_compiled_for_a_model_that_it_does_not_fit(tmp_path, monkeypatch, caplog):
     """As the tiny models of most tests: a load would take half a second longer for nothing."""
     monkeypatch.setattr(
-        "paceline_engine.torch_backend.loaded_model.compile_steps", lambda: pytest.fail("compiled")
+        "paceline_engine.torch_backend.decoders.compile_steps", lambda: pytest.fail("compiled")
     )
     LlamaForCausalLM(LlamaConfig(**SIZES, dtype="bfloat16")).save_pretrained(tmp_path)
     build_tokenizer(SIZES["vocab_size"]).save(str(tmp_path / "tokenizer.json"))

@@ -99,7 +99,7 @@ def test_its_drafts_are_the_whole_models_without_the_tokens_that_are_not_scored(
     spec = spec_of(sampling, rule)
     text, own, whole = array("I", PROMPT), ModelText(narrow, spec), drafter.new_cache(spec)
     differs = 0
-    for _ in range(40):
+    for _ in range(20):
         scores = scores_after(drafter, whole, text)
         meant = shaped(filtered(scores), spec, text)
         expected = draft_from(meant, spec=spec, position=len(text))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_contract.proposal import SparseDistribution
-from paceline_engine.deciding import sampling
+from paceline_engine.deciding import gumbel
 from paceline_engine.deciding.acceptance_rules import accept_sampled, residual_scores
 from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
 from paceline_engine.deciding.sampling import choose_tokens, draw_draft, filtered_scores
@@ -74,7 +74,7 @@ def test_a_draft_is_drawn_from_the_rounded_numbers_where_rounding_decides():
     parameters, decided_by_rounding = SamplingParameters(1.0), 0
     for position in range(50):
         even = torch.zeros(1, 2, dtype=torch.float64)
-        noisy = sampling.add_noise(even, [position], seed=3, purpose=Purpose.DRAFT)
+        noisy = gumbel.add_noise(even, [position], seed=3, purpose=Purpose.DRAFT)
         logits = -noisy + torch.tensor([[1e-9, 0.0]], dtype=torch.float64)
         token, said = draw_draft(logits, position=position, parameters=parameters, seed=3)
         sent = dict(zip(said.token_ids, said.probabilities, strict=True))
@@ -206,8 +206,8 @@ def test_noise_is_computed_for_the_tokens_that_are_left(monkeypatch):
         computed.append(pair.numel())
         return gumbel_pairs(pair, position, **settings)
 
-    gumbel_pairs = sampling._gumbel_pairs
-    monkeypatch.setattr(sampling, "_gumbel_pairs", watched)
+    gumbel_pairs = gumbel._gumbel_pairs
+    monkeypatch.setattr(gumbel, "_gumbel_pairs", watched)
     parameters = SamplingParameters(1.0, top_k=10)
     choose_tokens(torch.arange(50_000.0)[None], first_position=0, parameters=parameters, seed=1)
     assert computed == [5]

@@ -11,6 +11,7 @@ COMPUTE_BESIDE_THE_TORCH_BACKEND = {
     "deciding.decisions",
     "deciding.gbnf",
     "deciding.grammars",
+    "deciding.gumbel",
     "deciding.noise_kernel",
     "deciding.reviews",
     "deciding.sampling",

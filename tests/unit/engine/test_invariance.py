@@ -170,7 +170,7 @@ ALL = {
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "library"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("texts", [2, 9, 64])
+@pytest.mark.parametrize("texts", [2, 64])
 def test_a_rows_logits_follow_from_its_text_alone(tiny_pair, dtype, fused, texts):
     mixture = Mixture(load(tiny_pair.target, dtype=dtype, fused=fused), texts=texts, seed=2)
     mixture.run(40 if texts < 64 else 12)
@@ -234,8 +234,7 @@ def test_a_tree_has_its_texts_bits_after_its_attention_failed_half_way(tiny_pair
         assert next(passes) > fails_at
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "library"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "fused"), [("float32", True), ("bfloat16", False)])
 def test_without_the_option_they_do_not(tiny_pair, dtype, fused):
     backend = load(tiny_pair.target, dtype=dtype, fused=fused, invariant=False)
     mixture = Mixture(backend, texts=9, seed=9)
@@ -252,8 +251,15 @@ HOLDS = (
 REFUSED = ("mixtral", "gpt-oss", "deepseek-v3", "bloom", "falcon", "dynamic")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", HOLDS)
+# Each family once; with the other dtype, too, in `make test-long`.
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=[pytest.mark.long] * (index % 2 != place))
+        for index, name in enumerate(HOLDS)
+        for place, dtype in enumerate(("float32", "bfloat16"))
+    ],
+)
 def test_it_holds_for_many_families(name, dtype, tmp_path):
     backend = TransformersBackend(
         str(build_family(name, tmp_path / name)), dtype=dtype, invariant=True

@@ -20,7 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from paceline_engine.deciding import sampling
+from paceline_engine.deciding import gumbel
 from paceline_engine.deciding.sampling import Draw, choose_each
 from paceline_engine.terms.calls import SamplingParameters
 from paceline_engine.torch_backend import shared_rows
@@ -109,7 +109,7 @@ def launches(monkeypatch):
     found = Launches()
     own = OwnKernels(found)
     monkeypatch.setattr(shared_rows, "in_place_kernels", lambda *_, **__: own)
-    monkeypatch.setattr(sampling, "noise_kernel", lambda _: own.noise)
+    monkeypatch.setattr(gumbel, "noise_kernel", lambda _: own.noise)
     return found
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline_engine.deciding.gumbel import add_noise
 from paceline_engine.deciding.noise import Purpose
-from paceline_engine.deciding.sampling import add_noise
 
 pytest.importorskip("triton")
 

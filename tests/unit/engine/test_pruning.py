@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from paceline_contract.calls import VerifyOptions
 from paceline_contract.proposal import Proposal
@@ -17,8 +16,6 @@ from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Item, Judge
 from paceline_engine.terms.rank_paths import cartesian_tree
-from paceline_engine.torch_backend.adapters.card import AdapterCard
-from paceline_engine.torch_backend.adapters.files import load_adapter
 from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.self_drafting import FedTree, _likelihoods
 from paceline_engine.torch_backend.transformers import TransformersBackend
@@ -27,7 +24,7 @@ from paceline_model_server.settings import ModelServerSettings
 from support.self_speculation import StreamingDecoder
 from support.tiny_adapters import write_adapter
 from unit.engine.conftest import NEVER, call_on, chain, continuation, running
-from unit.engine.models import check_as_alone, loaded, mixed_judgements, specs
+from unit.engine.models import check_as_alone, loaded, mixed_judgements, reference, specs
 
 SPECS = specs()
 SPEC = SPECS[0]
@@ -123,9 +120,7 @@ def test_a_guess_is_as_likely_as_the_noise_makes_it_after_its_own_parent():
 
 def test_it_has_the_forwards_and_rows_that_the_paper_says(backend, tiny_pair, adapter):
     made, rows = decode(ModelText(backend, SPEC), count=12)
-    model = AutoModelForCausalLM.from_pretrained(tiny_pair.target).eval()
-    fingerprint = AdapterCard.read(adapter).fingerprint
-    module = load_adapter(adapter, model=model, fingerprint=fingerprint).module
+    model, module = reference(tiny_pair.target, adapter, dtype=torch.float32)
     # Without the rows that stand for no token.
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight[:VOCABULARY_SIZE])
     slow = StreamingDecoder(model, module, PATHS, THRESHOLD)

@@ -166,7 +166,7 @@ def test_whole_numbers_can_be_served_invariantly(layout, dtype, kind, written):
 def test_products_in_eight_bits_have_the_whole_numbers_of_the_file(written):
     quantised, _, weights = written("w8a8")
     model = load(quantised)
-    products = replace_products(model, None, kind="w8a8")
+    products, _ = replace_products(model, None, kind="w8a8")
     assert not any(hasattr(each, "grid") for each in model.modules())
     whole = [each for each in products if isinstance(each, Int8Product)]
     assert len(whole) == len(weights)

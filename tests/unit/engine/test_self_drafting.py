@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from paceline_contract.calls import VerificationRule, VerifyOptions
 from paceline_contract.proposal import Proposal
@@ -16,8 +15,6 @@ from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.items import Item, Judge
 from paceline_engine.terms.rank_paths import cartesian_tree, propose
-from paceline_engine.torch_backend.adapters.card import AdapterCard
-from paceline_engine.torch_backend.adapters.files import load_adapter
 from paceline_engine.torch_backend.adapters.trunk import compute_trunk
 from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.transformers import TransformersBackend
@@ -26,11 +23,13 @@ from paceline_model_server.settings import ModelServerSettings
 from support.device import on_a_cpu
 from support.self_speculation import StreamingDecoder
 from support.tiny_adapters import write_adapter
+from unit.engine import models
 from unit.engine.conftest import NEVER, call_on, chain, continuation, running
 from unit.engine.models import (
     check_as_alone,
     check_guesses,
     decode_by_proposals,
+    drafting,
     loaded,
     mixed_judgements,
     specs,
@@ -54,9 +53,7 @@ def adapter(request, tiny_pair, tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["fused", "library", "together"])
 def backend(request, tiny_pair, adapter):
-    model = loaded(tiny_pair.target, request.param, adapter=str(adapter))
-    assert isinstance(model.decoder, FusedLlama) == (request.param != "library")
-    return model
+    return drafting(tiny_pair.target, request.param, adapter)
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +64,7 @@ def plain(tiny_pair):
 @pytest.fixture(scope="module")
 def reference(tiny_pair, adapter):
     """What the modules guess beside a text's last row: (J, V)."""
-    model = AutoModelForCausalLM.from_pretrained(tiny_pair.target).float().eval()
-    fingerprint = AdapterCard.read(adapter).fingerprint
-    module = load_adapter(adapter, model=model, fingerprint=fingerprint).module
+    model, module = models.reference(tiny_pair.target, adapter, dtype=torch.float32)
     # Without the rows that stand for no token.
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight[:VOCABULARY_SIZE])
 
@@ -231,7 +226,7 @@ async def test_a_host_hands_proposals_out_and_under_rejection_none(backend):
 
 def test_a_model_that_judges_chains_only_proposes_one(tiny_pair, adapter, monkeypatch):
     monkeypatch.setattr(
-        "paceline_engine.torch_backend.loaded_model.rotations_change", lambda _: True
+        "paceline_engine.torch_backend.computed_model.rotations_change", lambda _: True
     )
     model = TransformersBackend(str(tiny_pair.target), adapter=str(adapter))
     proposal = ModelText(model, SPEC).judge(PROMPT, propose=True).proposal

@@ -155,7 +155,7 @@ def test_captured_forwards_cannot_all_be_given_up(tiny_pair, monkeypatch):
         assert device.type == "cpu"
         return CapturedForwards(decoder, shape, kernels_on_cpu)
 
-    monkeypatch.setattr("paceline_engine.torch_backend.loaded_model.capture_forwards", capture)
+    monkeypatch.setattr("paceline_engine.torch_backend.computed_model.capture_forwards", capture)
     backend = TransformersBackend(str(tiny_pair.target), capture=True)
     assert not backend.description.cancels_between_layers
 

@@ -15,7 +15,8 @@ from paceline_engine.terms.calls import GrammarKind
 from paceline_gateway.conversations.answer_parts import Answer
 from paceline_gateway.conversations.conversation import Conversation, Message, Tool, ToolChoice
 from paceline_gateway.dialects import harmony
-from paceline_gateway.dialects.answering import find_dialect, plan_answer
+from paceline_gateway.dialects.answering import plan_answer
+from paceline_gateway.dialects.dialect import find_dialect
 from paceline_gateway.dialects.enforceable import enforceable
 from paceline_gateway.dialects.family import FAMILIES
 from paceline_gateway.dialects.names import ReasoningParser, ToolParser

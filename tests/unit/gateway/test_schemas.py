@@ -15,14 +15,11 @@ from paceline.errors import InvalidFieldError, UnsupportedError
 from paceline.request import build_request
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_contract.shares import FairShares
-from paceline_gateway.bodies.completion_schemas import (
-    ChatBody,
-    CompletionBody,
-    Extension,
-)
+from paceline_gateway.bodies.completion_schemas import ChatBody, CompletionBody
 from paceline_gateway.bodies.json_body import parse
 from paceline_gateway.bodies.message_schemas import MessagesBody
 from paceline_gateway.bodies.prompt_schemas import LiveBody
+from paceline_gateway.bodies.request_schemas import Extension
 from paceline_gateway.bodies.response_schemas import ResponseBody
 from paceline_gateway.errors import RequestError, of_paceline
 from support.gateway import gateway_over

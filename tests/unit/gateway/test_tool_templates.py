@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline import ChatTemplate, PromptPart
-from paceline_gateway.dialects.answering import find_dialect
+from paceline_gateway.dialects.dialect import find_dialect
 from paceline_gateway.errors import RequestError
 from paceline_gateway.templates.chat_template import ChatTemplates
 from support.conversations import conversation_of

@@ -40,7 +40,7 @@ async def test_what_a_request_leaves_when_it_ends_early_counts_as_discarded(
     learnt = []
     async with virtual_system(*drafters(1, latency_seconds=0.002), *targets(2)) as system:
         planning = system.planning
-        monkeypatch.setattr(planning, "learn", lambda drafts, **_: learnt.append(drafts))
+        monkeypatch.setattr(planning.experience, "learn", lambda drafts, **_: learnt.append(drafts))
         request = system.generate(
             strategy=strategy, lookahead=4, target_count=2, max_tokens=999, seconds=seconds
         )

@@ -121,7 +121,7 @@ def draw_auto_scenario(seed):
     )
 
 
-@pytest.mark.parametrize("first", range(0, 40, BATCH))
+@pytest.mark.parametrize("first", [0, pytest.param(BATCH, marks=pytest.mark.long)])
 def test_whatever_fails_the_promises_hold_where_auto_changes_its_mind(first):
     check(range(first, first + BATCH), draw=draw_auto_scenario)
 

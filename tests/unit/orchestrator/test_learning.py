@@ -32,7 +32,7 @@ def a_text_planning():
 
 def learn(planning, drafts, *, strategy=SI, **text):
     plan = SimpleNamespace(method=METHODS[strategy], shape=Shape(1), pair=Pair("target", "drafter"))
-    planning.learn(drafts, plan=plan, verification_count=0, **text)
+    planning.experience.learn(drafts, plan=plan, verification_count=0, **text)
 
 
 # --- what drafts were worth -----------------------------------------------------------------------

@@ -51,7 +51,7 @@ def code_and_prose(count, *, code_first=True):
 def learn(system, drafts):
     """Have the planner learn what became of an earlier request's drafts."""
     plan = SimpleNamespace(method=METHODS[Strategy.SPECULATIVE], shape=CHAIN, pair=BAD_PAIR)
-    system.planning.learn(drafts, plan=plan, verification_count=0)
+    system.planning.experience.learn(drafts, plan=plan, verification_count=0)
 
 
 async def decode(agrees, count, *, part=1 / 3, target_count=1, is_bad=False, **request):

@@ -122,7 +122,7 @@ async def test_who_is_left_drafts_again_and_who_began_plainly_does_then(monkeypa
         await asyncio.sleep(0.1)
         requests.ask(10)
         last = requests.ask(500)
-        monkeypatch.setattr(system.planning, "learn", learnt)
+        monkeypatch.setattr(system.planning.experience, "learn", learnt)
         await asyncio.sleep(1.5)
         drafted = requests.calls("Draft", since=now() - 0.5)
         assert drafted == [], "two are too many"
@@ -157,7 +157,7 @@ async def test_draft_tokens_are_learnt_as_far_as_all_drafts_were_wide(first, las
 
     planner = _Shaped()
     async with virtual_system(*models(), planner=planner) as system, _Requests(system) as requests:
-        monkeypatch.setattr(system.planning, "learn", learnt)
+        monkeypatch.setattr(system.planning.experience, "learn", learnt)
         planner.width = first
         stream = requests.ask(400)
         await asyncio.sleep(0.5)

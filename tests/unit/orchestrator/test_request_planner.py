@@ -149,7 +149,7 @@ def took(
     ranks=(),
     drafter="drafter",
 ):
-    """What became of a request, as `RequestPlanner.learn` takes it."""
+    """What became of a request, as `Experience.learn` takes it."""
     drafts = DraftStatistics(
         drafted=accepted + rejected,
         accepted=accepted,
@@ -279,9 +279,9 @@ def test_the_planner_hears_how_long_a_prompt_takes(prompt_length):
 
 def test_what_drafts_were_worth_long_ago_is_forgotten():
     planning = a_planning([a_server(30)])
-    planning.learn(**took(accepted=10_000))
+    planning.experience.learn(**took(accepted=10_000))
     for _ in range(20):
-        planning.learn(**took(rejected=1000))
+        planning.experience.learn(**took(rejected=1000))
     assert a_plan(planning).hit_rates[0] < 0.05
 
 
@@ -309,7 +309,7 @@ def test_a_verification_costs_the_cpu_time_of_requests_over_their_verifications(
     for _ in range(40):
         a_plan(planning)
         clock.ns += 100 * 5 * MS
-        planning.learn(**took(forwards=70, cancelled=30, accepted=70, rejected=30))
+        planning.experience.learn(**took(forwards=70, cancelled=30, accepted=70, rejected=30))
     note = a_plan(planning).note
     assert "DSI from lookahead 4 on, at 5.0 ms of CPU for a verification" in note
 
@@ -322,9 +322,9 @@ def test_clients_that_leave_before_a_verdict_do_not_make_dispatching_dearer():
     for _ in range(1000):
         a_plan(planning)
         clock.ns += 4 * MS
-        planning.learn(**took(forwards=0))
+        planning.experience.learn(**took(forwards=0))
     assert dispatch_ns(planning, planner) == known
-    planning.learn(**took(forwards=100))
+    planning.experience.learn(**took(forwards=100))
     assert dispatch_ns(planning, planner) < known, "what they took is nobody else's"
 
 
@@ -336,7 +336,7 @@ def test_at_rest_nothing_is_dispatched_though_others_use_the_same_targets():
     for _ in range(40):
         clock.ns += 3_600_000 * MS
         a_plan(planning)
-        planning.learn(**took(forwards=70, cancelled=30))
+        planning.experience.learn(**took(forwards=70, cancelled=30))
     assert dispatch_ns(planning, planner) < MS
 
 
@@ -376,7 +376,7 @@ def test_what_a_target_guesses_is_not_judged_by_rejection_sampling():
 def test_a_targets_own_guesses_say_nothing_of_the_drafter():
     planning = a_planning([a_server(30, self_draft_depth=4)])
     before = a_plan(planning).hit_rates[0]
-    planning.learn(**took(forwards=100, rejected=1000, strategy=SELF))
+    planning.experience.learn(**took(forwards=100, rejected=1000, strategy=SELF))
     assert a_plan(planning).hit_rates[0] == before
 
 
@@ -396,7 +396,7 @@ def simulated(planning, **wish):
 def test_a_request_begins_with_the_hit_rates_that_earlier_ones_of_its_pair_have_shown():
     planning = a_tree_planning()
     seen = {1: 600, 2: 350, 3: 10, 0: 40}
-    planning.learn(**took(accepted=600, rejected=400, width=3, ranks=seen))
+    planning.experience.learn(**took(accepted=600, rejected=400, width=3, ranks=seen))
     rates = a_plan(planning).hit_rates
     assert rates[:3] == pytest.approx((0.6, 0.35, 0.01), abs=0.02)
     assert rates[3] == pytest.approx(0.4 * 0.04, abs=0.01)  # what nobody asked for is assumed
@@ -406,7 +406,9 @@ def test_another_drafters_hit_rates_are_not_this_ones():
     planning = a_tree_planning()
     before = a_plan(planning).hit_rates
     seen = {1: 10, 0: 990}
-    planning.learn(**took(accepted=10, rejected=990, width=3, ranks=seen, drafter="another"))
+    planning.experience.learn(
+        **took(accepted=10, rejected=990, width=3, ranks=seen, drafter="another")
+    )
     assert a_plan(planning).hit_rates == pytest.approx(before)
 
 
@@ -427,7 +429,9 @@ def test_auto_uses_trees_once_simulation_says_that_they_pay(target_count, strate
 def test_auto_stays_with_chains_where_runners_up_are_never_right_but_doubts_it_in_time():
     planning = a_tree_planning()
     for _ in range(20):
-        planning.learn(**took(accepted=600, rejected=400, width=4, ranks={1: 600, 0: 400}))
+        planning.experience.learn(
+            **took(accepted=600, rejected=400, width=4, ranks={1: 600, 0: 400})
+        )
     plan = simulated(planning)
     assert plan.shape == CHAIN
     assert a_plan(planning).hit_rates[1] > plan.hit_rates[1]
@@ -481,7 +485,9 @@ def test_a_request_could_use_more_targets_where_verifications_run_ahead():
 def test_to_plan_changes_nothing_until_a_request_begins():
     planning = a_tree_planning()
     for _ in range(20):
-        planning.learn(**took(accepted=600, rejected=400, width=4, ranks={1: 600, 0: 400}))
+        planning.experience.learn(
+            **took(accepted=600, rejected=400, width=4, ranks={1: 600, 0: 400})
+        )
     wish = Wish()
     plan = planning.plan(wish, MODEL, prompt_length=5)
     assert planning.plan(wish, MODEL, prompt_length=5) == plan
@@ -525,7 +531,7 @@ async def test_what_was_asked_for_is_simulated_when_there_is_time():
     planning = a_planning([a_server(30) for _ in range(7)])
     before = a_plan(planning)
     async with asyncio.TaskGroup() as tasks:
-        planning.refine_soon(tasks)
+        planning.refinement.begin_at_rest(tasks)
     after = a_plan(planning)
     assert before.strategy is after.strategy is Strategy.DISTRIBUTED
     assert after.lookahead < before.lookahead
@@ -546,14 +552,14 @@ async def test_however_often_there_is_time_one_simulation_runs_at_once(monkeypat
     async with asyncio.TaskGroup() as tasks:
         for target_count in (7, 6, 5):
             a_plan(planning, target_count=target_count)
-            planning.refine_soon(tasks)
+            planning.refinement.begin_at_rest(tasks)
             await until(lambda: running, what="a simulation runs")
         goes_on.set()
     assert max(most) == 1
     simulated = len(most)
     a_plan(planning, target_count=4)
     async with asyncio.TaskGroup() as tasks:
-        planning.refine_soon(tasks)
+        planning.refinement.begin_at_rest(tasks)
     assert len(most) > simulated
 
 
@@ -610,14 +616,14 @@ async def test_a_process_that_stops_does_not_wait_for_simulations(caplog):
     planner = Endless()
     planning = a_planning([a_server(30) for _ in range(7)], planner=planner)
     async with asyncio.TaskGroup() as tasks:
-        planning.refine_soon(tasks)
+        planning.refinement.begin_at_rest(tasks)
         await until(planner.running.is_set, what="a simulation runs")
-        planning.end_refining()
+        planning.refinement.end()
     assert planner.over.is_set()
     assert caplog.records == [], "it is no failure"
     planner.running.clear()
     async with asyncio.TaskGroup() as tasks:
-        planning.refine_soon(tasks)
+        planning.refinement.begin_at_rest(tasks)
     assert not planner.running.is_set()
 
 
@@ -625,13 +631,13 @@ async def test_a_simulation_whose_task_is_cancelled_leaves_no_thread_behind():
     planner = Endless()
     planning = a_planning([a_server(30) for _ in range(7)], planner=planner)
     async with asyncio.TaskGroup() as tasks:
-        planning.refine_soon(tasks)
+        planning.refinement.begin_at_rest(tasks)
         await until(planner.running.is_set, what="a simulation runs")
         refining().cancel()
     try:
         await until(planner.over.is_set, what="the thread is done")
     finally:
-        planning.end_refining()  # or a failed test would never end
+        planning.refinement.end()  # or a failed test would never end
 
 
 async def test_where_there_is_never_a_moment_at_rest_plans_are_refined_beside_requests():
@@ -641,11 +647,11 @@ async def test_where_there_is_never_a_moment_at_rest_plans_are_refined_beside_re
     before = a_plan(planning)
     async with asyncio.TaskGroup() as tasks:
         for _ in range(10):
-            planning.refine_beside(tasks)
+            planning.refinement.go_on_beside_requests(tasks)
             assert refining() is None
             clock.seconds += 1
-        planning.refine_beside(tasks)
-        assert planning._computing._has_company, "it makes way"
+        planning.refinement.go_on_beside_requests(tasks)
+        assert planning.refinement._computing._has_company, "it makes way"
     assert a_plan(planning).lookahead < before.lookahead
 
 
@@ -656,14 +662,15 @@ async def test_the_wait_for_a_moment_at_rest_begins_with_what_there_is_to_refine
     planning = a_planning(targets, planner=planner, clock=lambda: clock.seconds)
     a_plan(planning)
     async with asyncio.TaskGroup() as tasks:
-        planning.refine_beside(tasks)
-        planning.refine_soon(tasks)
-    planning.refine_beside(None)  # all was refined at rest
+        planning.refinement.go_on_beside_requests(tasks)
+        planning.refinement.begin_at_rest(tasks)
+    planning.refinement.go_on_beside_requests(None)  # all was refined at rest
     del targets[3:]
     a_plan(planning)
     assert planner.is_missing_some
     clock.seconds += 60
-    planning.refine_beside(None)  # it has waited for no time: there is nowhere to refine
+    # It has waited for no time: there is nowhere to refine.
+    planning.refinement.go_on_beside_requests(None)
     assert planner.is_missing_some
 
 
@@ -671,14 +678,14 @@ async def test_a_simulation_makes_way_as_soon_as_a_request_begins():
     planner = Endless()
     planning = a_planning([a_server(30) for _ in range(7)], planner=planner)
     async with asyncio.TaskGroup() as tasks:
-        planning.refine_soon(tasks)
+        planning.refinement.begin_at_rest(tasks)
         await until(planner.running.is_set, what="a simulation runs")
-        assert not planning._computing._has_company
-        planning.refine_beside(tasks)
-        assert planning._computing._has_company
-        planning.refine_soon(tasks)
-        assert not planning._computing._has_company, "the last request has ended"
-        planning.end_refining()
+        assert not planning.refinement._computing._has_company
+        planning.refinement.go_on_beside_requests(tasks)
+        assert planning.refinement._computing._has_company
+        planning.refinement.begin_at_rest(tasks)
+        assert not planning.refinement._computing._has_company, "the last request has ended"
+        planning.refinement.end()
 
 
 @pytest.mark.parametrize(("lora", "drafting"), [("law", "drafter with law"), ("verse", "drafter")])

@@ -205,7 +205,7 @@ async def test_under_auto_a_text_that_is_too_long_for_its_drafter_is_decoded_as_
     async with virtual_system(*models) as system:
         # Texts have said nothing of their rest.
         learnt = {"plan": SimpleNamespace(method=METHODS[Strategy.SPECULATIVE])}
-        system.planning.learn(
+        system.planning.experience.learn(
             DraftStatistics(), **learnt, verification_count=0, text_rejected_count=2000
         )
         stream = await decoded(system, 120)

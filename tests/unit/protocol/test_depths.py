@@ -5,9 +5,10 @@ from __future__ import annotations
 from paceline_protocol.depths import Depths
 from paceline_protocol.draft_statistics import DraftCounter, DraftStatistics
 from paceline_protocol.messages import CapacityChanged
+from paceline_protocol.node import Node
 from paceline_protocol.target_schedule import TargetSchedule
 from paceline_protocol.task import DecodingTask
-from paceline_protocol.tree import Node, TokenTree
+from paceline_protocol.tree import TokenTree
 from paceline_protocol.verification import Verification
 
 _TARGETS = 50

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_bench.parallel import compute_all
-from paceline_bench.protocol_runs import Batch, Setup, mean_and_error, total_times
+from paceline_bench.protocol_runs import Batch, Setup, mean_and_error, time_batch
 from paceline_bench.recurrences import (
     expected_distributed_times,
     expected_speculative_forwards,
@@ -254,7 +254,8 @@ def test_dsi_is_no_slower_than_the_better_of_si_and_plain_decoding_over_1000_see
             Batch(setup, rate, MAX_TOKENS, seeds) for setup in (rival, dsi)
         )
     batches = list(dict.fromkeys(batch for pair in pairs.values() for batch in pair))
-    times = dict(zip(batches, compute_all(total_times, batches), strict=True))
+    timed = zip(batches, compute_all(time_batch, batches), strict=True)
+    times = {batch: each.times for batch, each in timed}
     for cell, (rival, dsi) in pairs.items():
         gains = [theirs - ours for theirs, ours in zip(times[rival], times[dsi], strict=True)]
         gain, error = mean_and_error(gains)

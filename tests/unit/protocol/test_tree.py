@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from paceline_protocol.draft_statistics import DraftCounter, DraftStatistics
-from paceline_protocol.tree import Node, TokenTree
+from paceline_protocol.tree import TokenTree
+
+if TYPE_CHECKING:
+    from paceline_protocol.node import Node
 
 
 @pytest.fixture

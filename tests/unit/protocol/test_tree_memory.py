@@ -11,8 +11,8 @@ from paceline_protocol.laboratory.oracles import AgreementOracle
 from paceline_protocol.laboratory.simulation import ServerLatency, simulate
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import Strategy, create_method
+from paceline_protocol.node import Node
 from paceline_protocol.task import DecodingTask
-from paceline_protocol.tree import Node
 
 _TOKENS = 600
 _SERVERS = CapacityChanged(targets=(0, 1, 2, 3), drafters=(0,))

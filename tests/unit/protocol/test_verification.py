@@ -6,8 +6,9 @@ import pytest
 
 from paceline_contract.calls import VerificationRule
 from paceline_protocol.draft_statistics import DraftCounter, DraftStatistics
+from paceline_protocol.node import Fact
 from paceline_protocol.task import DecodingTask, DispatchPolicy
-from paceline_protocol.tree import Fact, TokenTree
+from paceline_protocol.tree import TokenTree
 from paceline_protocol.verification import Verification, due_nodes, frontier_nodes
 
 WORK_CONSERVING = DecodingTask((1,), 99, lookahead=3)

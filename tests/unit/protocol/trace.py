@@ -38,7 +38,8 @@ from paceline_protocol.task import DecodingTask, DispatchPolicy
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from paceline_protocol.tree import Node, TokenTree
+    from paceline_protocol.node import Node
+    from paceline_protocol.tree import TokenTree
 
 _ANSWER = "  "
 _GIVEN = {

@@ -12,7 +12,7 @@ from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.torch_backend.adapters.card import model_fingerprint
 from paceline_engine.torch_backend.adapters.files import load_adapter
 from paceline_engine.torch_backend.model_loading import load_model
-from paceline_training import run
+from paceline_training import measurement
 from paceline_training.adopted import adopt_head
 from paceline_training.run import AdapterSizes, TextPlan, run_training
 from paceline_training.training import TrainingPlan
@@ -26,15 +26,15 @@ __all__ = ["tiny_pair"]
 def short(monkeypatch):
     """Few and short continuations: they are what it measures on."""
     torch.set_num_threads(1)
-    monkeypatch.setattr(run, "_PROMPT_COUNT", 8)
-    monkeypatch.setattr(run, "_CONTINUATION_LENGTH", 24)
+    monkeypatch.setattr(measurement, "_PROMPT_COUNT", 8)
+    monkeypatch.setattr(measurement, "_CONTINUATION_LENGTH", 24)
 
 
 def test_the_reading_is_found_in_which_the_head_was_trained(tiny_pair, tmp_path, short):
     files = find_model_files(str(tiny_pair.target))
     texts = torch.randint(300, (8, 8), generator=torch.Generator().manual_seed(2))
     model = load_model(files, dtype="float32")
-    learnt = run.continuations_of(model, texts).token_ids  # what the model goes on with
+    learnt = measurement.continuations_of(model, texts).token_ids  # what the model goes on with
     run_training(
         files,
         sizes=AdapterSizes(

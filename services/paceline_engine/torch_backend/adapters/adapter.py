@@ -1,11 +1,11 @@
-"""The interface that all kinds of adapters have."""
+"""What all kinds of adapters have, and what a head that drafts step by step is given."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import torch
     from torch import Tensor
@@ -38,3 +38,22 @@ class Adapter(Protocol):
 
     def early_logits(self, model: Any, trunk: Trunk) -> Tensor | None:
         """Return the model's own choice as guessed before its upper layers, or None."""
+
+
+class SeenRows(Protocol):
+    """What the rows of one step of chains see; the rows are those of different sequences."""
+
+    def take(self, keys: Tensor, values: Tensor) -> None:
+        """Learn the rows' own keys and values, (R, G, D), which they see, too."""
+
+    def states(self) -> Sequence[tuple[Tensor, Tensor]]:
+        """Return the keys and values that each row sees, its own included: (1, G, L, D)."""
+
+    def attend(
+        self,
+        queries: Tensor,
+        *,
+        made: Sequence[tuple[Tensor, Tensor]] | None = None,
+        scale: float | None = None,
+    ) -> Tensor:
+        """Attend, (R, H, D), to `states`, or to what was made of them."""

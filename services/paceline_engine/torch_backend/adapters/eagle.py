@@ -44,7 +44,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline_engine.torch_backend.adapters.mtp_head import SeenRows
+    from paceline_engine.torch_backend.adapters.adapter import SeenRows
     from paceline_engine.torch_backend.adapters.trunk import Trunk
 
 FeatureNorms: TypeAlias = Literal["none", "together", "each"]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ from paceline_engine.torch_backend.adapters.mtp_head import MtpHead
 from paceline_engine.torch_backend.families import quiet_library, rotations_change
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from paceline_engine.model_files.files import ModelFiles
     from paceline_engine.terms.rank_paths import RankPath
 
@@ -180,18 +183,18 @@ def _load_layer(files: ModelFiles, model: Any, *, pattern: str) -> Any:
     """Let the library load the module's layer: it knows how families store experts."""
     shared = _shared_weights(model)
     text = model.config.get_text_config(decoder=True)
-    text.num_mtp_layers = 1
+    sizes: dict[str, Any] = {"num_mtp_layers": 1}
     if getattr(text, "layer_types", None) is not None:
-        text.mtp_layer_types = ["full_attention"]
-    # By this the library tells a module's weights; for some families it knows one size's alone.
-    model._keys_to_ignore_on_load_unexpected = [pattern]  # noqa: SLF001 - there is no public word
-    before = model.config.name_or_path
-    with files.laid_out() as directory, quiet_library():
-        model.config.name_or_path = str(directory)
-        try:
-            module: Any = MtpModel.from_pretrained(model)
-        finally:
-            model.config.name_or_path = before
+        sizes["mtp_layer_types"] = ["full_attention"]
+    with (
+        files.laid_out() as directory,
+        quiet_library(),
+        _with_attributes(text, **sizes),
+        _with_attributes(model.config, name_or_path=str(directory)),
+        # By this the library tells a module's weights; for some families it knows one size's alone.
+        _with_attributes(model, _keys_to_ignore_on_load_unexpected=[pattern]),
+    ):
+        module: Any = MtpModel.from_pretrained(model)
     # The library's module holds the model's own embedding and head, and could load others there.
     if any(one is not other for one, other in zip(shared, _shared_weights(model), strict=True)):
         raise ModelLoadError(f"model {files.name!r}: its module has an embedding or a head")
@@ -216,6 +219,22 @@ def _take_buffers(files: ModelFiles, layer: Any, *, pattern: str) -> None:
                 if name is not None:
                     owner, _, own = name.rpartition(".")
                     setattr(layer.get_submodule(owner), own, file.get_tensor(key).float())
+
+
+@contextmanager
+def _with_attributes(owner: Any, **values: Any) -> Iterator[None]:
+    """Let an object have these attributes, and then those that it had before."""
+    before = {name: getattr(owner, name) for name in values if hasattr(owner, name)}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name in values:
+            if name in before:
+                setattr(owner, name, before[name])
+            else:
+                delattr(owner, name)
 
 
 def _shared_weights(model: Any) -> tuple[Any, Any]:

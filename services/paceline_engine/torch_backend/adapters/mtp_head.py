@@ -19,7 +19,7 @@ Letters: R rows, H heads, G key and value heads, D their width, E the model's wi
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,26 +31,9 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from paceline_engine.torch_backend.adapters.adapter import SeenRows
+
 _NAME = "paceline-module"
-
-
-class SeenRows(Protocol):
-    """What the rows of one step of chains see; the rows are those of different sequences."""
-
-    def take(self, keys: Tensor, values: Tensor) -> None:
-        """Learn the rows' own keys and values, (R, G, D), which they see, too."""
-
-    def states(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """Return the keys and values that each row sees, its own included: (1, G, L, D)."""
-
-    def attend(
-        self,
-        queries: Tensor,
-        *,
-        made: Sequence[tuple[Tensor, Tensor]] | None = None,
-        scale: float | None = None,
-    ) -> Tensor:
-        """Attend, (R, H, D), to `states`, or to what was made of them."""
 
 
 class _KeysAreMade(Exception):  # noqa: N818 - no error

@@ -1,0 +1,164 @@
+"""Makes orders of requests, with what only this process knows: model, tokens, seed and plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.errors import NoTargetError, UnsupportedError
+from paceline_orchestrator.fleet import shortage
+from paceline_orchestrator.front.order import Order
+from paceline_orchestrator.front.prompts import encode_prompt, prompt_size
+from paceline_orchestrator.front.request_validation import (
+    allowed_tokens,
+    check_lengths,
+    check_tokens,
+    seed_of,
+)
+from paceline_orchestrator.front.text import StreamedText
+from paceline_orchestrator.front.translation import read_options
+from paceline_serving import tracing
+
+if TYPE_CHECKING:
+    from paceline.v1 import orchestrator_service_pb2 as pb
+    from paceline_orchestrator.decoding.deadline import Deadline
+    from paceline_orchestrator.decoding.session_opener import SessionOpener
+    from paceline_orchestrator.fleet.wire import ModelFacts
+    from paceline_orchestrator.front.served_model import ServedModel
+    from paceline_orchestrator.front.text_workers import TextWorkers
+    from paceline_orchestrator.front.tokenizer import Codec
+    from paceline_orchestrator.planning.request_planner import RequestPlanner
+
+
+class OrderMaker:
+    """Makes orders.
+
+    Args:
+        model: The model that requests are for.
+        opener: Says whose turn it is with a long text.
+        planning: Chooses how to decode.
+        texts: Turns texts into tokens, on other threads.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        *,
+        opener: SessionOpener,
+        planning: RequestPlanner,
+        texts: TextWorkers,
+    ) -> None:
+        self._model = model
+        self._opener = opener
+        self._planning = planning
+        self._texts = texts
+
+    async def complete(
+        self,
+        request: pb.GenerateRequest,
+        *,
+        share: str,
+        arrived_ns: int,
+        waited_ns: int,
+        deadline: Deadline,
+    ) -> Order:
+        """Complete a request that runs now.
+
+        Args:
+            request: What the client wants.
+            share: The tenant.
+            arrived_ns: When it came, by `time.perf_counter_ns`.
+            waited_ns: How long it has waited for its turn.
+            deadline: When it ends.
+
+        Raises:
+            PacelineError: It cannot be decoded, now or ever.
+        """
+        call = tracing.current()
+        request_id = request.request_id or (call.request_id if call else "")
+        model = await self._model.wait(deadline, lora=request.lora)
+        check_lengths(request, model)
+        given_count = len(request.token_ids.ids) + len(request.resume_token_ids)
+        await self._opener.long_texts.wait_turn(given_count, share=share)
+        codec = self._model.codec_of(model)
+        prompt = await self._tokenise(request, codec, model, share=share)
+        self._check_tokens(request, model, prompt=prompt)
+        predicted = await self._tokenise_prediction(request, codec, share=share)
+        max_tokens = allowed_tokens(request, model, prompt_length=len(prompt))
+        text = StreamedText(codec, request.stop_strings, prompt=prompt)
+        resumed = tuple(request.resume_token_ids)
+        options = read_options(request)
+        await self._texts.run(
+            lambda: text.resume(resumed), size=len(resumed), share=share, field="resume_token_ids"
+        )
+        plan = self._planning.plan(
+            options.wish,
+            model,
+            prompt_length=len(prompt) + len(resumed),
+            limit_length=len(prompt) + max_tokens,
+        )
+        self._planning.begin(plan, options.wish, model=model)
+        return Order(
+            options=options,
+            request_id=request_id,
+            share=share,
+            model=model,
+            text=text,
+            prompt=prompt,
+            resumed=resumed,
+            max_tokens=max_tokens,
+            seed=seed_of(request),
+            plan=plan,
+            arrived_ns=arrived_ns,
+            waited_ns=waited_ns,
+            deadline=deadline,
+            predicted=predicted,
+            bytes_of=codec.bytes_alone if codec and request.include_token_bytes else None,
+        )
+
+    def _check_tokens(
+        self, request: pb.GenerateRequest, model: ModelFacts, *, prompt: tuple[int, ...]
+    ) -> None:
+        """Check a request against the model, as its ready targets know it.
+
+        Raises:
+            NoTargetError: A target that could serve the request is away.
+            PacelineError: See `check_tokens`.
+        """
+        try:
+            check_tokens(request, model, prompt=prompt)
+        except UnsupportedError as error:
+            check_tokens(request, self._model.with_those_away(model), prompt=prompt)
+            raise NoTargetError(
+                f"the target that could do this is away ({error.message})",
+                retry_after_seconds=shortage.RETRY_SECONDS,
+            ) from None
+
+    async def _tokenise(
+        self, request: pb.GenerateRequest, codec: Codec | None, model: ModelFacts, *, share: str
+    ) -> tuple[int, ...]:
+        if codec is None and (not request.HasField("token_ids") or request.stop_strings):
+            raise UnsupportedError(
+                "the model has no tokenizer: send token ids, and no stop strings"
+            )
+        if codec is None or request.HasField("token_ids"):
+            return tuple(request.token_ids.ids)
+        return await self._texts.run(
+            lambda: encode_prompt(request, codec, fim_token_ids=model.fim_token_ids),
+            size=prompt_size(request),
+            share=share,
+        )
+
+    async def _tokenise_prediction(
+        self, request: pb.GenerateRequest, codec: Codec | None, *, share: str
+    ) -> tuple[int, ...]:
+        text = request.predicted_text
+        if not text:
+            return ()
+        if codec is None:
+            raise UnsupportedError("predicted_text: the model has no tokenizer")
+        return await self._texts.run(
+            lambda: codec.encode(text, add_special_tokens=False, parse_special_tokens=False),
+            size=len(text),
+            share=share,
+            field="predicted_text",
+        )
