@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from paceline import DrafterKind, Strategy
-from paceline.errors import UnsupportedError
+from paceline.errors import NoTargetError, UnsupportedError
 from paceline_cli.comparison import STRATEGIES, Asked, Comparison
 from paceline_cli.streamed_text import TextStream
 from paceline_gateway.conversations.conversation import Conversation, Message
@@ -63,7 +63,7 @@ async def shown_prompts(client: AsyncClient, *, has_drafter: bool) -> list[Shown
     text = ShownPrompt(_TEXT, Asked(_TEXT, own), is_continued=True)
     try:
         template = await client.chat_template()
-    except UnsupportedError:
+    except (UnsupportedError, NoTargetError):
         return [text]
     templates = ChatTemplates()
     try:

@@ -32,7 +32,7 @@ from paceline.errors import (
 from paceline.panics import taking_panics
 from paceline_contract.shares import FairShares
 from paceline_serving import lanes, tracing
-from paceline_serving.keys import authorization_of, counted_reason
+from paceline_serving.keys import authorization_of, counted_reason, current_caller
 from paceline_serving.security import peer_name
 
 if TYPE_CHECKING:
@@ -249,7 +249,9 @@ class _UnreadAnswers:
         size = response.ByteSize() if isinstance(response, Message) else 0
         if when_over is None or size < _LARGE_BYTES:
             return
-        share = peer_name(context.auth_context()) or lanes.network_of_peer(context.peer())
+        caller = current_caller()
+        key = f"key:{caller.key.name}" if caller is not None else ""
+        share = peer_name(context.auth_context()) or key or lanes.network_of_peer(context.peer())
         if not self._bytes.allows(share, size):
             raise OverloadedError(
                 f"answers of {self._bytes.held_by(share)} bytes have not been read by this client",

@@ -91,7 +91,9 @@ def test_nginx_takes_as_large_a_body_as_gateways_do(settings, annotations, size)
             "orchestrator.settings.default_deadline_seconds=900 is more than a call may take",
         ),
         (
-            gateway(ingress={"host": "a"}, settings={"keep_alive_seconds": 60}),
+            gateway(
+                ingress={"host": "a", "className": "nginx"}, settings={"keep_alive_seconds": 60}
+            ),
             "gateway.settings.keep_alive_seconds=60 is not more than the 60 s for which nginx",
         ),
         (behind(**{NGINX_BODY: "15m"}), f"{NGINX_BODY}=15m is less than a body may have (167772"),

@@ -52,6 +52,8 @@ _log = logging.getLogger(__name__)
 # How often a choice of targets is put off by one call that waits. If always, the requests of two
 # orchestrators that met at a target would leave it together, and meet again.
 _PUT_OFF_SHARE = 0.5
+# A target that has failed more often without a good answer is not waited for.
+_FEW_FAILURES = 2
 
 
 class ServerPool:
@@ -129,7 +131,7 @@ class ServerPool:
         return self._served.choose(lora=lora)
 
     def with_those_away(self, model: ModelFacts) -> ModelFacts:
-        """Return a model with what any of its targets can do, also if that one is away."""
+        """Return a model with what any of its targets can do, also one that may be back soon."""
         return self._served.with_those_away(model)
 
     def lora_adapters(self) -> Mapping[str, str]:
@@ -160,20 +162,22 @@ class ServerPool:
 
         Args:
             model: The model.
-            with_paused: Also those that are well, and take no work for some seconds.
+            with_paused: Also those that are well, and take no work for some seconds, unless they
+                have failed again and again.
         """
         named = model.tokenizer_fingerprint
         found = [
             it
             for it in self._in_order[Role.TARGET]
-            if it.ready or (with_paused and it.pauses)
+            if it.ready or (with_paused and it.pauses and it.failure_count <= _FEW_FAILURES)
             if it.facts and it.facts.tokenizer_fingerprint == named
         ]
         return sorted(found, key=lambda it: not (it.facts and fits(it.facts, model)))
 
     def has_target_away(self, model: ModelFacts) -> bool:
-        """Whether a target takes no work now that has this model, or has not said what it has."""
-        away = (it for it in self._in_order[Role.TARGET] if not (it.ready or it.twin or it.misfit))
+        """Whether a target that may have this model takes no work now, and may be back soon."""
+        targets = self._in_order[Role.TARGET]
+        away = (it for it in targets if it.may_be_back_soon and not (it.twin or it.misfit))
         return any(it.facts is None or fits(it.facts, model) for it in away)
 
     def drafters(self, model: ModelFacts, text: FamiliarText | None = None) -> list[ModelServer]:
@@ -327,6 +331,8 @@ class ServerPool:
             if changed.ready and not changed.announced.is_ready:
                 changed.ready_since = self.latest_ready_at = time.monotonic()
                 changed.last_order = self.orders.count
+            if changed.announced.is_ready and not changed.ready:
+                changed.unready_since = time.monotonic()
             changed.announced = changed.usability
             self._listeners.call_soon()
         self._standing_log.look_soon()

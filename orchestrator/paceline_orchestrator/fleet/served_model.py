@@ -74,8 +74,9 @@ class ServedModel:
         return commonest_model(it.facts for it in self._listed)
 
     def with_those_away(self, model: ModelFacts) -> ModelFacts:
-        """Return a model with what any of its targets can do, also if that one is away."""
-        known = (it.with_lora(model.lora) for it in self._known if it and fits(it, model))
+        """Return a model with what any of its targets can do, also one that may be back soon."""
+        counted = (it.facts for it in self._listed if it.ready or it.may_be_back_soon)
+        known = (it.with_lora(model.lora) for it in counted if it and fits(it, model))
         return commonest_model(known) or model
 
     def lora_adapters(self) -> Mapping[str, str]:

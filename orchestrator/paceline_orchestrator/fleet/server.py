@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.v1.drafter_service_pb2_grpc import DrafterServiceStub
 from paceline.v1.model_service_pb2_grpc import ModelServiceStub
 from paceline.v1.session_service_pb2_grpc import SessionServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
+from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.discovery import Availability
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.silence import SilenceWatch
@@ -81,6 +83,7 @@ class ModelServer:
         failure_count: Failures since the last good answer; see Pauses.
         failed_at: When the last one was counted, on the monotonic clock.
         ready_since: When it became ready, on the monotonic clock.
+        unready_since: When it was last seen to be not ready, or was found, on the monotonic clock.
         last_order: How many requests had begun when one last took it.
         announced: Its usability when the pool's listeners were last told of it.
     """
@@ -115,6 +118,7 @@ class ModelServer:
         self.failed_at = 0.0
         self.announced = Usability(is_ready=False, is_leaving=False)
         self.ready_since = 0.0
+        self.unready_since = time.monotonic()
         self.last_order = 0
 
     @property
@@ -131,6 +135,11 @@ class ModelServer:
     def ready(self) -> bool:
         """Whether it takes work now."""
         return self.status is None
+
+    @property
+    def may_be_back_soon(self) -> bool:
+        """Whether it is away, and has not been for so long that requests stop to count on it."""
+        return not self.ready and time.monotonic() - self.unready_since < shortage.AWAY_SECONDS
 
     @property
     def status(self) -> str | None:

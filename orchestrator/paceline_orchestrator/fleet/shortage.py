@@ -10,5 +10,7 @@ WAIT_SECONDS = 5.0
 ADAPTER_SECONDS = 60.0
 """For how long a LoRA adapter counts as away, and not as unknown, after discovery has dropped the
 last target with it: a pod that is replaced has another address."""
+AWAY_SECONDS = 60.0
+"""For how long a target that is not ready counts as one that may soon do what the others cannot."""
 RETRY_SECONDS = 1.0
 """When its client may ask again, where no server says so."""

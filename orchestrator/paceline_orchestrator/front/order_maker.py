@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.decoding.deadline import Deadline
     from paceline_orchestrator.decoding.session_opener import SessionOpener
     from paceline_orchestrator.fleet.wire import ModelFacts
-    from paceline_orchestrator.front.served_model import ServedModel
+    from paceline_orchestrator.front.awaited_model import AwaitedModel
     from paceline_orchestrator.front.text_workers import TextWorkers
     from paceline_orchestrator.front.tokenizer import Codec
     from paceline_orchestrator.planning.request_planner import RequestPlanner
@@ -41,7 +41,7 @@ class OrderMaker:
 
     def __init__(
         self,
-        model: ServedModel,
+        model: AwaitedModel,
         *,
         opener: SessionOpener,
         planning: RequestPlanner,

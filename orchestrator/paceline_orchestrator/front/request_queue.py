@@ -126,6 +126,7 @@ class RequestQueue:
         self._looks = False  # whether `_look` or `_beat` comes
         self._held_since = 0.0
         self._is_late = False
+        self._sends_away = ""  # why no request is begun any more
         self._newcomer_turns = 0  # for so many turns the next one has not come by itself
         self._served = 0
         self._served_at: Counter[str] = Counter()  # of clients that are here: which one was last
@@ -133,7 +134,8 @@ class RequestQueue:
         self.waiting_count = 0
 
     def send_away(self, reason: str) -> None:
-        """Tell the requests that wait why they have to go elsewhere."""
+        """Tell the requests that wait, and those to come, why they have to go elsewhere."""
+        self._sends_away = reason
         for line in tuple(self._lines.values()):
             for ticket in line.tickets():
                 if not ticket.turn.done():
@@ -159,6 +161,8 @@ class RequestQueue:
         Cancellation:
             It waits no longer, and holds nothing.
         """
+        if self._sends_away:
+            raise DrainingError(self._sends_away)
         waited_seconds = 0.0
         if self._begins_at_once(share, size):
             self._take(share)

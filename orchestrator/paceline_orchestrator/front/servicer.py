@@ -22,6 +22,7 @@ from paceline_orchestrator.decoding.deadline import Deadline
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.wire import fetch_chat_template
+from paceline_orchestrator.front.awaited_model import AwaitedModel
 from paceline_orchestrator.front.detokenizer import whole_text
 from paceline_orchestrator.front.generation import Generation
 from paceline_orchestrator.front.identity import lane_of, share_of
@@ -33,7 +34,6 @@ from paceline_orchestrator.front.request_validation import (
     check,
     check_lengths,
 )
-from paceline_orchestrator.front.served_model import ServedModel
 from paceline_orchestrator.front.text_workers import TextWorkers
 from paceline_orchestrator.front.translation import server_message
 from paceline_serving.admission import Admission
@@ -93,7 +93,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self._pacing = Pacing(planning)
         self._queue = RequestQueue(settings, metrics=metrics)
         self._texts = TextWorkers()
-        self._model = ServedModel(pool, codecs)
+        self._model = AwaitedModel(pool, codecs)
         self._orders = OrderMaker(self._model, opener=opener, planning=planning, texts=self._texts)
         self._generations: set[Generation] = set()
 

@@ -253,9 +253,9 @@ class Codecs:
         return next((it.reason for it in refused if it.fingerprint == fingerprint), "")
 
     def choose(self, servers: Sequence[ModelServer]) -> ModelServer | None:
-        """Return the first server to ask for its tokenizer; None if there is nothing to ask any.
+        """Return the first server to ask for its tokenizer.
 
-        Its tokenizer was fetched, or was refused, or it has none.
+        None: each server's tokenizer was fetched or refused, or the server has none.
         """
         return next((it for it in servers if self._may_be_asked(it)), None)
 

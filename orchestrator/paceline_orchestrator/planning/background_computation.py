@@ -31,9 +31,8 @@ class Allowance:
         self._left = _FIRST_SECONDS
         self._seen = clock()
 
-    @property
     def is_left(self) -> bool:
-        """Whether anything may be computed now."""
+        """Add what has grown since the last question, and tell whether any is left."""
         now = self._clock()
         self._left = min(_FIRST_SECONDS, self._left + (now - self._seen) * _SHARE)
         self._seen = now

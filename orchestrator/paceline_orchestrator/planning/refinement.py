@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ class Refinement:
         planner: Planner,
         *,
         clock: Callable[[], float],
-        thread_clock: Callable[[], float],
+        thread_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._planner = planner
         self._clock = clock
@@ -81,7 +82,7 @@ class Refinement:
         self._computing.share(with_requests=with_requests)
         if self._is_ending or (self._running is not None and not self._running.done()):
             return
-        if not self._allowance.is_left:
+        if not self._allowance.is_left():
             return  # plans stay as they are meanwhile
         self._computing = BackgroundComputation()
         self._computing.share(with_requests=with_requests)

@@ -588,7 +588,7 @@ async def test_simulations_take_a_twentieth_of_a_processor_where_there_is_always
     counts = []
     for _ in range(1000):  # a request each second
         async with asyncio.TaskGroup() as tasks:
-            planning.refine_soon(tasks)
+            planning.refinement.begin_at_rest(tasks)
         counts.append(planner.count)
         clock.seconds += 1
     assert counts[5] == 3, "as many as there may be at first"

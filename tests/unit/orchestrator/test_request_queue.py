@@ -177,6 +177,30 @@ async def test_requests_for_an_adapter_that_is_away_are_bounded_and_given_up():
         assert not system.leftovers()
 
 
+@virtually
+async def test_an_adapter_that_does_not_exist_is_said_to_be_none_however_many_requests_wait():
+    async with virtual_system(*with_adapter(), queue_limit=0) as system:
+        with pytest.raises(errors.ModelNotFoundError):
+            await request(system, lora="verse")
+
+
+@virtually
+async def test_who_waits_for_an_adapter_while_it_drains_is_not_begun_when_the_adapter_is_back():
+    plain, able = with_adapter()
+    async with (
+        virtual_system(plain, able, request_limit=1) as system,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await able.kill()
+        await system.until(lambda: not system.server(able.name).ready)
+        waiting = tasks.create_task(given_up(request(system, lora="law")))
+        await asyncio.sleep(0.001)
+        assert system.servicer.waiting_count == 1
+        system.servicer.drain()
+        await able.start()
+        assert isinstance(await waiting, errors.DrainingError)
+
+
 async def given_up(generation):
     """Return the error that a request ends with."""
     with pytest.raises(errors.PacelineError) as ended:

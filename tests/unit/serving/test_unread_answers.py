@@ -54,22 +54,22 @@ async def tokenized(address):
 
 
 async def test_who_reads_no_answer_has_some_of_them_kept_and_others_are_answered(monkeypatch):
-    monkeypatch.setattr(interceptors, "_UNREAD_BYTES", 10 * 3 * TOKENS + 10_000)
+    monkeypatch.setattr(interceptors, "_UNREAD_BYTES", 15 * 3 * TOKENS + 15_000)
     async with tokenizing() as (address, count):
         async with AsyncExitStack() as stack:
             unread = unread_calls(address, PATH, count=30, source=ELSEWHERE)
             await asyncio.to_thread(stack.enter_context, unread)
             refused = ("RESOURCE_EXHAUSTED", "OVERLOADED")
             await until(lambda: count("OK") + count(*refused) == 30, what="all are answered")
-            assert count("OK") == 8, "four fifths of what all clients together may leave unread"
+            assert count("OK") == 12, "four fifths of what all clients together may leave unread"
             for _ in range(20):
                 assert len((await tokenized(address)).token_ids) == TOKENS
         # Its connection has ended, and nothing is counted any more.
         async with AsyncExitStack() as stack:
-            again = unread_calls(address, PATH, count=8, source=ELSEWHERE)
+            again = unread_calls(address, PATH, count=4, source=ELSEWHERE)
             before = count("OK")
             await asyncio.to_thread(stack.enter_context, again)
-            await until(lambda: count("OK") == before + 8, what="all are answered")
+            await until(lambda: count("OK") == before + 4, what="all are answered")
 
 
 async def test_a_client_that_is_over_its_part_is_told_when_to_come_again(monkeypatch):

@@ -30,7 +30,7 @@ _LAST_PAUSE_SECONDS = 10.0
 LONGEST_WAIT_SECONDS = 60.0
 """What an API that is overloaded may ask for: without a limit a wrong clock could stop it all."""
 MOST_OBJECTS = 1024
-"""So many are kept: each is a slice of a Service, with 100 endpoints or more where it is full."""
+"""The most EndpointSlices that are kept; a full slice of a Service has 100 endpoints or more."""
 _GONE = 410
 # It cannot answer now, or not us: that says nothing of the version, and a list would cost it more.
 _BUSY = frozenset({401, 429, 503})

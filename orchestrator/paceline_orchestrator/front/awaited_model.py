@@ -5,12 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from paceline.errors import (
-    LoadingError,
-    ModelNotFoundError,
-    NoTargetError,
-    UnsupportedError,
-)
+from paceline.errors import LoadingError, NoTargetError, UnsupportedError
 from paceline_orchestrator.fleet import shortage
 
 if TYPE_CHECKING:
@@ -20,7 +15,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.front.tokenizer import Codec, Codecs
 
 
-class ServedModel:
+class AwaitedModel:
     """Waits for a target's model and its tokenizer: the first request may come before them.
 
     Args:
@@ -52,11 +47,16 @@ class ServedModel:
         return await self._pool.wait_for_model(_patience_seconds(deadline), lora=lora)
 
     def has(self, *, lora: str) -> bool:
-        """Whether a ready target has a LoRA adapter."""
+        """Whether a ready target has a LoRA adapter.
+
+        Raises:
+            ModelNotFoundError: No target has this adapter, ready or away.
+        """
         try:
-            return bool(self._pool.model(lora=lora))
-        except (NoTargetError, ModelNotFoundError):
+            self._pool.model(lora=lora)
+        except NoTargetError:
             return False
+        return True
 
     async def wait_for_adapter(self, lora: str, *, seconds: float) -> None:
         """Wait until a ready target has a LoRA adapter.
