@@ -66,7 +66,8 @@ TOGETHER = 16
 # Each has what is in the one before it.
 _SOURCE = Path(__file__).with_name("compiled_attention.c")
 _SOURCE_WITH_PRODUCTS = _SOURCE.with_name("compiled_products.c")
-_COMPILERS = ("cc", "gcc", "clang")
+COMPILERS = ("cc", "gcc", "clang")
+"""The names of C compilers, in the order in which they are looked for."""
 # Nothing may be contracted, so that each operation rounds as torch's operator does.
 _FLAGS = (
     "-O3", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-ffp-contract=off",
@@ -300,7 +301,7 @@ def _openmp_functions() -> list[c_void_p] | None:
 
 
 def compile_steps(
-    compilers: Sequence[str] = _COMPILERS,
+    compilers: Sequence[str] = COMPILERS,
     *,
     seconds: float = _COMPILE_SECONDS,
     products: bool = False,

@@ -79,6 +79,7 @@ from paceline_engine.torch_backend.cuda_graphs import CapturedForwards, capture_
 from paceline_engine.torch_backend.decoders import choose_decoder, take_sample
 from paceline_engine.torch_backend.device import on_device, wait_for
 from paceline_engine.torch_backend.families import rotations_change
+from paceline_engine.torch_backend.grouped_linear import GroupProduct
 from paceline_engine.torch_backend.int8_linear import has_vnni
 from paceline_engine.torch_backend.invariant import InvariantRows
 from paceline_engine.torch_backend.key_values import KeyValues
@@ -158,7 +159,7 @@ class LoadedModel(ModelBackend):
             device: That device.
             capture: On CUDA, record forwards of few rows and replay them.
             invariant: See `TransformersBackend`.
-            weights: PLAIN; or INT8, W8A8 or W4A16: see `replace_products`.
+            weights: PLAIN; or INT8, INT4, W8A8 or W4A16: see `replace_products`.
             compiled: Compile what is computed between products on a CPU, where that is possible.
             head: What keeps features beside keys and values; None: nothing does.
 
@@ -516,6 +517,8 @@ def _use_steps(name: str, decoder: Decoder | None, products: Sequence[Product]) 
         steps = compile_steps(products=bool(few))
         count = use_few_rows(few, steps) if few else 0
     except StepsUnavailableError as error:
+        if any(isinstance(each, GroupProduct) for each in few):
+            raise ModelLoadError(f"--weights int4 cannot be computed here: {error}") from error
         _log.info("model %r: nothing is compiled, which would be faster: %s", name, error)
         return
     if few:

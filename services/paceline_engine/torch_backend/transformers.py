@@ -15,6 +15,7 @@ from paceline_engine.model_files.files import find_model_files
 from paceline_engine.model_files.lora_folder import read_lora_folders
 from paceline_engine.model_files.quantisation import find_quantisation
 from paceline_engine.terms.backend import (
+    INT4,
     INT8,
     PLAIN,
     ModelLoadError,
@@ -30,6 +31,7 @@ from paceline_engine.torch_backend.adapters.mtp_files import (
 from paceline_engine.torch_backend.chain_drafting import ChainDrafter, layers_beside
 from paceline_engine.torch_backend.device import on_device, usable_device
 from paceline_engine.torch_backend.draft_head import DraftHead
+from paceline_engine.torch_backend.grouped_linear import refuse_int4
 from paceline_engine.torch_backend.int8_linear import refuse_int8, tell_what_is_faster
 from paceline_engine.torch_backend.invariance import (
     MOST_INT8_THREADS,
@@ -92,7 +94,8 @@ class TransformersBackend(LoadedModel):
             invariant: Let a row's logits follow from its sequence alone, bit by bit: see
                 `invariant.py`.
             weights: PLAIN, in `dtype`, or as a quantised model's files have them; or INT8, with
-                all products in eight bits (`int8_linear.py`). With `invariant` INT8 takes two
+                all products in eight bits (`int8_linear.py`); or INT4, in four, or as files have
+                them in groups (`grouped_linear.py`). With `invariant` INT8 and INT4 take two
                 threads, too.
             compiled: On a CPU, compile what a layer computes between its products, where there is
                 a compiler; its logits keep their bits: see `compiled_steps.py`.
@@ -113,11 +116,13 @@ class TransformersBackend(LoadedModel):
         computed_on = usable_device(device, dtype=dtype)
         if weights == INT8:
             refuse_int8(dtype=dtype, device=computed_on)
-        most_threads = MOST_INT8_THREADS if weights == INT8 else 1
+        elif weights == INT4:
+            refuse_int4(dtype=dtype, device=computed_on, compiled=compiled)
+        most_threads = MOST_INT8_THREADS if weights in {INT8, INT4} else 1
         if invariant and (computed_on.type != "cpu" or threads > most_threads):
             raise ModelLoadError(
                 "with --invariant forwards are computed by one thread of a CPU, or with --weights"
-                f" int8 by up to {MOST_INT8_THREADS}: leave --device and --threads alone"
+                f" int8 or int4 by up to {MOST_INT8_THREADS}: leave --device and --threads alone"
             )
         torch.set_num_threads(threads)
         files = find_model_files(model, revision=revision, check=find_quantisation)
@@ -127,7 +132,7 @@ class TransformersBackend(LoadedModel):
         self.tokenizer = files.tokenizer
         self.chat_template = files.chat_template
         loaded = load_model(files, dtype=dtype, device=computed_on).to(computed_on)
-        computed_in = INT8
+        computed_in = weights
         if weights == PLAIN:
             how, name = files.quantisation, files.name
             computed_in = products_of(name, loaded, how, dtype=dtype, device=computed_on)
