@@ -33,8 +33,8 @@
 
 #define GROUP 32
 #define ROWS_OF_PANELS 8
-#define ROWS_IN_CACHE 64
-#define PANEL_AHEAD 4096 /* bytes: measured (bench/LOG.md) */
+#define ROWS_IN_CACHE 32
+#define PANEL_AHEAD 2048 /* bytes: measured (bench/LOG.md) */
 
 /* Round a row's groups to whole numbers. `scales` are the groups' scales, and then the groups' sums
  * with their scales. */
