@@ -75,8 +75,8 @@ class ModelSettings(Settings):
     invariant: bool = Field(
         False,
         description="make a text's logits depend on this text alone, bit by bit, whatever else a"
-        " forward computes: on a CPU, with one thread, or two with --weights int8 or int4; with --backend"
-        " vllm on the GPUs whose kernels can",
+        " forward computes: on a CPU, with one thread, or two with --weights int8 or int4; with"
+        " --backend vllm on the GPUs whose kernels can",
     )
     adapter: str = Field(
         "",

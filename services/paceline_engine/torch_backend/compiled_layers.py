@@ -250,9 +250,7 @@ def runs_compute(runs: Sequence[LayerRun], rows: ForwardRows) -> bool:
 
 def few_layer(parts: LayerParts) -> FewLayer | None:
     """Return what computes few rows of a layer; None: not all of its products can."""
-    found = [
-        each.few for each in parts.products if isinstance(each, Int8Product | GroupProduct)
-    ]
+    found = [each.few for each in parts.products if isinstance(each, Int8Product | GroupProduct)]
     few = [each for each in found if isinstance(each, FewProduct)]
     if len(few) < len(parts.products):
         return None

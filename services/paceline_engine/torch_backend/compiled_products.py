@@ -414,7 +414,10 @@ def _is_exact(product: GroupProduct, few: FewProduct) -> bool:
     found = [few(hidden[:count]) for count in _SLOW_COUNTS]
     # From the end, so that a row has another place among the rows that are computed together.
     found_last = [few(hidden[-count:]) for count in _SLOW_COUNTS]
-    ends = {*range(min(outputs, _CHECKED_OUTPUTS)), *range(max(0, outputs - _CHECKED_OUTPUTS), outputs)}
+    ends = {
+        *range(min(outputs, _CHECKED_OUTPUTS)),
+        *range(max(0, outputs - _CHECKED_OUTPUTS), outputs),
+    }
     places = torch.tensor(sorted(ends))
     parts = [each[places].contiguous() for each in product.numbers()]
     bias = None if product.bias is None else product.bias[places]

@@ -148,7 +148,9 @@ def takes_groups(shape: torch.Size, grid: Grid | None = None) -> bool:
     """Whether a weight of this shape, and of this grid if it has one, can be in such groups."""
     if shape[1] % GROUP:
         return False
-    return grid is None or (grid.bits in _GROUP_BITS and shape[1] // grid.scales.shape[1] % GROUP == 0)
+    return grid is None or (
+        grid.bits in _GROUP_BITS and shape[1] // grid.scales.shape[1] % GROUP == 0
+    )
 
 
 def refuse_int4(*, dtype: str, device: torch.device, compiled: bool) -> None:

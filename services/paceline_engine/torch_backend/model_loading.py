@@ -151,12 +151,12 @@ def _load_in_groups(
 
     model, found = _of_weights(config, named(), dtype=dtype)
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    is_tied = type(head) is nn.Linear and head.weight is embeddings.weight
     for name, module in model.named_modules():
         if type(module) is nn.Linear and name in grids:
             module.grid = grids[name]  # type: ignore[assignment]
-        elif module is embeddings and name in grids and type(head) is nn.Linear:
-            if head.weight is module.weight:
-                head.grid = grids[name]  # type: ignore[assignment]
+        elif is_tied and module is embeddings and name in grids:
+            head.grid = grids[name]
     return model, found
 
 

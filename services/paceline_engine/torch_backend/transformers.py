@@ -31,8 +31,7 @@ from paceline_engine.torch_backend.adapters.mtp_files import (
 from paceline_engine.torch_backend.chain_drafting import ChainDrafter, layers_beside
 from paceline_engine.torch_backend.device import on_device, usable_device
 from paceline_engine.torch_backend.draft_head import DraftHead
-from paceline_engine.torch_backend.grouped_linear import refuse_int4
-from paceline_engine.torch_backend.int8_linear import refuse_int8, tell_what_is_faster
+from paceline_engine.torch_backend.int8_linear import tell_what_is_faster
 from paceline_engine.torch_backend.invariance import (
     MOST_INT8_THREADS,
     is_invariant,
@@ -45,7 +44,7 @@ from paceline_engine.torch_backend.lora_files import load_lora, lora_fingerprint
 from paceline_engine.torch_backend.model_loading import count_tokens, describe, load_model
 from paceline_engine.torch_backend.own_guesses import OwnGuesses
 from paceline_engine.torch_backend.self_drafting import SelfDrafter, load_for
-from paceline_engine.torch_backend.whole_products import products_of
+from paceline_engine.torch_backend.whole_products import products_of, refuse_weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,10 +113,7 @@ class TransformersBackend(LoadedModel):
         if lora_folders and adapter is not None:
             raise ModelLoadError("--lora and --adapter do not go together")
         computed_on = usable_device(device, dtype=dtype)
-        if weights == INT8:
-            refuse_int8(dtype=dtype, device=computed_on)
-        elif weights == INT4:
-            refuse_int4(dtype=dtype, device=computed_on, compiled=compiled)
+        refuse_weights(weights, dtype=dtype, device=computed_on, compiled=compiled)
         most_threads = MOST_INT8_THREADS if weights in {INT8, INT4} else 1
         if invariant and (computed_on.type != "cpu" or threads > most_threads):
             raise ModelLoadError(

@@ -14,9 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from paceline_engine.terms.backend import INT4, INT8
-from paceline_engine.torch_backend.grouped_linear import GroupProduct, takes_groups
+from paceline_engine.torch_backend.grouped_linear import GroupProduct, refuse_int4, takes_groups
 from paceline_engine.torch_backend.int4_linear import Int4Product, rows_are_alone, takes_int4
-from paceline_engine.torch_backend.int8_linear import Int8Product, check_exact, has_vnni
+from paceline_engine.torch_backend.int8_linear import (
+    Int8Product,
+    check_exact,
+    has_vnni,
+    refuse_int8,
+)
 from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.packed_linear import (
     PlainProduct,
@@ -39,6 +44,21 @@ _log = logging.getLogger(__name__)
 
 W8A8, W4A16 = "w8a8", "w4a16"
 """Products as the model's files have them: of eight bits, or of four with rows in bfloat16."""
+
+
+def refuse_weights(kind: str, *, dtype: str, device: torch.device, compiled: bool) -> None:
+    """Refuse INT8 and INT4 where they cannot be computed; the products are proved later.
+
+    Args:
+        compiled: Whether code may be compiled.
+
+    Raises:
+        ModelLoadError: this device, dtype, processor or installation has no such products.
+    """
+    if kind == INT8:
+        refuse_int8(dtype=dtype, device=device)
+    elif kind == INT4:
+        refuse_int4(dtype=dtype, device=device, compiled=compiled)
 
 
 def products_of(

@@ -189,9 +189,7 @@ def test_threads_that_nobody_knows_are_refused(steps, monkeypatch):
 def test_many_rows_leave_the_interpreters_lock_to_others(steps, monkeypatch):
     product, taken = compiled(GroupProduct(numbers(960, 576), None), steps), []
     own = FewRows.library
-    monkeypatch.setattr(
-        FewRows, "library", lambda *args: taken.append(own(*args)) or taken[-1]
-    )
+    monkeypatch.setattr(FewRows, "library", lambda *args: taken.append(own(*args)) or taken[-1])
     product(numbers(1, 576))
     product(numbers(1000, 576))
     assert taken == [*steps.libraries]
@@ -249,12 +247,11 @@ def served(path):
 def products_of(backend):
     """The products of a backend's model by the library's names."""
     layers = backend.decoder.layers
-    found = {
+    return {
         f"model.layers.{index}.{name}.weight": layer.products[which]
         for index, layer in enumerate(layers)
         for which, name in ((1, "self_attn.o_proj"), (3, "mlp.down_proj"))
     }
-    return found
 
 
 @pytest.mark.parametrize(
