@@ -1,7 +1,8 @@
 """What weights in eight or four bits cost: how often the likeliest token stays, and perplexity.
 
 Run from the repository's root: `python bench/int8.py MODEL TEXT... [--weights int4]` with a model's
-folder or GGUF file, and files of text that it has not learned. A `.jsonl` file has a text in each line's "text".
+folder or GGUF file, and files of text that it has not learned. A `.jsonl` file has a text in each
+line's "text".
 """
 
 from __future__ import annotations

@@ -36,10 +36,11 @@ from paceline_engine.terms.backend import INT4, ModelLoadError
 from paceline_engine.torch_backend.compiled_steps import COMPILERS
 from paceline_engine.torch_backend.int8_linear import has_vnni
 from paceline_engine.torch_backend.packed_linear import Product
-from paceline_engine.torch_backend.stored_weights import Grid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from paceline_engine.torch_backend.stored_weights import Grid
 
 GROUP = 32
 _PANEL, _FOUR = 16, 4
@@ -91,7 +92,7 @@ class GroupProduct(Product):
         return self.few(hidden)
 
     def numbers(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, (outputs, inputs) uint8, and the scales and least numbers: (outputs, groups)."""
+        """Return q, (outputs, inputs) uint8, and scales and least numbers: (outputs, groups)."""
         outputs, inputs = self.shape
         panels, groups, _ = self.packed.shape
         kind = torch.float16 if self.has_halves else torch.float32
