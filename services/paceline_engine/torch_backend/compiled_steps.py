@@ -336,8 +336,8 @@ def compile_steps(
 
 def _product_flags(compiler: str, directory: str, seconds: float) -> tuple[str, ...]:
     """Return the flags for products: with tiles, if processor, system and compiler have them."""
-    # This also asks the system for the right to use tiles.
-    if not torch.cpu._init_amx():  # noqa: SLF001 - no public word
+    # This also asks the system for the right to use tiles; older torches do not know it.
+    if not getattr(torch.cpu, "_init_amx", lambda: False)():
         return _PRODUCT_FLAGS
     empty = [compiler, *_TILE_FLAGS, "-xc", "-fsyntax-only", os.devnull]
     try:
