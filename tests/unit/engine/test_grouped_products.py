@@ -124,6 +124,17 @@ def test_a_rows_bits_depend_on_this_row_alone(shape, bits, steps):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("bits", [4, 8])
+def test_a_processor_without_tiles_computes_the_same_bits(bits, steps, monkeypatch):
+    product = compiled(GroupProduct(numbers(130, 160), None, bits=bits), steps)
+    hidden = numbers(150, 160, seed=2)
+    expected = product(hidden)
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: False)
+    without = compile_steps(products=True)
+    assert torch.equal(compiled(product, without)(hidden), expected)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("bits", [4, 8])
 def test_other_weights_are_rounded_from_their_least_number_to_their_largest(bits, steps):
     weight = numbers(70, 128)
     weight[3], weight[4, 32:64] = 0, 0.7
