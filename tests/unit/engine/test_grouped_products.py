@@ -12,7 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.model_files.gguf_file import GgufFile
+from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.torch_backend import compiled_steps
 from paceline_engine.torch_backend.compiled_products import FewProduct, FewRows, use_few_rows
 from paceline_engine.torch_backend.compiled_steps import StepsUnavailableError, compile_steps
@@ -25,6 +27,7 @@ from paceline_engine.torch_backend.stored_weights import Grid, stored_weights
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_engine.torch_backend.whole_products import replace_products
 from support.device import on_a_cpu
+from support.draft_vocabularies import narrowed
 from support.gguf_files import GgufParts, write_gguf
 from support.tiny_models import build_tokenizer
 from unit.engine.test_compiled_steps import BIASED, SIZES, Computed, logprobs
@@ -407,6 +410,16 @@ def test_the_librarys_modules_compute_in_four_bits_too(model, steps, tmp_path, m
     monkeypatch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
     backend = TransformersBackend(str(path), weights="int4")
     assert logprobs(backend) == pytest.approx(expected, abs=0.05)
+
+
+def test_a_narrow_head_is_in_groups_too(tiny_pair, steps, tmp_path):
+    del steps
+    scored = [*range(0, 300, 3)]
+    folder = narrowed(tiny_pair.drafter, tmp_path / "narrow", token_ids=scored)
+    text = ModelText(TransformersBackend(str(folder), weights="int4"), SessionSpec(64))
+    drafted = text.draft_chain([5, 6, 7], count=8)
+    assert len(drafted) == 8
+    assert {*drafted} <= {*scored}
 
 
 def test_groups_are_read_from_the_files_own_scales(model, tmp_path):
