@@ -1,7 +1,8 @@
-"""What weights in eight bits cost in quality: how often the likeliest token stays, and perplexity.
+"""What weights in eight or four bits cost: how often the likeliest token stays, and perplexity.
 
-Run from the repository's root: `python bench/int8.py MODEL TEXT...` with a model's folder and files
-of text that it has not learned. A `.jsonl` file has a text in each line's "text".
+Run from the repository's root: `python bench/int8.py MODEL TEXT... [--weights int4]` with a model's
+folder or GGUF file, and files of text that it has not learned. A `.jsonl` file has a text in each
+line's "text".
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
 
-from paceline_engine.terms.backend import INT8, PLAIN
+from paceline_engine.terms.backend import INT4, INT8, PLAIN
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 from paceline_engine.torch_backend.shared_rows import SharedRows
@@ -33,14 +34,15 @@ def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("model")
     arguments.add_argument("texts", nargs="+", type=Path)
+    arguments.add_argument("--weights", choices=(INT8, INT4), default=INT8)
     arguments.add_argument("--threads", type=int, default=1)
     arguments.add_argument("--most-pieces", type=int, default=16, help="of each file")
     options = arguments.parse_args()
-    tokenizer = Tokenizer.from_file(f"{options.model}/tokenizer.json")
     ways = [
         TransformersBackend(options.model, threads=options.threads, weights=weights)
-        for weights in (PLAIN, INT8)
+        for weights in (PLAIN, options.weights)
     ]
+    tokenizer = Tokenizer.from_str(ways[0].tokenizer.decode())
     for path in options.texts:
         pieces = [*cut(tokenizer, path)][: options.most_pieces]
         print(path, compared(ways, pieces), flush=True)

@@ -66,6 +66,7 @@ _FORMS = (
     # Rounded activations turn the last bits of a row into another token every few texts, so what
     # has to be exact has the same bits in every batch.
     _Form("int8", {"weights": "int8", "invariant": True}, ["--weights=int8", "--invariant"]),
+    _Form("int4", {"weights": "int4", "invariant": True}, ["--weights=int4", "--invariant"]),
 )
 
 

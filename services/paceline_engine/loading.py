@@ -21,7 +21,8 @@ class LoadOptions:
         model: For transformers: a directory, or a hub id where there is a network.
         revision: For a hub id: its branch, tag or commit.
         dtype: The dtype to compute in: bfloat16, float16, float32 or float64.
-        weights: PLAIN, in that dtype; or INT8: products are in eight bits, on a CPU.
+        weights: PLAIN, in that dtype; or INT8 or INT4: products are in eight bits or four, on a
+            CPU.
         device: As torch names it: "cpu", "cuda", "cuda:1".
         threads: CPU threads of one forward.
         capture: On CUDA, record forwards of few rows and replay them.

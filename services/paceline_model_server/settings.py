@@ -45,11 +45,13 @@ class ModelSettings(Settings):
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = Field(
         "float32", description="dtype of the computation"
     )
-    weights: Literal["plain", "int8"] = Field(
+    weights: Literal["plain", "int8", "int4"] = Field(
         "plain",
         description="plain: products in --dtype, or as a quantised model's files have them; int8:"
         " in whole numbers of eight bits, faster on a CPU with VNNI, with a quarter of the memory,"
-        " and other tokens now and then",
+        " and other tokens now and then; int4: in four bits, or as a GGUF or quantised file has"
+        " them in groups, compiled on a CPU with AVX-512 and VNNI, with fewer other tokens from"
+        " such files",
     )
     device: str = Field("cpu", description="device of the computation: cpu, cuda, cuda:1, ...")
     lora: OneOrMore = Field(
@@ -67,14 +69,14 @@ class ModelSettings(Settings):
     compile_steps: bool = Field(
         True,
         description="on a CPU with AVX-512, compile what a layer computes between its products, if"
-        " there is a C compiler (cc, gcc or clang); in float32 and eight bits; with one thread"
-        " no bit of a logit changes",
+        " there is a C compiler (cc, gcc or clang); in float32, eight bits and four; with one"
+        " thread no bit of a logit changes; --weights int4 needs it",
     )
     invariant: bool = Field(
         False,
         description="make a text's logits depend on this text alone, bit by bit, whatever else a"
-        " forward computes: on a CPU, with one thread, or two with --weights int8; with --backend"
-        " vllm on the GPUs whose kernels can",
+        " forward computes: on a CPU, with one thread, or two with --weights int8 or int4; with"
+        " --backend vllm on the GPUs whose kernels can",
     )
     adapter: str = Field(
         "",

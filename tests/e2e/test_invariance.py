@@ -1,4 +1,6 @@
-"""Servers with --invariant, in bfloat16: every strategy and load has the same tokens, and logprobs.
+"""Servers with --invariant: every strategy and load has the same tokens, and logprobs.
+
+They compute in bfloat16, and in four bits.
 
 No near-tie is excused here, other than in the equality tests without it.
 """
@@ -9,12 +11,16 @@ import asyncio
 import random
 
 import pytest
+import torch
 
 from paceline import AsyncClient
+from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.torch_backend.grouped_linear import refuse_int4
 from support.processes import ServerProcess
 from support.system import MODELS, System
 
-FLAGS = ("--dtype=bfloat16", "--invariant", "--debug-calls")
+FLAGS = ("--invariant", "--debug-calls")
+FORMS = ("--dtype=bfloat16", "--weights=int4")
 STRATEGIES = (
     {"strategy": "autoregressive"},
     {"strategy": "speculative", "lookahead": 3},
@@ -30,18 +36,28 @@ MAX_TOKENS = 32
 SAMPLINGS = ({}, {"temperature": 0.8, "top_p": 0.95, "seed": 11})
 
 
-@pytest.fixture(scope="module")
-def invariant():
+@pytest.fixture(scope="module", params=FORMS)
+def invariant(request):
+    if request.param == "--weights=int4" and not can_compute_groups():
+        pytest.skip("this machine computes no products in four bits")
+
     def server(role, index):
-        return ServerProcess(
-            role, f"--model={MODELS / f'python-{role}'}", *FLAGS, name=f"{role}-{index}"
-        )
+        model = f"--model={MODELS / f'python-{role}'}"
+        return ServerProcess(role, model, request.param, *FLAGS, name=f"{role}-{index}")
 
     system = System(
         drafters=[server("drafter", 0)], targets=[server("target", index) for index in range(2)]
     )
     with system.running():
         yield system
+
+
+def can_compute_groups() -> bool:
+    try:
+        refuse_int4(dtype="float32", device=torch.device("cpu"), compiled=True)
+    except ModelLoadError:
+        return False
+    return True
 
 
 async def decoded(client, prompt, sampling, strategy):

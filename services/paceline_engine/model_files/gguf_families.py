@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline_engine.model_files.gguf_file import GgufFile
+    from paceline_engine.model_files.gguf_groups import GgufGroups
 
 _MOST = 1 << 26  # several times the numbers of the largest models
 _ROTATIONS = "rope_freqs.weight"
@@ -139,18 +141,22 @@ class GgufFamily:
         self.configuration = self._configuration()
         self._check_shapes()
 
-    def named_weights(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """Yield each weight with the library's name, dequantised, one after the other.
+    def named_weights(
+        self,
+    ) -> Iterator[tuple[str, NDArray[np.float32], GgufGroups | None]]:
+        """Yield each weight: the library's name, dequantised numbers, and their groups' scales.
 
         Raises:
             ModelLoadError: The file cannot be read.
         """
         for name, named in self._names.items():
             if named:
-                weights = self._file.weights(name)
+                weights, groups = self._file.weights_in_groups(name)
                 if self._family.interleaves and re.search(r"\.(q|k)_proj\.", named):
-                    weights = _halves(weights, self._head_size)
-                yield named, weights
+                    order = partial(_halves, head_size=self._head_size)
+                    weights = order(weights)
+                    groups = None if groups is None else groups.changed(order)
+                yield named, weights, groups
 
     def _refuse_other_contents(self) -> None:
         metadata = self._file.metadata

@@ -25,6 +25,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from paceline.plain_files import open_plain_file
+from paceline_engine.model_files.gguf_groups import groups_of
 from paceline_engine.model_files.small_files import refuse_pointer
 from paceline_engine.terms.backend import ModelLoadError
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from paceline_engine.model_files.gguf_groups import GgufGroups
 
 _MAGIC = b"GGUF"
 _OLDER_MAGICS = frozenset({b"lmgg", b"fmgg", b"tjgg", b"algg"})  # of before August 2023
@@ -127,6 +130,13 @@ class GgufFile:
         Raises:
             ModelLoadError: It cannot be read.
         """
+        return self.weights_in_groups(name)[0]
+
+    def weights_in_groups(self, name: str) -> tuple[NDArray[np.float32], GgufGroups | None]:
+        """Return a tensor's numbers, and the scales of their groups, if it has such groups.
+
+        Cost, Raises: as `weights`.
+        """
         tensor = self.tensors[name]
         try:
             with open_plain_file(self.path) as file:
@@ -140,10 +150,12 @@ class GgufFile:
         stored: NDArray[Any]
         if tensor.kind in {"F32", "F16"}:
             stored = np.frombuffer(content, dtype=f"<f{GGML_QUANT_SIZES[kind][1]}")
-            return stored.reshape(tensor.shape).astype(np.float32)
+            return stored.reshape(tensor.shape).astype(np.float32), None
         stored = np.frombuffer(content, dtype=np.uint8)
         numbers: NDArray[np.float32] = dequantize(stored.reshape(-1, _row_bytes(tensor)), kind)
-        return numbers.reshape(tensor.shape)
+        blocks = stored.reshape(-1, GGML_QUANT_SIZES[kind][1])
+        rows = math.prod(tensor.shape[:-1])
+        return numbers.reshape(tensor.shape), groups_of(tensor.kind, blocks, rows=rows)
 
     def hash_weights(self) -> str:
         """Hash what the tensors are, wherever they lie: each one's name, kind, shape and bytes.

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from paceline_engine.model_files.gguf_groups import GgufGroups
+
 SUFFIX = ".gguf"
 
 _TEMPLATE = "tokenizer.chat_template"
@@ -70,8 +72,10 @@ class GgufModel:
         written = {name: json.dumps(content).encode() for name, content in contents.items()}
         return cls(file, SmallFiles(path, written | _templates(file.metadata)), family)
 
-    def named_weights(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """Yield each weight with the library's name, dequantised, one after the other.
+    def named_weights(
+        self,
+    ) -> Iterator[tuple[str, NDArray[np.float32], GgufGroups | None]]:
+        """Yield each weight: the library's name, dequantised numbers, and their groups' scales.
 
         Cost: one weight's numbers in memory at a time, besides what the caller keeps.
 

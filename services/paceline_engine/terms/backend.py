@@ -30,8 +30,8 @@ Interrupt: TypeAlias = threading.Event
 """Set by another thread when a forward has become worthless."""
 
 
-PLAIN, INT8 = "plain", "int8"
-"""How weights are held: in the dtype to compute in, or as whole numbers of eight bits."""
+PLAIN, INT8, INT4 = "plain", "int8", "int4"
+"""How weights are held: in the dtype to compute in, or as whole numbers of eight bits or four."""
 
 _MOST_NAMES = 3
 _MOST_CHARACTERS = 120  # of a name

@@ -18,6 +18,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from paceline_engine.torch_backend.attention import LEAST_MULTIPLE
+from paceline_engine.torch_backend.grouped_linear import GroupProduct
 from paceline_engine.torch_backend.int8_linear import Int8Product
 from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.packed_linear import (
@@ -137,7 +138,7 @@ def _linear_modules(model: nn.Module) -> list[Any]:
 
 
 def _in_blocks(blocks: Sequence[int], product: Product, _linears: Sequence[nn.Linear]) -> Product:
-    if isinstance(product, Int8Product):  # exact in any number of rows
+    if isinstance(product, Int8Product | GroupProduct):  # exact in any number of rows
         return product
     return BlockwiseProduct(product, blocks=blocks)
 

@@ -16,6 +16,7 @@ from paceline_engine.torch_backend.attention_tables import AttentionLayer
 from paceline_engine.torch_backend.compiled_attention import agreeing_counts, can_attend
 from paceline_engine.torch_backend.compiled_products import FewLayer, FewLayers, FewProduct
 from paceline_engine.torch_backend.compiled_steps import TOGETHER, one_thread
+from paceline_engine.torch_backend.grouped_linear import GroupProduct
 from paceline_engine.torch_backend.int8_linear import (
     FEW_ROWS,
     Int8Product,
@@ -95,7 +96,7 @@ class CompiledLayer:
     """One layer, for up to `MOST_ROWS` rows without low-rank weights.
 
     Attributes:
-        few: Computes few rows of it in eight bits; None: nothing does.
+        few: Computes few rows of it in eight bits or four; None: nothing does.
         attention: How it attends.
         can_attend: Whether compiled code computes such attention.
         agreeing_counts: See `LayerParts.agreeing_counts`.
@@ -182,7 +183,7 @@ class CompiledLayer:
 
 
 class LayerRun(nn.Module):
-    """Some of a model's layers one after the other, for few rows in eight bits.
+    """Some of a model's layers one after the other, for few rows in eight bits or four.
 
     A module, so that hooks can be put on it as on a layer.
 
@@ -249,7 +250,7 @@ def runs_compute(runs: Sequence[LayerRun], rows: ForwardRows) -> bool:
 
 def few_layer(parts: LayerParts) -> FewLayer | None:
     """Return what computes few rows of a layer; None: not all of its products can."""
-    found = [each.few for each in parts.products if isinstance(each, Int8Product)]
+    found = [each.few for each in parts.products if isinstance(each, Int8Product | GroupProduct)]
     few = [each for each in found if isinstance(each, FewProduct)]
     if len(few) < len(parts.products):
         return None
@@ -365,7 +366,7 @@ def _layers(
     if few is None or rows > FEW_ROWS:
         return
     into, out_of, gate_and_up, down = (
-        each.by_onednn for each in parts.products if isinstance(each, Int8Product)
+        each.by_onednn if isinstance(each, Int8Product) else each for each in parts.products
     )
     turned = parts.heads + parts.kv_heads
     rotation = numbers(rows, parts.width), numbers(rows, parts.width)

@@ -29,19 +29,21 @@
  * its own.
  */
 
-#include "compiled_attention.c"
+#include "compiled_groups.c"
 
 #define BLOCK 64
 #define VECTORS 4
 #define AT_ONCE 6
 #define AHEAD 8192 /* bytes: measured (bench/LOG.md) */
 
-/* The fields are those of compiled_products.py. */
+/* The fields are those of compiled_products.py. `bits` are those of a weight in groups, as
+ * compiled_groups.c has them; then `zeros` and `scales` are NULL. 0: a weight as oneDNN packed it.
+ */
 struct product {
-  const int8_t *weight;
+  const void *weight;
   const int32_t *zeros;
   const float *scales, *bias; /* bias: or NULL */
-  long outputs, inputs, apart;
+  long outputs, inputs, apart, bits, has_halves;
 };
 
 /* Into the heads and out of them, gate and up side by side, and down. */
@@ -133,13 +135,21 @@ static void store_block(const struct product *own, long output, const __m512i *s
 /* A thread's part of a product: some blocks of outputs, all rows. */
 static void multiply_part(const struct task *task, long part, long parts) {
   const struct product *own = task->product;
+  if (own->bits) {
+    long panels = (own->outputs + TOGETHER - 1) / TOGETHER;
+    multiply_panels(own->bits, own->has_halves, own->weight, own->bias, own->outputs, own->inputs,
+                    panels * part / parts, panels * (part + 1) / parts, task->rows, task->whole,
+                    task->scales, task->out);
+    return;
+  }
+  const int8_t *weight = own->weight;
   long blocks = (own->outputs + BLOCK - 1) / BLOCK;
   long bytes = (own->inputs + BLOCK - 1) / BLOCK * BLOCK * BLOCK;
   for (long b = blocks * part / parts; b < blocks * (part + 1) / parts; b++)
     for (long t = 0; t < task->rows;) {
       __m512i sums[AT_ONCE][VECTORS];
       int count = task->rows - t < AT_ONCE ? task->rows - t : AT_ONCE;
-      sum_block(count, own->weight + b * bytes, own->inputs, task->whole + t * own->inputs, sums);
+      sum_block(count, weight + b * bytes, own->inputs, task->whole + t * own->inputs, sums);
       for (int n = 0; n < count; n++, t++)
         store_block(own, b * BLOCK, sums[n], task->scales[t], task->out + t * own->outputs);
     }
@@ -156,12 +166,29 @@ static void multiply(const struct product *own, long rows, const struct room *ro
     multiply_part(&task, 0, 1);
 }
 
+/* Where a step rounds rows for a product: nowhere, if that rounds them in groups. */
+static uint8_t *rounded_for(const struct product *own, const struct room *room) {
+  return own->bits ? NULL : room->whole;
+}
+
+/* Round rows in groups, if the product needs it. */
+static void round_for(const struct product *own, const struct room *room, long rows,
+                      const float *hidden) {
+  long inputs = own->inputs;
+  if (own->bits)
+    for (long t = 0; t < rows; t++)
+      round_groups(inputs, hidden + t * inputs, room->whole + t * inputs,
+                   room->scales + 2 * t * (inputs / GROUP));
+}
+
 /* A product of rows that are rounded first. */
 void multiply_rows(const struct product *own, const struct room *room, long rows,
                    const float *hidden, float *out, unsigned threads) {
-  for (long t = 0; t < rows; t++)
-    round_row(own->inputs, hidden + t * own->inputs, room->whole + t * own->inputs,
-              room->scales + t);
+  if (!own->bits)
+    for (long t = 0; t < rows; t++)
+      round_row(own->inputs, hidden + t * own->inputs, room->whole + t * own->inputs,
+                room->scales + t);
+  round_for(own, room, rows, hidden);
   multiply(own, rows, room, out, threads);
 }
 
@@ -171,7 +198,8 @@ void before_attention(const struct layer *own, const struct room *room, long row
                       unsigned threads) {
   const struct product *product = own->products + INTO_HEADS;
   norm_rows(rows, product->inputs, hidden, NULL, 0, own->norms[0], own->least[0], room->rows,
-            room->whole, room->scales);
+            rounded_for(product, room), room->scales);
+  round_for(product, room, rows, room->rows);
   multiply(product, rows, room, room->product, threads);
   turn_rows(rows, own->heads + 2 * own->kv_heads, own->heads + own->kv_heads, own->width,
             room->product, NULL, cosines, sines, states);
@@ -183,13 +211,17 @@ void after_attention(const struct layer *own, const struct room *room, long rows
                      unsigned threads) {
   const struct product *products = own->products;
   long width = products[OUT_OF_HEADS].outputs, inner = products[DOWN].inputs;
-  round_heads(rows, own->heads, own->width, seen, head_step, row_step, room->rows, room->whole,
-              room->scales);
+  round_heads(rows, own->heads, own->width, seen, head_step, row_step, room->rows,
+              rounded_for(products + OUT_OF_HEADS, room), room->scales);
+  round_for(products + OUT_OF_HEADS, room, rows, room->rows);
   multiply(products + OUT_OF_HEADS, rows, room, room->added, threads);
   norm_rows(rows, width, hidden, room->added, 0, own->norms[1], own->least[1], room->rows,
-            room->whole, room->scales);
+            rounded_for(products + GATE_AND_UP, room), room->scales);
+  round_for(products + GATE_AND_UP, room, rows, room->rows);
   multiply(products + GATE_AND_UP, rows, room, room->product, threads);
-  gate_rows(rows, inner, room->product, 0, room->rows, room->whole, room->scales);
+  gate_rows(rows, inner, room->product, 0, room->rows, rounded_for(products + DOWN, room),
+            room->scales);
+  round_for(products + DOWN, room, rows, room->rows);
   multiply(products + DOWN, rows, room, out, threads);
   add_rows(rows, width, out, NULL, room->added);
 }

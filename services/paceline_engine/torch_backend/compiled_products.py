@@ -1,4 +1,4 @@
-"""Products in eight bits of few rows, in compiled code that reads oneDNN's packed weights.
+"""Products of few rows, in compiled code: in eight bits, from oneDNN's packed weights; in four.
 
 Theory of operation
 -------------------
@@ -7,6 +7,7 @@ A forward of few rows takes as long as its products, and a product as long as it
 memory. oneDNN's products of few rows take up to twice that: some 20 microseconds around each, and a
 loop that waits for memory. `compiled_products.c` has the same product in a loop as fast as memory.
 With more than `FEW_ROWS` rows oneDNN computes: it is faster there, on processors with AMX.
+Products in four bits (`grouped_linear.py`) are computed here with any number of rows.
 
 A weight is held once. oneDNN packs it in blocks of 64 outputs, which suits the loop, so the loop
 reads it where oneDNN has it. How a packed weight lies depends on the processor and on oneDNN's
@@ -37,11 +38,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.torch_backend.compiled_steps import (
     TOGETHER,
     StepsUnavailableError,
     take_functions,
 )
+from paceline_engine.torch_backend.grouped_linear import GROUP, GroupProduct
 from paceline_engine.torch_backend.int8_linear import (
     EXACT_FLOAT,
     FEW_ROWS,
@@ -63,7 +66,10 @@ _BLOCK = 64
 # A row adds to what reading a weight takes about a 16th. With more a function takes more than some
 # 0.3 milliseconds, and others may have the interpreter's lock meanwhile.
 _ROWS_OF_READING, _HOLDING_WORK = 16, 1 << 26
+_SLOW_COUNTS = (1, 2, 3, 5, 8, 13, 16, 33, 66)
+_CHECKED_OUTPUTS = 64
 _FUNCTIONS = {
+    "multiply_slowly": (*[c_void_p] * 4, c_long, c_long, c_long, c_void_p, c_void_p),
     "multiply_rows": (c_void_p, c_void_p, c_long, c_void_p, c_void_p, c_uint),
     "before_attention": (c_void_p, c_void_p, c_long, *[c_void_p] * 4, c_uint),
     "after_attention": (
@@ -86,6 +92,8 @@ class _Product(ctypes.Structure):
         ("outputs", c_long),
         ("inputs", c_long),
         ("apart", c_long),
+        ("bits", c_long),
+        ("has_halves", c_long),
     )
 
 
@@ -138,8 +146,7 @@ class FewRows:
             "product": torch.empty(FEW_ROWS, outputs),
             "states": torch.empty(FEW_ROWS, outputs),
             "seen": torch.empty(FEW_ROWS, inputs),
-            "whole": torch.empty(FEW_ROWS, inputs, dtype=torch.uint8),
-            "scales": torch.empty(FEW_ROWS),
+            **_memory_of_rounded(FEW_ROWS, inputs),
         }
         self._room = _Room(**{name: each.data_ptr() for name, each in self._memory.items()})
         self.room = ctypes.addressof(self._room)
@@ -157,7 +164,7 @@ class FewRows:
 
 
 class FewProduct:
-    """An `Int8Product` of few rows.
+    """An `Int8Product` of few rows, or a `GroupProduct` of any number.
 
     Attributes:
         few: The functions that compute it.
@@ -165,36 +172,55 @@ class FewProduct:
         byte_count: How many bytes the weight has.
     """
 
-    def __init__(self, product: Int8Product, few: FewRows) -> None:
-        """Build it of one of the `few_row_products`."""
+    def __init__(self, product: Int8Product | GroupProduct, few: FewRows) -> None:
+        """Build it of one of the `few_row_products`, or of any `GroupProduct`."""
         self.few, self._product = few, product
-        # They lie where C reads them as long as this is.
-        self._zeros = product.sums * -ZERO
         self.struct = _Product(
-            weight=product.packed_at,
-            zeros=self._zeros.data_ptr(),
-            scales=product.scales.data_ptr(),
             bias=None if product.bias is None else product.bias.data_ptr(),
             outputs=product.shape[0],
             inputs=product.shape[1],
         )
+        if isinstance(product, GroupProduct):
+            self.struct.weight = product.packed.data_ptr()
+            self.struct.bits = product.bits
+            self.struct.has_halves = product.has_halves
+            self.byte_count = product.packed.nbytes
+        else:
+            # They lie where C reads them as long as this is.
+            self._zeros = product.sums * -ZERO
+            self.struct.weight = product.packed_at
+            self.struct.zeros = self._zeros.data_ptr()
+            self.struct.scales = product.scales.data_ptr()
+            self.byte_count = product.shape.numel()
         self._at = ctypes.addressof(self.struct)
-        self.byte_count = product.shape.numel()
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Compute (T, outputs) from (T, inputs) float32, with T up to `FEW_ROWS`."""
+        """Compute (T, outputs) from (T, inputs) float32."""
         hidden = hidden.contiguous()
-        rows = len(hidden)
+        rows, inputs = hidden.shape
         out = torch.empty(rows, self._product.shape[0])
+        room = self.few.room
+        if rows > FEW_ROWS:
+            memory = _memory_of_rounded(rows, inputs)
+            own = _Room(**{name: each.data_ptr() for name, each in memory.items()})
+            room = ctypes.addressof(own)
         self.few.library(self.byte_count, rows).multiply_rows(
             self._at,
-            self.few.room,
+            room,
             rows,
             hidden.data_ptr(),
             out.data_ptr(),
             torch.get_num_threads(),
         )
         return out
+
+
+def _memory_of_rounded(rows: int, inputs: int) -> dict[str, Tensor]:
+    """Return memory for rounded rows, and for their scales: of a row, or of its groups."""
+    return {
+        "whole": torch.empty(rows, inputs, dtype=torch.uint8),
+        "scales": torch.empty(rows, max(1, 2 * (inputs // GROUP))),
+    }
 
 
 class FewLayer:
@@ -304,9 +330,11 @@ class FewLayers:
 
 @torch.inference_mode()
 def use_few_rows(
-    products: Sequence[Int8Product], steps: Steps, *, large: Mapping[torch.Size, Int8Product]
+    products: Sequence[Product], steps: Steps, *, large: Mapping[torch.Size, Int8Product]
 ) -> int:
     """Let products compute few rows in compiled code, wherever it gives oneDNN's bits.
+
+    Products in four bits compute all rows so.
 
     Args:
         products: Those that `few_row_products` finds.
@@ -314,7 +342,11 @@ def use_few_rows(
 
     Returns:
         How many do: none, if torch has no threads that the code can use.
+
+    Raises:
+        ModelLoadError: Products in four bits cannot be computed.
     """
+    groups = [each for each in products if isinstance(each, GroupProduct)]
     try:
         few = FewRows(
             steps,
@@ -322,8 +354,22 @@ def use_few_rows(
             outputs=max(each.shape[0] for each in products),
         )
     except StepsUnavailableError as error:
+        if groups:
+            raise ModelLoadError(f"--weights int4 cannot be computed here: {error}") from error
         _log.warning("products in eight bits are not compiled: %s", error)
         return 0
+    use_groups(groups, few)
+    eight = [each for each in products if isinstance(each, Int8Product)]
+    return len(groups) + _use_where_alike(eight, few, large=large)
+
+
+def _use_where_alike(
+    products: Sequence[Int8Product], few: FewRows, *, large: Mapping[torch.Size, Int8Product]
+) -> int:
+    """Let products in eight bits compute few rows where they have oneDNN's bits; return how many.
+
+    Others are left to oneDNN.
+    """
     proved, roundings, count = set[torch.Size](), dict[torch.Size, int | None](), 0
     for each in products:
         own = FewProduct(each, few)
@@ -343,15 +389,72 @@ def use_few_rows(
     return count
 
 
-def few_row_products(products: Iterable[Product]) -> list[Int8Product]:
+@torch.inference_mode()
+def use_groups(products: Sequence[GroupProduct], few: FewRows) -> None:
+    """Let products in four bits compute, and prove that they do.
+
+    Raises:
+        ModelLoadError: The code computes something else than it says.
+    """
+    proved = set[tuple[torch.Size, int, bool, bool]]()
+    for each in products:
+        each.few = own = FewProduct(each, few)
+        kind = each.shape, each.bits, each.has_halves, each.bias is None
+        if kind not in proved and not _is_exact(each, own):
+            raise ModelLoadError(
+                "with --weights int4 what was compiled computes something else than it says: give"
+                " --weights int8, or another C compiler"
+            )
+        proved.add(kind)
+
+
+def _is_exact(product: GroupProduct, few: FewProduct) -> bool:
+    """Whether rows of many numbers have the bits that one number after the other gives."""
+    outputs, inputs = product.shape
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(_SLOW_COUNTS[-1], inputs, generator=generator)
+    hidden[1] *= 1e-3
+    hidden[2] = 0
+    found = [few(hidden[:count]) for count in _SLOW_COUNTS]
+    # From the end, so that a row has another place among the rows that are computed together.
+    found_last = [few(hidden[-count:]) for count in _SLOW_COUNTS]
+    ends = {
+        *range(min(outputs, _CHECKED_OUTPUTS)),
+        *range(max(0, outputs - _CHECKED_OUTPUTS), outputs),
+    }
+    places = torch.tensor(sorted(ends))
+    parts = [each[places].contiguous() for each in product.numbers()]
+    bias = None if product.bias is None else product.bias[places]
+    expected = torch.empty(len(hidden), len(places))
+    few.few.yielding.multiply_slowly(
+        *(each.data_ptr() for each in parts),
+        None if bias is None else bias.data_ptr(),
+        len(places),
+        inputs,
+        len(hidden),
+        hidden.data_ptr(),
+        expected.data_ptr(),
+    )
+    return all(
+        torch.equal(first[:, places], expected[: len(first)])
+        and torch.equal(last[:, places], expected[-len(last) :])
+        for first, last in zip(found, found_last, strict=True)
+    )
+
+
+def few_row_products(products: Iterable[Product]) -> list[Product]:
     """Return the products that the code could compute."""
     return [
         each
         for each in products
-        if isinstance(each, Int8Product)
-        and each.shape[1] % TOGETHER == 0
-        and each.packed_bytes >= math.prod(-(-length // _BLOCK) * _BLOCK for length in each.shape)
+        if isinstance(each, GroupProduct) or (isinstance(each, Int8Product) and _is_readable(each))
     ]
+
+
+def _is_readable(product: Int8Product) -> bool:
+    """Whether a packed weight has as many bytes as the code would read."""
+    needed = math.prod(-(-length // _BLOCK) * _BLOCK for length in product.shape)
+    return product.shape[1] % TOGETHER == 0 and product.packed_bytes >= needed
 
 
 def _rounding(large: Int8Product, few: FewRows) -> int | None:

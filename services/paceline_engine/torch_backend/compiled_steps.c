@@ -153,13 +153,14 @@ void turn_rows(long rows, long heads, long turned, long width, const float *stat
   }
 }
 
-/* Round the heads of each row together; they lie apart. */
+/* Put the heads of each row together, which lie apart; also rounded, as in `norm_rows`. */
 void round_heads(long rows, long heads, long width, const float *seen, long head_step,
                  long row_step, float *row, uint8_t *whole, float *scales) {
   for (long t = 0; t < rows; t++) {
+    float *own = row + t * heads * width;
     for (long h = 0; h < heads; h++)
       for (long n = 0; n < width; n += TOGETHER)
-        _mm512_storeu_ps(row + h * width + n, load(seen + h * head_step + t * row_step + n));
-    round_row(heads * width, row, whole + t * heads * width, scales + t);
+        _mm512_storeu_ps(own + h * width + n, load(seen + h * head_step + t * row_step + n));
+    if (whole) round_row(heads * width, own, whole + t * heads * width, scales + t);
   }
 }

@@ -66,13 +66,15 @@ TOGETHER = 16
 # Each has what is in the one before it.
 _SOURCE = Path(__file__).with_name("compiled_attention.c")
 _SOURCE_WITH_PRODUCTS = _SOURCE.with_name("compiled_products.c")
-_COMPILERS = ("cc", "gcc", "clang")
+COMPILERS = ("cc", "gcc", "clang")
+"""The names of C compilers, in the order in which they are looked for."""
 # Nothing may be contracted, so that each operation rounds as torch's operator does.
 _FLAGS = (
     "-O3", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-ffp-contract=off",
     "-shared", "-fPIC",
 )  # fmt: skip
 _PRODUCT_FLAGS = ("-mavx512vnni",)
+_TILE_FLAGS = ("-mamx-tile", "-mamx-int8")
 _COMPILE_SECONDS = 60
 # With more numbers a step takes more than some 100 microseconds, and others may have the
 # interpreter's lock meanwhile. With fewer, to give it away and wait for it again would take longer.
@@ -308,7 +310,7 @@ def _openmp_functions() -> list[c_void_p] | None:
 
 
 def compile_steps(
-    compilers: Sequence[str] = _COMPILERS,
+    compilers: Sequence[str] = COMPILERS,
     *,
     seconds: float = _COMPILE_SECONDS,
     products: bool = False,
@@ -331,12 +333,26 @@ def compile_steps(
     try:
         with tempfile.TemporaryDirectory(prefix="paceline-") as directory:
             made = Path(directory) / "compiled_steps.so"
-            flags = (*_FLAGS, *(_PRODUCT_FLAGS if products else ()))
             source = _SOURCE_WITH_PRODUCTS if products else _SOURCE
-            _run([compiler, *flags, str(source), "-o", str(made), "-lm"], directory, seconds)
+            command = [compiler, str(source), "-o", str(made), *_FLAGS, "-lm"]
+            command += _product_flags(compiler, directory, seconds) if products else ()
+            _run(command, directory, seconds)
             return Steps(str(made))
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StepsUnavailableError(f"{compiler}: {error}") from error
+
+
+def _product_flags(compiler: str, directory: str, seconds: float) -> tuple[str, ...]:
+    """Return the flags for products: with tiles, if processor, system and compiler have them."""
+    # This also asks the system for the right to use tiles; older torches do not know it.
+    if not getattr(torch.cpu, "_init_amx", lambda: False)():
+        return _PRODUCT_FLAGS
+    empty = [compiler, *_TILE_FLAGS, "-xc", "-fsyntax-only", os.devnull]
+    try:
+        _run(empty, directory, seconds)
+    except StepsUnavailableError:
+        return _PRODUCT_FLAGS
+    return (*_PRODUCT_FLAGS, *_TILE_FLAGS)
 
 
 def _run(command: Sequence[str], directory: str, seconds: float) -> None:

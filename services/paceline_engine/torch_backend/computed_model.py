@@ -138,7 +138,7 @@ class ComputedModel(ModelBackend):
             device: That device.
             capture: On CUDA, record forwards of few rows and replay them.
             invariant: See `TransformersBackend`.
-            weights: PLAIN; or INT8, W8A8 or W4A16: see `replace_products`.
+            weights: PLAIN; or INT8, INT4, W8A8 or W4A16: see `replace_products`.
             compiled: Compile what is computed between products on a CPU, where that is possible.
             head: What keeps features beside keys and values; None: nothing does.
 

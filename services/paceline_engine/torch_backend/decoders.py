@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
 
+from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.torch_backend.compiled_products import few_row_products, use_few_rows
 from paceline_engine.torch_backend.compiled_steps import StepsUnavailableError, compile_steps
 from paceline_engine.torch_backend.families import can_fuse
+from paceline_engine.torch_backend.grouped_linear import GroupProduct
 from paceline_engine.torch_backend.int8_linear import has_vnni
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
@@ -210,6 +212,9 @@ def use_compiled(
         decoder: What computes it.
         products: Its products, if they are of whole numbers.
         large: See `check_exact`.
+
+    Raises:
+        ModelLoadError: Products in four bits cannot be computed.
     """
     fused = decoder if isinstance(decoder, FusedLlama) and decoder.can_use_steps else None
     few = few_row_products(products) if has_vnni() else []
@@ -219,6 +224,8 @@ def use_compiled(
         steps = compile_steps(products=bool(few))
         count = use_few_rows(few, steps, large=large) if few else 0
     except StepsUnavailableError as error:
+        if any(isinstance(each, GroupProduct) for each in few):
+            raise ModelLoadError(f"--weights int4 cannot be computed here: {error}") from error
         _log.info("model %r: nothing is compiled, which would be faster: %s", name, error)
         return
     if few:

@@ -44,12 +44,12 @@ class Int4Product(Product):
         count = grid.scales.shape[1]
         self._group = inputs // count
         scales = torch.where(grid.scales == 0, 1, grid.scales)[..., None]
-        numbers = weight.float().view(outputs, count, self._group) / scales
-        whole = (numbers + grid.zeros[..., None]).round_().clamp_(0, _MOST)
+        groups = weight.float().view(outputs, count, self._group)
+        whole = ((groups - grid.least[..., None]) / scales).round_().clamp_(0, _MOST)
         self._packed = _ATEN._convert_weight_to_int4pack_for_cpu(  # noqa: SLF001 - no public word
             whole.to(torch.int32).view(outputs, inputs), _TILES
         )
-        offsets = (_MIDDLE - grid.zeros) * grid.scales
+        offsets = _MIDDLE * grid.scales + grid.least
         # (G, outputs, 2), as the kernel reads them.
         self._scales = (
             torch.stack([grid.scales.t(), offsets.t()], -1).to(torch.bfloat16).contiguous()

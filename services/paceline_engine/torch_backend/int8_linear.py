@@ -201,7 +201,7 @@ def tell_what_is_faster(name: str, *, dtype: str, device: torch.device) -> None:
     """
     options = []
     if device.type == "cpu" and has_vnni():
-        options.append("--weights int8")
+        options.append("--weights int8 or int4")
     has_bfloat16 = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     if device.type == "cpu" and dtype != "bfloat16" and has_bfloat16():
         options.append("--dtype bfloat16")

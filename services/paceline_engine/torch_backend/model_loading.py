@@ -22,7 +22,7 @@ from paceline_engine.torch_backend.families import quiet_library
 from paceline_engine.torch_backend.library import decoder_layers
 from paceline_engine.torch_backend.memory import free_memory
 from paceline_engine.torch_backend.recurrent.library_state import has_recurrent_state
-from paceline_engine.torch_backend.stored_weights import stored_weights
+from paceline_engine.torch_backend.stored_weights import Grid, stored_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline_engine.model_files.files import ModelFiles
-    from paceline_engine.model_files.quantisation import Quantisation
-    from paceline_engine.torch_backend.stored_weights import Grid
+    from paceline_engine.model_files.gguf_model import GgufModel
 
 _log = logging.getLogger(__name__)
 
@@ -112,11 +111,9 @@ def _load(files: ModelFiles, directory: Path, *, dtype: torch.dtype, device: tor
     _refuse_what_has_no_room(files.name, config, dtype=dtype, device=device)
     files.begin_hashing()
     if files.gguf is not None:
-        weights = files.gguf.named_weights()
-        named = ((name, torch.from_numpy(each).to(dtype)) for name, each in weights)
-        return _of_weights(config, named, dtype=dtype)
+        return _load_in_groups(config, _gguf_weights(files.gguf, dtype=dtype), dtype=dtype)
     if how is not None:
-        return _load_quantised(files, config, how, dtype=dtype)
+        return _load_in_groups(config, stored_weights(files, how, dtype=dtype), dtype=dtype)
     return AutoModelForCausalLM.from_pretrained(
         directory,
         config=config,
@@ -129,22 +126,37 @@ def _load(files: ModelFiles, directory: Path, *, dtype: torch.dtype, device: tor
     )
 
 
-def _load_quantised(
-    files: ModelFiles, config: Any, how: Quantisation, *, dtype: torch.dtype
+def _gguf_weights(
+    gguf: GgufModel, *, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor, Grid | None]]:
+    """Yield a GGUF file's weights, as `stored_weights` yields a folder's."""
+    for name, numbers, groups in gguf.named_weights():
+        grid = None
+        if groups is not None:
+            grid = Grid(groups.bits, *map(torch.from_numpy, (groups.scales, groups.least)))
+        yield name, torch.from_numpy(numbers).to(dtype), grid
+
+
+def _load_in_groups(
+    config: Any, weights: Iterable[tuple[str, Tensor, Grid | None]], *, dtype: torch.dtype
 ) -> Any:
     """Load dequantised weights, and leave each linear module the grid of its whole numbers."""
     grids: dict[str, Grid] = {}
 
     def named() -> Iterator[tuple[str, Tensor]]:
-        for name, numbers, grid in stored_weights(files, how, dtype=dtype):
+        for name, numbers, grid in weights:
             if grid is not None:
                 grids[name.removesuffix(".weight")] = grid
             yield name, numbers
 
     model, found = _of_weights(config, named(), dtype=dtype)
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    is_tied = type(head) is nn.Linear and head.weight is embeddings.weight
     for name, module in model.named_modules():
         if type(module) is nn.Linear and name in grids:
             module.grid = grids[name]  # type: ignore[assignment]
+        elif is_tied and module is embeddings and name in grids:
+            head.grid = grids[name]
     return model, found
 
 

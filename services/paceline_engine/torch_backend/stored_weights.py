@@ -51,15 +51,17 @@ _UNSCALED = _FLOATS | {torch.int8, torch.uint8}  # what is no weight by itself
 class Grid:
     """The scales of a weight's whole numbers.
 
+    A number q, in [0, 2^bits), stands for scale * q + least.
+
     Attributes:
-        bits: 8, with numbers from -128 to 127; or 4, with numbers from 0 to 15.
-        scales: (O, G) float32; a group has I / G inputs. In eight bits G is 1.
-        zeros: (O, G) float32: the numbers that stand for 0. In eight bits they are 0.
+        bits: Of a number.
+        scales: (O, G) float32; a group has I / G inputs.
+        least: (O, G) float32.
     """
 
     bits: int
     scales: Tensor
-    zeros: Tensor
+    least: Tensor
 
     @staticmethod
     def stacked(grids: list[Grid]) -> Grid | None:
@@ -67,7 +69,7 @@ class Grid:
         if len({(each.bits, each.scales.shape[1]) for each in grids}) != 1:
             return None
         scales = torch.cat([each.scales for each in grids])
-        return Grid(grids[0].bits, scales, torch.cat([each.zeros for each in grids]))
+        return Grid(grids[0].bits, scales, torch.cat([each.least for each in grids]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +123,11 @@ class Stored:
         scales = self.scales.float().expand(outputs, count).contiguous()
         zeros = torch.zeros_like(scales) if self.zeros is None else self.zeros.float()
         if self.bits == 8:
-            middle = 0 if self.stored.dtype == torch.int8 else _MIDDLE
-            if count > 1 or bool((zeros != middle).any()):
+            is_signed = self.stored.dtype == torch.int8
+            if count > 1 or bool((zeros != (0 if is_signed else _MIDDLE)).any()):
                 return None
-            zeros = torch.zeros_like(scales)
-        return Grid(self.bits, scales, zeros.expand(outputs, count).contiguous())
+            zeros = torch.full_like(scales, _MIDDLE)
+        return Grid(self.bits, scales, -zeros.expand(outputs, count) * scales)
 
     def _spread(self, cells: Tensor) -> Tensor:
         """Return the number of the cell of each place: (O, I), or what broadcasts to it."""

@@ -15,6 +15,7 @@ from paceline_engine.model_files.files import find_model_files
 from paceline_engine.model_files.lora_folder import read_lora_folders
 from paceline_engine.model_files.quantisation import find_quantisation
 from paceline_engine.terms.backend import (
+    INT4,
     INT8,
     PLAIN,
     ModelLoadError,
@@ -30,7 +31,7 @@ from paceline_engine.torch_backend.adapters.mtp_files import (
 from paceline_engine.torch_backend.chain_drafting import ChainDrafter, layers_beside
 from paceline_engine.torch_backend.device import on_device, usable_device
 from paceline_engine.torch_backend.draft_head import DraftHead
-from paceline_engine.torch_backend.int8_linear import refuse_int8, tell_what_is_faster
+from paceline_engine.torch_backend.int8_linear import tell_what_is_faster
 from paceline_engine.torch_backend.invariance import (
     MOST_INT8_THREADS,
     is_invariant,
@@ -43,7 +44,7 @@ from paceline_engine.torch_backend.lora_files import load_lora, lora_fingerprint
 from paceline_engine.torch_backend.model_loading import count_tokens, describe, load_model
 from paceline_engine.torch_backend.own_guesses import OwnGuesses
 from paceline_engine.torch_backend.self_drafting import SelfDrafter, load_for
-from paceline_engine.torch_backend.whole_products import products_of
+from paceline_engine.torch_backend.whole_products import products_of, refuse_weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +93,8 @@ class TransformersBackend(LoadedModel):
             invariant: Let a row's logits follow from its sequence alone, bit by bit: see
                 `invariant.py`.
             weights: PLAIN, in `dtype`, or as a quantised model's files have them; or INT8, with
-                all products in eight bits (`int8_linear.py`). With `invariant` INT8 takes two
+                all products in eight bits (`int8_linear.py`); or INT4, in four, or as files have
+                them in groups (`grouped_linear.py`). With `invariant` INT8 and INT4 take two
                 threads, too.
             compiled: On a CPU, compile what a layer computes between its products, where there is
                 a compiler; its logits keep their bits: see `compiled_steps.py`.
@@ -111,8 +113,7 @@ class TransformersBackend(LoadedModel):
         if lora_folders and adapter is not None:
             raise ModelLoadError("--lora and --adapter do not go together")
         computed_on = usable_device(device, dtype=dtype)
-        if weights == INT8:
-            refuse_int8(dtype=dtype, device=computed_on)
+        refuse_weights(weights, dtype=dtype, device=computed_on, compiled=compiled)
         if invariant:
             _check_can_be_invariant(computed_on, threads=threads, weights=weights)
         torch.set_num_threads(threads)
@@ -123,7 +124,7 @@ class TransformersBackend(LoadedModel):
         self.tokenizer = files.tokenizer
         self.chat_template = files.chat_template
         loaded = load_model(files, dtype=dtype, device=computed_on).to(computed_on)
-        computed_in = INT8
+        computed_in = weights
         if weights == PLAIN:
             computed_in = products_of(
                 files.name, loaded, files.quantisation, dtype=dtype, device=computed_on
@@ -286,11 +287,11 @@ class TransformersBackend(LoadedModel):
 
 
 def _check_can_be_invariant(device: torch.device, *, threads: int, weights: str) -> None:
-    most_threads = MOST_INT8_THREADS if weights == INT8 else 1
+    most_threads = MOST_INT8_THREADS if weights in {INT8, INT4} else 1
     if device.type != "cpu" or threads > most_threads:
         raise ModelLoadError(
             "with --invariant forwards are computed by one thread of a CPU, or with --weights"
-            f" int8 by up to {MOST_INT8_THREADS}: leave --device and --threads alone"
+            f" int8 or int4 by up to {MOST_INT8_THREADS}: leave --device and --threads alone"
         )
 
 

@@ -7,14 +7,21 @@ would hide an error.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from paceline_engine.terms.backend import INT8
+from paceline_engine.terms.backend import INT4, INT8
+from paceline_engine.torch_backend.grouped_linear import GroupProduct, refuse_int4, takes_groups
 from paceline_engine.torch_backend.int4_linear import Int4Product, rows_are_alone, takes_int4
-from paceline_engine.torch_backend.int8_linear import Int8Product, check_exact, has_vnni
+from paceline_engine.torch_backend.int8_linear import (
+    Int8Product,
+    check_exact,
+    has_vnni,
+    refuse_int8,
+)
 from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.packed_linear import (
     PlainProduct,
@@ -39,6 +46,21 @@ W8A8, W4A16 = "w8a8", "w4a16"
 """Products as the model's files have them: of eight bits, or of four with rows in bfloat16."""
 
 
+def refuse_weights(kind: str, *, dtype: str, device: torch.device, compiled: bool) -> None:
+    """Refuse INT8 and INT4 where they cannot be computed; the products are proved later.
+
+    Args:
+        compiled: Whether code may be compiled.
+
+    Raises:
+        ModelLoadError: this device, dtype, processor or installation has no such products.
+    """
+    if kind == INT8:
+        refuse_int8(dtype=dtype, device=device)
+    elif kind == INT4:
+        refuse_int4(dtype=dtype, device=device, compiled=compiled)
+
+
 def products_of(
     name: str, model: nn.Module, how: Quantisation | None, *, dtype: str, device: torch.device
 ) -> str:
@@ -52,6 +74,7 @@ def products_of(
         W8A8, W4A16, or the dtype: it is computed as any other.
     """
     if how is None:
+        _forget_grids(model)
         return dtype
     grids = [(grid, each.weight.shape) for each in _linears(model) if (grid := _grid_of([each]))]
     is_here = device.type == "cpu" and bool(grids)
@@ -88,8 +111,8 @@ def replace_products(
     """Let a model, and what was chosen to compute it, compute with whole numbers.
 
     Args:
-        kind: INT8: all products, rounded where the files did not round them; W8A8 or W4A16: those
-            of the files.
+        kind: INT8 or INT4: all products, rounded where the files did not round them; W8A8 or
+            W4A16: those of the files.
 
     Returns:
         All of the model's products, and those of `check_exact`.
@@ -97,7 +120,12 @@ def replace_products(
     Raises:
         ModelLoadError: They would not be exact.
     """
-    make = _in_eight_bits if kind == INT8 else _as_stored
+    make: MakeProduct = _as_stored
+    if kind == INT8:
+        make = _in_eight_bits
+    elif kind == INT4:
+        has_grids = any(_grid_of([each]) is not None for each in _linears(model))
+        make = partial(_in_groups, head=model.get_output_embeddings(), has_grids=has_grids)
     if isinstance(decoder, FusedLlama):
         products = decoder.replace_products(model, make)
     else:
@@ -110,15 +138,38 @@ def replace_products(
 
 def _in_eight_bits(product: Product, linears: Sequence[nn.Linear]) -> Product:
     grid = _grid_of(linears)
-    scales = grid.scales if grid is not None and grid.bits == 8 else None
-    return Int8Product(product.weight(), product.bias, scales)
+    return Int8Product(product.weight(), product.bias, _scales_of_outputs(grid))
+
+
+def _scales_of_outputs(grid: Grid | None) -> Tensor | None:
+    """Return the scales of eight bits, (O, 1), if each output has one scale."""
+    is_such = grid is not None and grid.bits == 8 and grid.scales.shape[1] == 1
+    return grid.scales if grid is not None and is_such else None
+
+
+def _in_groups(
+    product: Product, linears: Sequence[nn.Linear], *, head: nn.Module | None, has_grids: bool
+) -> Product:
+    """Return a product in four bits, or in eight where the model needs more.
+
+    Weights that the file has in groups keep its numbers. Of the others the head gets eight bits,
+    and all do if the file has groups: it has these weights in more bits for a reason.
+    """
+    weight, grid = product.weight(), _grid_of(linears)
+    if not takes_groups(weight.shape):
+        return Int8Product(weight, product.bias)
+    if grid is not None and not takes_groups(weight.shape, grid):
+        grid = None
+    bits = 8 if has_grids or head in linears else 4
+    return GroupProduct(weight, product.bias, grid, bits=bits)
 
 
 def _as_stored(product: Product, linears: Sequence[nn.Linear]) -> Product:
     """Return a product as the files have its weight, packed if they do not have whole numbers."""
     weight, grid = product.weight(), _grid_of(linears)
-    if grid is not None and grid.bits == 8 and weight.dtype == torch.float32:
-        return Int8Product(weight, product.bias, grid.scales)
+    scales = _scales_of_outputs(grid)
+    if scales is not None and weight.dtype == torch.float32:
+        return Int8Product(weight, product.bias, scales)
     if grid is not None and weight.dtype == torch.bfloat16 and takes_int4(grid, weight.shape):
         return Int4Product(weight, product.bias, grid)
     return product_of(weight, product.bias, packs=can_pack([weight]))

@@ -55,12 +55,14 @@ def adapter(tiny_pair, tmp_path_factory):
     )
 
 
-@pytest.fixture(scope="module", params=["fused", "library", "together", "invariant", "int8"])
+@pytest.fixture(
+    scope="module", params=["fused", "library", "together", "invariant", "int8", "int4"]
+)
 def backend(request, tiny_pair, adapter):
-    weights = "int8" if request.param == "int8" else "plain"
+    weights = request.param if request.param in {"int8", "int4"} else "plain"
     model = drafting(tiny_pair.target, request.param, adapter, weights=weights)
     assert isinstance(model.own_guesses.drafter, ChainDrafter)
-    model.is_rounded = request.param == "int8"
+    model.rounded_to, model.is_rounded = weights, weights != "plain"
     return model
 
 
@@ -100,8 +102,7 @@ def test_what_is_proposed_is_what_the_slow_head_guesses(backend, expected, spec)
 
 
 def test_decoding_by_proposals_is_plain_decoding(backend, tiny_pair):
-    weights = "int8" if backend.is_rounded else "plain"
-    plain = TransformersBackend(str(tiny_pair.target), dtype="float32", weights=weights)
+    plain = TransformersBackend(str(tiny_pair.target), dtype="float32", weights=backend.rounded_to)
     for spec in SPECS:
         made, judgements = decode_by_proposals(ModelText(backend, spec), PROMPT, count=19)
         for judged in judgements:

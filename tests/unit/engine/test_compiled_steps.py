@@ -78,8 +78,8 @@ class Computed:
         with torch.inference_mode():
             self.shape = take_sample(model).shape
             self.decoder = FusedLlama(model, packs=kind == "packed")
-            if kind == "int8":
-                replace_products(model, self.decoder, kind="int8")
+            if kind in {"int8", "int4"}:
+                self.products = replace_products(model, self.decoder, kind=kind)
 
     @property
     def is_compiled(self):

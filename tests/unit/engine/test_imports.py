@@ -21,6 +21,7 @@ COMPUTE_BESIDE_THE_TORCH_BACKEND = {
     "model_files.files",
     "model_files.gguf_families",
     "model_files.gguf_file",
+    "model_files.gguf_groups",
     "model_files.gguf_model",
     "model_files.target_tokens",
     "speaking.mapped_rows",

@@ -189,7 +189,7 @@ def test_with_invariance_an_adapter_of_high_rank_has_the_same_bits_in_hundreds_o
     assert together == [scores(backend, ["high"], [each])[0] for each in prompts]
 
 
-@pytest.mark.parametrize("weights", ["plain", "int8"])
+@pytest.mark.parametrize("weights", ["plain", "int8", "int4"])
 def test_rows_of_an_adapter_have_the_same_bits_alone_and_among_others_of_it(wide, weights):
     model, lora = wide
     backend = TransformersBackend(str(model), lora=lora, weights=weights)
