@@ -58,7 +58,7 @@ def numbers(*shape, seed=0):
 
 
 def compiled(product, steps):
-    assert use_few_rows([product], steps) == 1
+    assert use_few_rows([product], steps, large={}) == 1
     return product
 
 
@@ -189,14 +189,14 @@ def test_code_that_is_off_by_the_least_is_refused(count, row, steps, monkeypatch
 
     monkeypatch.setattr(FewProduct, "__call__", off)
     with pytest.raises(ModelLoadError, match="computes something else"):
-        use_few_rows([GroupProduct(numbers(70, 96), None)], steps)
+        use_few_rows([GroupProduct(numbers(70, 96), None)], steps, large={})
 
 
 def test_threads_that_nobody_knows_are_refused(steps, monkeypatch):
     del steps
     monkeypatch.setattr(compiled_steps, "_OPENMP", ("no_function_of_this_name",))
     with pytest.raises(ModelLoadError, match="unknown OpenMP"):
-        use_few_rows([GroupProduct(numbers(64, 64), None)], compile_steps(products=True))
+        use_few_rows([GroupProduct(numbers(64, 64), None)], compile_steps(products=True), large={})
 
 
 @torch.inference_mode()
@@ -229,7 +229,7 @@ def test_which_weights_can_be_in_groups():
 @pytest.mark.parametrize("settings", [{}, BIASED, {"num_key_value_heads": 3}], ids=str)
 def test_layers_have_the_bits_of_the_operators_and_of_their_rows_alone(settings, steps):
     model = Computed(settings, kind="int4")
-    assert use_few_rows(model.products, steps) == len(model.products)
+    assert use_few_rows(model.products, steps, large=model.large) == len(model.products)
     length = 140
     whole = model.logits([[length]], rows=InvariantRows)
     for compiled_too in (False, True):
