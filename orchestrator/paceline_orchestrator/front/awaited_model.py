@@ -42,6 +42,7 @@ class AwaitedModel:
         Raises:
             LoadingError: There was no target and no tokenizer yet.
             NoTargetError: There is no target.
+            ModelNotFoundError: No target has this adapter.
         """
         await self._wait_for_begin(_patience_seconds(deadline))
         return await self._pool.wait_for_model(_patience_seconds(deadline), lora=lora)

@@ -371,9 +371,14 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             waited_seconds += await self._queue.enter(
                 share, lane=lane, size=size, deadline=deadline
             )
-            if not request.lora or self._model.has(lora=request.lora):
+            is_here = False
+            try:
+                is_here = not request.lora or self._model.has(lora=request.lora)
+            finally:
+                if not is_here:
+                    self._queue.leave(share)  # the adapter went away before its turn
+            if is_here:
                 return waited_seconds
-            self._queue.leave(share)  # the adapter went away before its turn
 
     def _allowed_seconds(self, context: Any) -> float:
         asked: float | None = context.time_remaining()

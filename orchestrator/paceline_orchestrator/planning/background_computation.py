@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 # Beside requests: of each 5 ms the interpreter is theirs for 4, and never waits for more than one.
 _STEP_SECONDS = 0.001
 _PAUSE_SECONDS = 0.004
-
-
 # At first there is enough for all cases of a new system. Then a twentieth of a core: on a machine
 # whose latencies swing, each request brings cases that were not simulated yet.
 _FIRST_SECONDS, _SHARE = 10.0, 0.05

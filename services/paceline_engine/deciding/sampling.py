@@ -10,7 +10,6 @@ the same token is chosen as from logits of all tokens with minus infinity for th
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import defaultdict
 from dataclasses import dataclass
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 
     from paceline_contract.calls import LikeliestTokens
     from paceline_engine.terms.calls import SamplingParameters
-
-_log = logging.getLogger(__name__)
 
 _USUAL_NUCLEUS = 256
 # How many numbers of rows are computed together. On a CPU more would not stay in its cache from one

@@ -1,10 +1,10 @@
-"""The one thread that owns a model, and the queue in front of it.
+"""The one thread that owns a model, behind the queue of `job_queue.py`.
 
 Theory of operation
 -------------------
 
 Two threads touch this file. The event loop owns sessions, callers and outlets. The model's thread
-owns the model and every cache. They share the queue, the running batch and the shares' places, all
+owns the model and every cache. They share the queue (`job_queue.py`) and the running batch, both
 under `_changed`, a condition.
 
     event loop                                    model's thread
@@ -41,8 +41,8 @@ Four rules keep this fast and right; a change has to keep them.
    goes on beside the job, in short parts.
 
 Fairness: forwards are charged to the shares of their jobs, by rows (`Turns`), so a client with many
-jobs has no more of the model's time than one with few. Places in the queue are limited and divided
-in the same way (`FairShares`).
+jobs has no more of the model's time than one with few. The queue limits and divides its places in
+the same way.
 
 The end: a lost device, or a bug on the thread, gives up all jobs with DrainingError and refuses
 later ones; the process then ends. `stop` waits `_STOP_SECONDS` for the running forward, and leaves

@@ -58,7 +58,7 @@ from paceline_engine.terms.backend import (
 from paceline_engine.torch_backend.attention import LEAST_MULTIPLE, TILE, TextRows
 from paceline_engine.torch_backend.chain_drafting import layers_beside
 from paceline_engine.torch_backend.compiled_layers import LayerRun
-from paceline_engine.torch_backend.cuda_graphs import CapturedForwards, capture_forwards
+from paceline_engine.torch_backend.cuda_graphs import capture_forwards
 from paceline_engine.torch_backend.decoders import choose_decoder, take_sample, use_compiled
 from paceline_engine.torch_backend.device import on_device, wait_for
 from paceline_engine.torch_backend.families import rotations_change
@@ -171,6 +171,7 @@ class ComputedModel(ModelBackend):
                 products, large = replace_products(model, self.decoder, kind=weights)
             if compiled and device.type == "cpu":
                 use_compiled(name, self.decoder, products, large)
+        del products, large  # a large product of each shape
         return_freed_memory()
         tile = TILE if invariant else 1
         if shape is not None and head is not None:

@@ -1,4 +1,4 @@
-"""A model of the transformers library, loaded from its files; loaded_model.py computes it."""
+"""A model of the transformers library, loaded from its files; computed_model.py computes it."""
 
 from __future__ import annotations
 

@@ -234,7 +234,15 @@ def test_a_tree_has_its_texts_bits_after_its_attention_failed_half_way(tiny_pair
         assert next(passes) > fails_at
 
 
-@pytest.mark.parametrize(("dtype", "fused"), [("float32", True), ("bfloat16", False)])
+@pytest.mark.parametrize(
+    ("dtype", "fused"),
+    [
+        ("float32", True),
+        ("bfloat16", False),
+        pytest.param("float32", False, marks=pytest.mark.long),
+        pytest.param("bfloat16", True, marks=pytest.mark.long),
+    ],
+)
 def test_without_the_option_they_do_not(tiny_pair, dtype, fused):
     backend = load(tiny_pair.target, dtype=dtype, fused=fused, invariant=False)
     mixture = Mixture(backend, texts=9, seed=9)

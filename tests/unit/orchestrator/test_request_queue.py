@@ -155,6 +155,22 @@ async def test_a_request_whose_adapter_leaves_before_its_turn_gives_its_place_to
 
 
 @virtually
+async def test_a_request_whose_adapter_is_gone_at_its_turn_keeps_no_place():
+    plain, able = with_adapter()
+    async with (
+        virtual_system(plain, able, request_limit=1) as system,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await begun(tasks, request(system, max_tokens=24))
+        (waiting,) = await begun(tasks, given_up(request(system, lora="law", client=MODEST)))
+        await able.kill()
+        able.lora_fingerprints = {}
+        await able.start()
+        assert isinstance(await waiting, errors.ModelNotFoundError)
+        assert (system.servicer.running_count, system.servicer.waiting_count) == (0, 0)
+
+
+@virtually
 async def test_requests_for_an_adapter_that_is_away_are_bounded_and_given_up():
     plain, able = with_adapter()
     async with (
