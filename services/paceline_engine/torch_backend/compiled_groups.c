@@ -206,6 +206,8 @@ static void use_tiles(struct tiles *before) {
     own.bytes[n] = n == 2 || n == 3 ? GROUP : 64;
   }
   _tile_storeconfig(before);
+  /* Some versions of GCC think that 8 bytes are loaded, and leave the others unwritten. */
+  __asm__ volatile("" : : "r"(&own) : "memory");
   _tile_loadconfig(&own);
 }
 

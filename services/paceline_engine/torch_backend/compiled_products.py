@@ -66,7 +66,7 @@ _BLOCK = 64
 # A row adds to what reading a weight takes about a 16th. With more a function takes more than some
 # 0.3 milliseconds, and others may have the interpreter's lock meanwhile.
 _ROWS_OF_READING, _HOLDING_WORK = 16, 1 << 26
-_SLOW_COUNTS = (1, 2, 3, 5, 8, 13, 16, 33, 66)
+_SLOW_COUNTS = (*range(1, 9), 13, 16, 33, 66)
 _CHECKED_OUTPUTS = 64
 _FUNCTIONS = {
     "multiply_slowly": (*[c_void_p] * 4, c_long, c_long, c_long, c_void_p, c_void_p),

@@ -24,7 +24,6 @@ row's numbers are much larger than all others (bench/LOG.md).
 
 from __future__ import annotations
 
-import platform
 import shutil
 from typing import TYPE_CHECKING
 
@@ -165,7 +164,9 @@ def refuse_int4(*, dtype: str, device: torch.device, compiled: bool) -> None:
     """
     instead = "leave it out, or give --weights int8"
     if device.type != "cpu":
-        raise ModelLoadError(f"--weights {INT4} computes on a CPU: leave it out, or --device")
+        raise ModelLoadError(
+            f"--weights {INT4} computes on a CPU: leave out --device, or --weights {INT4}"
+        )
     if dtype != "float32":
         raise ModelLoadError(
             f"with --weights {INT4} all but the products is computed in float32: leave --dtype"
@@ -174,7 +175,7 @@ def refuse_int4(*, dtype: str, device: torch.device, compiled: bool) -> None:
     if not has_vnni() or torch.backends.cpu.get_cpu_capability() != "AVX512":
         raise ModelLoadError(
             f"--weights {INT4} needs a processor with AVX-512 and VNNI, and this one"
-            f" ({platform.machine()}) has not both: {instead}"
+            f" lacks one of them: {instead}"
         )
     if not compiled:
         raise ModelLoadError(

@@ -229,7 +229,7 @@ def check_exact(products: Iterable[Product]) -> dict[torch.Size, Int8Product]:
     for product in whole:
         if not exact[product.shape] or product.reach >= _MOST_SUM:
             raise ModelLoadError(
-                "with --weights int8 this processor's products are not exact: it lacks VNNI, or the"
+                "this processor's products in eight bits are not exact: it lacks VNNI, or the"
                 f" model's width of {product.shape[1]} is too large; leave --weights alone"
             )
     large: dict[torch.Size, Int8Product] = {}

@@ -157,7 +157,7 @@ def _in_groups(
     """
     weight, grid = product.weight(), _grid_of(linears)
     if not takes_groups(weight.shape):
-        return Int8Product(weight, product.bias)
+        return _in_eight_bits(product, linears)
     if grid is not None and not takes_groups(weight.shape, grid):
         grid = None
     bits = 8 if has_grids or head in linears else 4
