@@ -33,9 +33,9 @@ type ModelServiceClient interface {
 	// the properties of a single call (truncation and padding). Its fingerprint is in the first
 	// chunk; cache the tokenizer under this fingerprint.
 	//
-	// UNSUPPORTED is one server's word, which may be too old to know the question: it is final when
-	// each target that names the same fingerprint has said so. Ask the others first, and each one
-	// that comes later.
+	// UNSUPPORTED is the word of one server, and this server may be too old to know the question: it
+	// is final when each target that names the same fingerprint has said so. Ask the others first,
+	// and each one that comes later.
 	//
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors:
@@ -132,9 +132,9 @@ type ModelServiceServer interface {
 	// the properties of a single call (truncation and padding). Its fingerprint is in the first
 	// chunk; cache the tokenizer under this fingerprint.
 	//
-	// UNSUPPORTED is one server's word, which may be too old to know the question: it is final when
-	// each target that names the same fingerprint has said so. Ask the others first, and each one
-	// that comes later.
+	// UNSUPPORTED is the word of one server, and this server may be too old to know the question: it
+	// is final when each target that names the same fingerprint has said so. Ask the others first,
+	// and each one that comes later.
 	//
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors:

@@ -1764,9 +1764,9 @@ export const ModelServiceService = {
    * the properties of a single call (truncation and padding). Its fingerprint is in the first
    * chunk; cache the tokenizer under this fingerprint.
    *
-   * UNSUPPORTED is one server's word, which may be too old to know the question: it is final when
-   * each target that names the same fingerprint has said so. Ask the others first, and each one
-   * that comes later.
+   * UNSUPPORTED is the word of one server, and this server may be too old to know the question: it
+   * is final when each target that names the same fingerprint has said so. Ask the others first,
+   * and each one that comes later.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
@@ -1824,9 +1824,9 @@ export interface ModelServiceServer extends UntypedServiceImplementation {
    * the properties of a single call (truncation and padding). Its fingerprint is in the first
    * chunk; cache the tokenizer under this fingerprint.
    *
-   * UNSUPPORTED is one server's word, which may be too old to know the question: it is final when
-   * each target that names the same fingerprint has said so. Ask the others first, and each one
-   * that comes later.
+   * UNSUPPORTED is the word of one server, and this server may be too old to know the question: it
+   * is final when each target that names the same fingerprint has said so. Ask the others first,
+   * and each one that comes later.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
@@ -1879,9 +1879,9 @@ export interface ModelServiceClient extends Client {
    * the properties of a single call (truncation and padding). Its fingerprint is in the first
    * chunk; cache the tokenizer under this fingerprint.
    *
-   * UNSUPPORTED is one server's word, which may be too old to know the question: it is final when
-   * each target that names the same fingerprint has said so. Ask the others first, and each one
-   * that comes later.
+   * UNSUPPORTED is the word of one server, and this server may be too old to know the question: it
+   * is final when each target that names the same fingerprint has said so. Ask the others first,
+   * and each one that comes later.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
