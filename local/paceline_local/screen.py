@@ -12,6 +12,8 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from paceline_serving.one_line import on_one_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -81,7 +83,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     for index, heading in enumerate(headings):
         laid_out.add_column(heading, justify="right" if index else "left")
     for row in rows:
-        laid_out.add_row(*row)
+        laid_out.add_row(*map(on_one_line, row))
     return laid_out
 
 

@@ -603,7 +603,7 @@ async def test_an_adapter_is_away_while_its_pod_is_replaced_and_unknown_after_a_
         await until(pool, lambda: target_names(pool) == ["a", "b"])
         await able.kill()
         await discovery.sets.put(frozenset(others))
-        await until(pool, lambda: [it.name for it in pool.servers] == ["b"])
+        await soon(lambda: [it.name for it in pool.servers] == ["b"], what="it is gone")
         with pytest.raises(errors.NoTargetError, match="no target with the LoRA adapter 'law'"):
             pool.model(lora="law")
         assert pool.lora_adapters() == {"law": "a"}
@@ -614,7 +614,7 @@ async def test_an_adapter_is_away_while_its_pod_is_replaced_and_unknown_after_a_
         assert (await waiting).fingerprint == "a"
         await again.kill()
         await discovery.sets.put(frozenset(others))
-        await until(pool, lambda: [it.name for it in pool.servers] == ["b"])
+        await soon(lambda: [it.name for it in pool.servers] == ["b"], what="it is gone")
         monkeypatch.setattr(shortage, "ADAPTER_SECONDS", 0.0)
         assert not pool.lora_adapters()
         with pytest.raises(errors.ModelNotFoundError):
