@@ -249,9 +249,7 @@ class _UnreadAnswers:
         size = response.ByteSize() if isinstance(response, Message) else 0
         if when_over is None or size < _LARGE_BYTES:
             return
-        caller = current_caller()
-        key = f"key:{caller.key.name}" if caller is not None else ""
-        share = peer_name(context.auth_context()) or key or lanes.network_of_peer(context.peer())
+        share = lanes.client_of(context, current_caller())
         if not self._bytes.allows(share, size):
             raise OverloadedError(
                 f"answers of {self._bytes.held_by(share)} bytes have not been read by this client",

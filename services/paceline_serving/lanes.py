@@ -1,4 +1,4 @@
-"""Lanes: the names by which a proxy tells its own clients apart for an orchestrator.
+"""Who a call's client is, and lanes: the names by which a proxy tells its own clients apart.
 
 Lanes of one sender take turns in the orchestrator's queue. They only divide the sender's share, so
 an orchestrator need not trust them.
@@ -8,16 +8,31 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from paceline_serving.security import peer_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from paceline_serving.keys import Caller
 
 HEADER = "paceline-lane"
 
 _DIGITS = 16
 # A holder of one IPv6 address usually has the whole network of this prefix length.
 _IPV6_PREFIX = 64
+
+
+def client_of(context: Any, caller: Caller | None) -> str:
+    """Name the client of a call: by its certificate, or its key, or its address without the port.
+
+    Args:
+        context: The call's; a grpc.aio.ServicerContext.
+        caller: Whose key came with it; None where no keys are asked for.
+    """
+    key = f"key:{caller.key.name}" if caller is not None else ""
+    return peer_name(context.auth_context()) or key or network_of_peer(context.peer())
 
 
 def lane_name(identity: str) -> str:

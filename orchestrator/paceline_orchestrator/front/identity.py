@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from paceline_serving.lanes import lane_in, network_of_peer
-from paceline_serving.security import peer_name
+from paceline_serving.lanes import client_of, lane_in
 
 if TYPE_CHECKING:
     from paceline_serving.keys import Caller
@@ -26,9 +25,7 @@ def share_of(context: Any, caller: Caller | None = None) -> str:
     Returns:
         A digest: the same at every orchestrator, and no name in clear for servers and logs.
     """
-    key = f"key:{caller.key.name}" if caller is not None else ""
-    identity = peer_name(context.auth_context()) or key or network_of_peer(context.peer())
-    return hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]
+    return hashlib.sha256(client_of(context, caller).encode()).hexdigest()[:_DIGITS]
 
 
 def lane_of(context: Any) -> str:

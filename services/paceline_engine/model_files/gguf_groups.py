@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-GROUP = 32
 _HALF = np.dtype("<f2")
 _BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_0": 5, "Q5_1": 5, "Q5_K": 5, "Q8_0": 8}
 # Their numbers are signed in the file; this is what 0 of the unsigned ones stands for.
