@@ -56,10 +56,10 @@ def threads(request):
 
 
 @pytest.fixture(scope="module")
-def steps():
-    """The compiled steps, and attention."""
+def steps(request):
+    """The compiled steps, and attention; products, too, where a module has `NEEDS_PRODUCTS`."""
     try:
-        return compile_steps()
+        return compile_steps(products=getattr(request.module, "NEEDS_PRODUCTS", False))
     except StepsUnavailableError as error:
         pytest.skip(str(error))
 

@@ -24,7 +24,7 @@ from paceline_engine.torch_backend.compiled_products import (
     few_row_products,
     use_few_rows,
 )
-from paceline_engine.torch_backend.compiled_steps import StepsUnavailableError, compile_steps
+from paceline_engine.torch_backend.compiled_steps import compile_steps
 from paceline_engine.torch_backend.int8_linear import (
     FEW_ROWS,
     INT8_BLOCKS,
@@ -49,12 +49,7 @@ PIECES = (
 pytestmark = pytest.mark.skipif(not has_vnni(), reason="the processor has no VNNI")
 
 
-@pytest.fixture(scope="module")
-def steps():
-    try:
-        return compile_steps(products=True)
-    except StepsUnavailableError as error:
-        pytest.skip(str(error))
+NEEDS_PRODUCTS = True
 
 
 def numbers(*shape, seed=0):

@@ -51,6 +51,7 @@ FUNCTIONS = (
     "attend_where_they_lie",
 )
 # Both sides of the numbers of rows at which something changes.
+LENGTH = 140  # of a text that is computed in pieces
 PIECES = ([1, 2, 3, 4, 5, 9, 15, 16, 17, 33, 64, 65], [7, 1, 2, 4, 5, 1, 1, 1, 64, 1, 66, 2])
 
 
@@ -133,19 +134,23 @@ def test_where_sums_are_rounded_steps_round_as_operators_do(steps):
     assert torch.equal(model.logits(PIECES), expected)
 
 
+def check_rows_are_alone(model, whole, *, sizes):
+    """Check the logits of a text of `LENGTH` in pieces, alone and beside another text."""
+    for size in sizes:
+        pieces = [[size] * (LENGTH // size)]
+        assert torch.equal(model.logits(pieces, rows=InvariantRows), whole), size
+        beside = [*pieces, [3] * (LENGTH // size)]
+        together = model.logits(beside, rows=InvariantRows)
+        own = [part[:size] for part in torch.split(together, size + 3)]
+        assert torch.equal(torch.cat(own), whole), size
+
+
 @pytest.mark.usefixtures("threads")
 def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(steps):
     model = Computed(kind="int8")
     assert model.decoder.use_steps(steps)
-    length = 140
-    whole = model.logits([[length]], rows=InvariantRows)
-    for size in (1, 2, 4, 5, 7, 20, 70):
-        pieces = [[size] * (length // size)]
-        assert torch.equal(model.logits(pieces, rows=InvariantRows), whole), size
-        beside = [*pieces, [3] * (length // size)]
-        together = model.logits(beside, rows=InvariantRows)
-        own = [part[:size] for part in torch.split(together, size + 3)]
-        assert torch.equal(torch.cat(own), whole), size
+    whole = model.logits([[LENGTH]], rows=InvariantRows)
+    check_rows_are_alone(model, whole, sizes=(1, 2, 4, 5, 7, 20, 70))
 
 
 def test_a_forward_of_more_rows_than_steps_have_room_for_has_the_same_bits(steps, monkeypatch):

@@ -17,7 +17,7 @@ from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.torch_backend import compiled_steps
 from paceline_engine.torch_backend.compiled_products import FewProduct, FewRows, use_few_rows
-from paceline_engine.torch_backend.compiled_steps import StepsUnavailableError, compile_steps
+from paceline_engine.torch_backend.compiled_steps import compile_steps
 from paceline_engine.torch_backend.grouped_linear import GROUP, GroupProduct, takes_groups
 from paceline_engine.torch_backend.int8_linear import Int8Product, has_vnni
 from paceline_engine.torch_backend.invariant import InvariantRows
@@ -30,12 +30,21 @@ from support.device import on_a_cpu
 from support.draft_vocabularies import narrowed
 from support.gguf_files import GgufParts, write_gguf
 from support.tiny_models import build_tokenizer
-from unit.engine.test_compiled_steps import BIASED, SIZES, Computed, logprobs
+from unit.engine.test_compiled_products import numbers
+from unit.engine.test_compiled_steps import (
+    BIASED,
+    LENGTH,
+    SIZES,
+    Computed,
+    check_rows_are_alone,
+    logprobs,
+)
 from unit.engine.test_quantised_folders import tokenizer, written  # noqa: F401 - fixtures
 
 # Both sides of a panel of 16 outputs; one group, and an odd number of them.
 SHAPES = [(1, 32), (16, 96), (37, 64), (130, 160), (576, 1536)]
 MOST_ROWS = 40
+NEEDS_PRODUCTS = True
 # So that blocks of 256 numbers divide all widths.
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
 
@@ -43,18 +52,6 @@ pytestmark = pytest.mark.skipif(
     not has_vnni() or torch.backends.cpu.get_cpu_capability() != "AVX512",
     reason="the processor has no AVX-512 with VNNI",
 )
-
-
-@pytest.fixture(scope="module")
-def steps():
-    try:
-        return compile_steps(products=True)
-    except StepsUnavailableError as error:
-        pytest.skip(str(error))
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def compiled(product, steps):
@@ -230,19 +227,12 @@ def test_which_weights_can_be_in_groups():
 def test_layers_have_the_bits_of_the_operators_and_of_their_rows_alone(settings, steps):
     model = Computed(settings, kind="int4")
     assert use_few_rows(model.products, steps, large=model.large) == len(model.products)
-    length = 140
-    whole = model.logits([[length]], rows=InvariantRows)
+    whole = model.logits([[LENGTH]], rows=InvariantRows)
     for compiled_too in (False, True):
         if compiled_too:
             assert model.decoder.use_steps(steps)
             assert model.decoder.runs
-        for size in (1, 2, 5, 7, 20, 35, 70):
-            pieces = [[size] * (length // size)]
-            assert torch.equal(model.logits(pieces, rows=InvariantRows), whole), size
-            beside = [*pieces, [3] * (length // size)]
-            together = model.logits(beside, rows=InvariantRows)
-            own = [part[:size] for part in torch.split(together, size + 3)]
-            assert torch.equal(torch.cat(own), whole), size
+        check_rows_are_alone(model, whole, sizes=(1, 2, 5, 7, 20, 35, 70))
 
 
 @pytest.fixture(scope="module")

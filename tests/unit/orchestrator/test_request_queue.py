@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import asynccontextmanager
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -116,15 +117,22 @@ def with_adapter():
     return plain, able
 
 
-@virtually
-async def test_who_waits_for_an_adapter_that_is_away_holds_no_place():
+@asynccontextmanager
+async def adapter_away(**limits):
+    """Run a system whose target with the adapter is away; yield the system and this target."""
     plain, able = with_adapter()
-    async with (
-        virtual_system(plain, able, request_limit=1) as system,
-        asyncio.TaskGroup() as tasks,
-    ):
+    async with virtual_system(plain, able, **limits) as system:
         await able.kill()
         await system.until(lambda: not system.server(able.name).ready)
+        yield system, able
+
+
+@virtually
+async def test_who_waits_for_an_adapter_that_is_away_holds_no_place():
+    async with (
+        adapter_away(request_limit=1) as (system, able),
+        asyncio.TaskGroup() as tasks,
+    ):
         (waiting,) = await begun(tasks, request(system, lora="law"))
         assert (system.servicer.running_count, system.servicer.waiting_count) == (0, 1)
         for client in (GREEDY, MODEST):
@@ -172,13 +180,10 @@ async def test_a_request_whose_adapter_is_gone_at_its_turn_keeps_no_place():
 
 @virtually
 async def test_requests_for_an_adapter_that_is_away_are_bounded_and_given_up():
-    plain, able = with_adapter()
     async with (
-        virtual_system(plain, able, request_limit=1, queue_limit=5) as system,
+        adapter_away(request_limit=1, queue_limit=5) as (system, _),
         asyncio.TaskGroup() as tasks,
     ):
-        await able.kill()
-        await system.until(lambda: not system.server(able.name).ready)
         waiting = [tasks.create_task(given_up(request(system, lora="law"))) for _ in range(4)]
         await asyncio.sleep(0.001)
         with pytest.raises(errors.OverloadedError, match="0 requests are running and 4 wait"):
@@ -202,13 +207,10 @@ async def test_an_adapter_that_does_not_exist_is_said_to_be_none_however_many_re
 
 @virtually
 async def test_who_waits_for_an_adapter_while_it_drains_is_not_begun_when_the_adapter_is_back():
-    plain, able = with_adapter()
     async with (
-        virtual_system(plain, able, request_limit=1) as system,
+        adapter_away(request_limit=1) as (system, able),
         asyncio.TaskGroup() as tasks,
     ):
-        await able.kill()
-        await system.until(lambda: not system.server(able.name).ready)
         waiting = tasks.create_task(given_up(request(system, lora="law")))
         await asyncio.sleep(0.001)
         assert system.servicer.waiting_count == 1
