@@ -44,6 +44,7 @@ from unit.engine.test_quantised_folders import tokenizer, written  # noqa: F401 
 # Both sides of a panel of 16 outputs; one group, and an odd number of them.
 SHAPES = [(1, 32), (16, 96), (37, 64), (130, 160), (576, 1536)]
 MOST_ROWS = 40
+ROWS_IN_TILES = 20  # of which 16 are multiplied in a tile, where there are tiles
 NEEDS_PRODUCTS = True
 # So that blocks of 256 numbers divide all widths.
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
@@ -153,7 +154,8 @@ def test_other_weights_are_rounded_from_their_least_number_to_their_largest(bits
 @torch.inference_mode()
 def test_rows_of_zeros_rows_that_lie_apart_and_none_are_numbers(steps):
     product = compiled(GroupProduct(numbers(20, 64), None), steps)
-    assert torch.equal(product(torch.zeros(2, 64)), torch.zeros(2, 20))
+    for rows in (2, ROWS_IN_TILES):
+        assert torch.equal(product(torch.zeros(rows, 64)), torch.zeros(rows, 20))
     hidden = numbers(64, 5).t()
     assert torch.equal(product(hidden), product(hidden.contiguous()))
     assert product(torch.empty(0, 64)).shape == (0, 20)
@@ -161,15 +163,16 @@ def test_rows_of_zeros_rows_that_lie_apart_and_none_are_numbers(steps):
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("rows", [9, ROWS_IN_TILES])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_no_number_stays_none_in_its_row(value, steps):
+def test_what_is_no_number_stays_none_in_its_row(value, rows, steps):
     product = compiled(GroupProduct(numbers(20, 96), None), steps)
-    hidden = numbers(9, 96, seed=1)
+    hidden = numbers(rows, 96, seed=1)
     expected = product(hidden)
     hidden[4, 50] = value
     actual = product(hidden)
     assert not actual[4].isfinite().any()
-    others = [row for row in range(9) if row != 4]
+    others = [row for row in range(rows) if row != 4]
     assert torch.equal(actual[others], expected[others])
 
 
@@ -399,6 +402,7 @@ def test_the_librarys_modules_compute_in_four_bits_too(model, steps, tmp_path, m
     expected = logprobs(served(path))
     monkeypatch.setattr("paceline_engine.torch_backend.decoders.can_fuse", lambda _: False)
     backend = TransformersBackend(str(path), weights="int4")
+    assert logprobs(backend) != logprobs(TransformersBackend(str(path)))
     assert logprobs(backend) == pytest.approx(expected, abs=0.05)
 
 
