@@ -73,6 +73,17 @@ def pytest_collection_modifyitems(items):
             raise pytest.UsageError(f"{path} has long tests and does not say mark.long")
 
 
+def pytest_collection_finish():
+    """Leave what all tests have loaded to no collector, as servers do.
+
+    A full collection of it takes most of a second of whichever thread it comes to. Once it came to
+    one whose time is limited.
+    """
+    from paceline_serving.process import leave_to_no_collector  # loaded by now
+
+    leave_to_no_collector()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_process_is_left():
     yield
