@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from itertools import groupby
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from paceline_orchestrator.front.probed_text import ProbedDetokenizer
@@ -96,19 +95,8 @@ def whole_text(codec: Codec, token_ids: Sequence[int]) -> str:
 
     Cost: not for the event loop.
     """
-    names = {token_id: name for name, token_id in codec.special_ids.items()}
-    pieces: list[str] = []
-    before: list[int] = []  # with text, and of whole characters
-    for is_special, group in groupby(token_ids, key=names.__contains__):
-        run = [*group]
-        if is_special:
-            pieces += (names[token_id] for token_id in run)
-            continue
-        detokenizer = make_detokenizer(codec, before)
-        pieces.append(detokenizer.push_many(run))
-        before = [*before, *run[: len(run) - detokenizer.open_count]][-_MOST_LOOKED_AT:]
-        pieces.append(detokenizer.finish())
-    return "".join(pieces)
+    detokenizer = make_detokenizer(codec.with_names())
+    return detokenizer.push_many(token_ids) + detokenizer.finish()
 
 
 class _OpenTokens:

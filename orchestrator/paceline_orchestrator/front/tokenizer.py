@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import json
 import re
@@ -66,6 +67,13 @@ class Codec:
         self._special_tokens = {it.content for it in added.values() if it.special}
         self.special_ids = {it.content: token_id for token_id, it in added.items() if it.special}
         self._bytes_alone: dict[int, bytes] = {}  # of tokens that were asked for
+
+    def with_names(self) -> Codec:
+        """Return it with special tokens as tokens like others, whose text is their name."""
+        named = copy.copy(self)
+        named._special_tokens = set()
+        named._bytes_alone = {}
+        return named
 
     def encode(
         self, text: str, *, add_special_tokens: bool, parse_special_tokens: bool
