@@ -29,7 +29,7 @@ TORCH ?= cuda
 UV_ARGS ?=
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help install install-vllm demo test test-long test-vllm test-full mutants mutate chaos lint fmt protos verify-protos buf lock chart chart-test images models wide-models smollm2 adapters bigrams bench bench-gpu bench-gpu-now bench-peers peers figures clean \
+.PHONY: help install install-vllm demo test test-long test-vllm test-full test-random mutants mutate chaos lint fmt protos verify-protos buf lock chart chart-test images models wide-models smollm2 adapters bigrams bench bench-gpu bench-gpu-now bench-peers peers figures clean \
   client-typescript client-go client-cpp test-clients test-agents conformance-page
 
 help: ## list the targets
@@ -86,6 +86,12 @@ test: install ## every test but the long ones, the chart's and the other languag
 
 test-long: install ## what takes minutes: more cells, longer texts, chaos (CI runs it, too)
 	$(BIN)/python -m pytest $(SPREAD) -m long $(LONG) $(PYTEST_ARGS)
+
+ROUNDS ?= 20
+RANDOM = $(shell grep -rlE '^from hypothesis' tests --include='test_*.py' --exclude-dir=on_vllm)
+
+test-random: install ## tests of properties with examples that are drawn anew, ROUNDS times
+	for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest $(SPREAD) -m "hypothesis and not full" --hypothesis-profile=random $(RANDOM) $(PYTEST_ARGS) || exit 1; done
 
 VLLM := build/vllm
 VLLM_INSTALLED := $(shell cat $(VLLM)/.installed 2>/dev/null)
