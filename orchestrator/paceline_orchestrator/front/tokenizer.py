@@ -64,15 +64,13 @@ class Codec:
         self.is_byte_level = [it for it in steps if it != "Fuse"] == ["ByteLevel"]
         added = self._parsing.get_added_tokens_decoder()
         self._added_texts = {token_id: it.content for token_id, it in added.items()}
-        self._special_tokens = {it.content for it in added.values() if it.special}
         self.special_ids = {it.content: token_id for token_id, it in added.items() if it.special}
         self._bytes_alone: dict[int, bytes] = {}  # of tokens that were asked for
 
     def with_names(self) -> Codec:
         """Return it with special tokens as tokens like others, whose text is their name."""
         named = copy.copy(self)
-        named._special_tokens = set()
-        named._bytes_alone = {}
+        named.special_ids = {}
         return named
 
     def encode(
@@ -112,7 +110,7 @@ class Codec:
     def token_of(self, token_id: int) -> str | None:
         """Return a token as its vocabulary has it; None if it has no text, or does not exist."""
         token: str | None = self._parsing.id_to_token(token_id)
-        return None if token in self._special_tokens else token
+        return None if token in self.special_ids else token
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return a byte-level tokenizer's token as bytes."""
@@ -140,7 +138,7 @@ class Codec:
         token: str | None = self._parsing.id_to_token(token_id)
         if token is None or len(token) > _MOST_TOKEN_BYTES:
             return b""
-        if token in self._special_tokens:
+        if token in self.special_ids:
             return token.encode()
         if (content := self.bytes_in_chain(token_id)) is not None:
             return content
