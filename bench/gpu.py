@@ -33,6 +33,7 @@ from tokenizers import Tokenizer
 
 from paceline.errors import OverloadedError
 from paceline_bench.pair.random_models import RandomModel, Shape
+from paceline_bench.report import json_text
 from paceline_engine.deciding import gumbel
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import Interrupt
@@ -92,7 +93,7 @@ class Measurements:
         self.found.setdefault(kind, []).append(row)
         print(f"{kind}: {json.dumps(row)}", flush=True)
         if self._path is not None:
-            self._path.write_text(json.dumps(self.found, indent=1) + "\n")
+            self._path.write_text(json_text(self.found))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

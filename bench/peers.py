@@ -10,7 +10,6 @@ anything of earlier prompts. Everybody gets the same token ids; texts are compar
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import shlex
@@ -19,6 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline_bench.report import json_text
 from peer_engines.contest import compete
 from peer_engines.contestants import Contestant, known_contestants
 from peer_engines.environments import Peers
@@ -74,7 +74,7 @@ def main(
     print(f"\n{tables(content)}")
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+        options.json.write_text(json_text(content))
     wrong = [row["name"] for row in content["rows"] if row["group"] != "peer" and row["differs"]]
     if wrong:
         print("These differ from plain decoding in the same form:", *wrong, sep="\n  ")

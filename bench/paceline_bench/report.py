@@ -25,6 +25,7 @@ Results: TypeAlias = "Mapping[str, Row]"
 _PACKAGES = ("grpcio", "protobuf", "torch", "transformers")
 # Where results went has nothing to do with them.
 _OUTPUT_OPTION = re.compile(r" --(?:json|chart|output-directory)[ =]\S+")
+_NUMBERS = re.compile(r"\[\n *[-+.\deE]+(?:,\n *[-+.\deE]+)*\n *\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,13 @@ def write_json(
     path.parent.mkdir(parents=True, exist_ok=True)
     found = circumstances(load_at_start=load_at_start)
     content = {"circumstances": found, **more, "rows": list(rows)}
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    path.write_text(json_text(content))
+
+
+def json_text(content: Mapping[str, Any]) -> str:
+    """Return results as JSON whose changes can be read, a list of numbers in one line."""
+    text = json.dumps(content, indent=1)
+    return _NUMBERS.sub(lambda found: "".join(found[0].split()).replace(",", ", "), text) + "\n"
 
 
 def _version(package: str) -> str | None:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from paceline_bench.report import circumstances, goal_line, spread, write_json
+from paceline_bench.report import circumstances, goal_line, json_text, spread, write_json
 
 
 def test_a_spread_is_the_median_and_the_outer_deciles():
@@ -39,3 +39,12 @@ def test_a_file_says_under_what_circumstances_it_was_made(tmp_path):
 def test_a_goal_is_met_by_the_worst_value_or_missed(worst, verdict):
     line = goal_line("ratio", [(0.5, "here"), (worst, "there")], limit=1)
     assert line == f"- ratio: at worst {worst:.3f} (there); goal 1: {verdict}"
+
+
+def test_results_have_a_line_for_each_value_or_list_of_numbers():
+    content = {"text": "[ 1,  2 ]", "tokens": [[12, -3], [4.5e-7]], "names": ["a", "b"], "none": []}
+    text = json_text(content)
+    assert json.loads(text) == content
+    assert [line.strip() for line in text.splitlines() if "[" in line] == [
+        '"text": "[ 1,  2 ]",', '"tokens": [', "[12, -3],", "[4.5e-07]", '"names": [', '"none": []'
+    ]  # fmt: skip
