@@ -170,12 +170,12 @@ class DraftsInFlight:
         committed = len(self._commitment.prefix)
         busy = {draft.drafter for draft in self._in_flight.values()}
         for drafter in self._capacity.drafters:
-            if drafter in busy or self._resting.get(drafter) == committed:
-                continue
-            if drafter == self._capacity.text:
+            if drafter in busy or drafter == self._capacity.text:
                 continue
             tip = self._tree.surviving(self.tips.get(drafter, self._tree.root))
             tip = self.tips[drafter] = self._tree.end_of_chain(tip, drafter=drafter)
+            if self._resting.get(drafter) == committed:
+                continue
             useful = self._commitment.limit - 1 - tip.length
             window = min(task.window, useful)
             is_near = tip.length + window <= committed + SPECULATION_LIMIT

@@ -133,6 +133,13 @@ def test_the_invariants_hold_whatever_the_weather(strategy, task, **world):
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(task=tasks, models=models, seed=st.integers(0, 10**9), target_count=st.integers(2, 3))
+# A drafter rested, a verdict cut its chain, and what was left of it lost its verification.
+@example(
+    task=DecodingTask(prompt=(1,), max_tokens=22, lookahead=4, draft_window=8),
+    models=Models(seed=14, agreement=0.5),
+    seed=2851,
+    target_count=3,
+)
 def test_the_invariants_hold_with_three_models_and_disagreeing_drafters(task, **world):
     weather = Weather(drafter_weight=3.0, failure=0.02)
     run_world(Strategy.DISTRIBUTED, task, weather=weather, drafter_count=2, **world)
