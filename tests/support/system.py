@@ -26,6 +26,7 @@ class System:
         targets: Model servers.
         orchestrator_count: How many.
         orchestrator_flags: More of their flags.
+        flags_of_one: More flags of one orchestrator, by its index.
         relayed: Where orchestrators find a server instead of at its own address, by its name.
         key: What clients show the orchestrators, if these ask for a key.
     """
@@ -37,6 +38,7 @@ class System:
         targets: list[ServerProcess],
         orchestrator_count: int = 1,
         orchestrator_flags: tuple[str, ...] = (),
+        flags_of_one: Mapping[int, tuple[str, ...]] | None = None,
         relayed: Mapping[str, str] | None = None,
         key: str | None = None,
     ) -> None:
@@ -46,8 +48,9 @@ class System:
         flags = [f"--targets={_endpoints(targets, relayed or {})}", *orchestrator_flags]
         if drafters:
             flags.append(f"--drafters={_endpoints(drafters, relayed or {})}")
+        own = flags_of_one or {}
         self.orchestrators = [
-            ServerProcess("orchestrator", *flags, name=f"orchestrator-{index}")
+            ServerProcess("orchestrator", *flags, *own.get(index, ()), name=f"orchestrator-{index}")
             for index in range(orchestrator_count)
         ]
 

@@ -1,7 +1,8 @@
 """A run of chaos: streams of every kind while servers and connections fail in every way.
 
 One seed draws what is asked for and what goes wrong. At any time one more target and one more
-orchestrator are well than are struck, so every stream must end as if nothing had happened.
+orchestrator are well than are struck, so every stream must end as if nothing had happened. One
+orchestrator sends its calls as messages of a stream, the other one as RPCs.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class _Run:
                 drafters=models[:_DRAFTERS],
                 targets=models[_DRAFTERS:],
                 orchestrator_count=_ORCHESTRATORS,
+                flags_of_one={1: ("--no-exchange-calls",)},
                 relayed={link.server.name: link.address for link in self.models},
             )
             processes = system.running()
