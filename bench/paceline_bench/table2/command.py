@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 from paceline import AsyncClient
 from paceline_bench.options import names_of, numbers_to
 from paceline_bench.report import load_average, write_json
-from paceline_bench.simulated_servers import DEFAULT_VOCABULARY_SIZE, TABLE2
+from paceline_bench.simulated_servers import DEFAULT_VOCABULARY_SIZE, FASTER, TABLE2
 from paceline_bench.table2 import measurement as table2
 from paceline_bench.table2.echo import summarise_echoes, time_echoes
 from paceline_bench.table2.grid import grid_cells, measure_cell
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from paceline_bench.report import Row
-    from paceline_bench.simulated_servers import PaperRow, SimulatedServers
+    from paceline_bench.simulated_servers import SimulatedServers, Table2Row
     from paceline_bench.table2.measurement import RowResult
     from paceline_protocol.laboratory.simulation import ServerLatency
 
@@ -45,11 +45,12 @@ paceline bench table2 --rows 2 --repeats 3 --per-gpu
 paceline bench table2 --rows vicuna-7b/alpaca,phi3-14b/mbpp --si-lookaheads 3,5
 paceline bench table2 --rows 4 --width 4 --branches 3 --rank-decay 0.3
 paceline bench table2 --rows starcoder-15b/humaneval --ahead
+paceline bench table2 --rows 8b-on-h100
 paceline bench table2 --rows phi3-14b/humaneval,phi3-14b/mbpp --extended
 paceline bench table2 --json table2.json --chart table2.svg
 paceline bench table2 --grid 5 --repeats 5 --json grid.json --chart grid.svg
 """
-_ROWS = {row.name: row for row in TABLE2}
+_ROWS = {row.name: row for row in (*TABLE2, *FASTER)}
 _NOT_OF_A_GRID = (
     *("rows", "si_lookaheads", "dsi_lookaheads", "per_gpu"),
     *("width", "ahead", "extended"),
@@ -86,7 +87,10 @@ class Table2Settings(Settings):
     rows: Annotated[
         StringList, AfterValidator(_named), names_of(_ROWS, kind="row", needed=True)
     ] = Field(
-        str(len(TABLE2)), validate_default=True, description="number of rows, or the names of some"
+        str(len(TABLE2)),
+        validate_default=True,
+        description="number of rows, or the names of some;"
+        f" beyond the paper's: {', '.join(row.name for row in FASTER)}",
     )
     repeats: int = Field(10, ge=1, le=1000, description="timed runs of each method, in turn")
     targets: int = Field(7, ge=1, le=32, description="target processes")
@@ -177,7 +181,7 @@ async def _table2(settings: Table2Settings) -> int:
     return 0 if all(result.identical for result in results) else 1
 
 
-def _chosen(settings: Table2Settings) -> list[PaperRow]:
+def _chosen(settings: Table2Settings) -> list[Table2Row]:
     rows = (_ROWS[name] for name in dict.fromkeys(settings.rows))
     return [
         replace(
@@ -193,7 +197,7 @@ def _chosen(settings: Table2Settings) -> list[PaperRow]:
     ]
 
 
-async def _measure(row: PaperRow, settings: Table2Settings) -> RowResult:
+async def _measure(row: Table2Row, settings: Table2Settings) -> RowResult:
     shape = Shape(settings.width, settings.branches)
     variants = table2.variants(
         settings.si_lookaheads,

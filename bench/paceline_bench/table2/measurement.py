@@ -28,7 +28,7 @@ from paceline_protocol.draft_shape import CHAIN, Shape
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from paceline_bench.simulated_servers import PaperRow, SimulatedServers
+    from paceline_bench.simulated_servers import SimulatedServers, Table2Row
     from paceline_bench.table2.echo import Echo
     from paceline_bench.table2.ideal import Plan, Schedule
     from paceline_bench.table2.online import OnlineSystem, Run
@@ -145,7 +145,7 @@ class RowResult:
             that drafts ahead; none if that was not asked for.
     """
 
-    row: PaperRow
+    row: Table2Row
     echoes: Mapping[int, Echo]
     plain: Measured
     speculative: Measured
@@ -233,7 +233,7 @@ async def measure_row(
     return runs
 
 
-def evaluate(row: PaperRow, runs: RowRuns, *, echoes: Mapping[int, Echo]) -> RowResult:
+def evaluate(row: Table2Row, runs: RowRuns, *, echoes: Mapping[int, Echo]) -> RowResult:
     """Compare a row's runs with their ideals and floors.
 
     Cost: some 20 ms of simulation for each plan and prompt.

@@ -37,13 +37,15 @@ def _rows(result: RowResult) -> list[Row]:
     plain, speculative, planned = (_json(result, each) for each in result.headline)
     best = _json(result, result.distributed) | {"strategy": "DSI (best lookahead)"}
     planned |= {
-        "paper_speed_up_over_si": result.row.paper_speed_up,
-        "reference_ms": asdict(result.row.reference),
         "echo_one_way_us": result.one_way_ns / 1e3,
         "restart_draft_us": _median_us(each.draft_ns for each in result.planned.restarts),
         "restart_verify_us": _median_us(each.verify_ns for each in result.planned.restarts),
         "restarts": len(result.planned.restarts),
     }
+    if result.row.paper_speed_up is not None:
+        planned["paper_speed_up_over_si"] = result.row.paper_speed_up
+    if result.row.reference is not None:
+        planned["reference_ms"] = asdict(result.row.reference)
     if result.identical:
         planned |= {
             "speed_up_over_si": result.planned.speed_over(result.speculative),
