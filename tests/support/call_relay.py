@@ -39,6 +39,7 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
 )
+_A_WRITE_FAILED = "Internal error from Core"
 _EXCHANGE = "/paceline.v1.CallService/ExchangeCalls"
 # Of each connection, not of the call: gRPC sets its own.
 _OWN_METADATA = "user-agent"
@@ -260,7 +261,13 @@ def _passed(metadata: Any) -> Metadata:
 
 
 async def _end_alike(context: grpc.aio.ServicerContext, call: Any) -> None:
-    """End a call with the status, the words and the trailers of another."""
+    """End a call with the status, the words and the trailers of another.
+
+    Where a request's message fails since its connection is gone, grpc.aio overwrites the status with
+    INTERNAL (grpc/grpc#36066). This concerns streams of requests; the relay's callers send few.
+    """
+    code, details = await call.code(), await call.details()
+    was_lost = code is grpc.StatusCode.INTERNAL and details == _A_WRITE_FAILED
     context.set_trailing_metadata(_passed(await call.trailing_metadata()))
-    context.set_code(await call.code())
-    context.set_details(await call.details())
+    context.set_code(grpc.StatusCode.UNAVAILABLE if was_lost else code)
+    context.set_details(details)
