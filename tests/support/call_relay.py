@@ -263,8 +263,8 @@ def _passed(metadata: Any) -> Metadata:
 async def _end_alike(context: grpc.aio.ServicerContext, call: Any) -> None:
     """End a call with the status, the words and the trailers of another.
 
-    Where a request's message fails since its connection is gone, grpc.aio overwrites the status with
-    INTERNAL (grpc/grpc#36066). This concerns streams of requests; the relay's callers send few.
+    Where a request's message fails since its connection is gone, grpc.aio puts INTERNAL over the
+    status (grpc/grpc#36066). This concerns streams of requests; the relay's callers send few.
     """
     code, details = await call.code(), await call.details()
     was_lost = code is grpc.StatusCode.INTERNAL and details == _A_WRITE_FAILED
