@@ -11,7 +11,6 @@ from paceline.errors import ContextLengthExceededError
 from paceline_gateway.bodies.json_body import parse
 from paceline_gateway.bodies.message_schemas import CountBody, MessagesBody
 from paceline_gateway.conversations.answer_blocks import AnswerBlocks, Began, Ended, Grew, Kind
-from paceline_gateway.generating.generations import is_about_max_tokens
 from paceline_gateway.generating.told_choices import details
 from paceline_gateway.generating.turns import leave_out
 
@@ -33,15 +32,17 @@ async def answer_messages(connection: Connection, content: bytes, *, turns: Turn
     model = await turns.orchestrators.check_model(body.model)
     leave_out(await _unheard(body, turns), connection)
     options: GenerateOptions = {**body.options(), **model.options}
+    turn = await _begin(connection, body, options, turns=turns)
     try:
-        await _deliver(connection, body, options, turns=turns, model=model.name)
+        await _deliver(connection, body, turn, model=model.name)
     except ContextLengthExceededError as error:
-        if not is_about_max_tokens(error):
+        if not turn.choice.lacks_room(error):
             raise
         # As with Anthropic's newer models, the whole room is used.
         room = (await turns.orchestrators.info()).context_length
         options["max_tokens"] = max(1, room - await turns.count(body.conversation))
-        await _deliver(connection, body, options, turns=turns, model=model.name)
+        turn = await _begin(connection, body, options, turns=turns)
+        await _deliver(connection, body, turn, model=model.name)
 
 
 async def count_tokens(connection: Connection, content: bytes, *, turns: Turns) -> None:
@@ -52,17 +53,16 @@ async def count_tokens(connection: Connection, content: bytes, *, turns: Turns) 
     await connection.answer({"input_tokens": await turns.count(body.conversation)})
 
 
-async def _deliver(
-    connection: Connection,
-    body: MessagesBody,
-    options: GenerateOptions,
-    *,
-    turns: Turns,
-    model: str,
-) -> None:
+async def _begin(
+    connection: Connection, body: MessagesBody, options: GenerateOptions, *, turns: Turns
+) -> Turn:
     turn = await turns.begin(connection, body.conversation, options, wanted=body.grammar)
     if not turn.limits_thought:
         leave_out({_BUDGET: _has_budget(body)}, connection)
+    return turn
+
+
+async def _deliver(connection: Connection, body: MessagesBody, turn: Turn, *, model: str) -> None:
     answer = _Answer(connection, body, turn, model=model)
     await turn.deliver(answer.take)
     await answer.end()

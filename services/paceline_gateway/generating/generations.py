@@ -124,11 +124,19 @@ class Choice:
                         yield event
                 return
             except ContextLengthExceededError as error:
-                if self._without_default is None or not is_about_max_tokens(error):
+                if self._without_default is None or not self.lacks_room(error):
                     raise
                 # Room for fewer tokens than this default is also less than the orchestrator's own
                 # default, so the orchestrator uses the whole room.
                 self._generation, self._without_default = self._without_default(), None
+
+    def lacks_room(self, error: ContextLengthExceededError) -> bool:
+        """Whether `max_tokens` was refused, and not the prompt, before the generation began.
+
+        What has begun is never begun again: its text would be told twice.
+        """
+        is_about_it = any(violation.field == "max_tokens" for violation in error.violations)
+        return is_about_it and self._generation.started is None
 
     def _charge_prompt(self) -> None:
         """Charge the prompt once, if a server has begun to compute it."""
@@ -141,11 +149,6 @@ class Choice:
             self._resumption_count += 1
             _log.info("a generation continued at another orchestrator")
             self._resumed()
-
-
-def is_about_max_tokens(error: ContextLengthExceededError) -> bool:
-    """Whether a prompt has its place in the context, and `max_tokens` has not."""
-    return any(violation.field == "max_tokens" for violation in error.violations)
 
 
 class Generations:

@@ -9,7 +9,7 @@ import pytest
 
 from paceline import errors
 from support.fake_orchestrator import SEED, FakeOrchestrator, Leg, serving
-from support.gateway import gateway_over
+from support.gateway import TEMPLATE, gateway_over
 from support.waiting import until
 
 LOST = errors.ConnectionLostError("gone")
@@ -96,3 +96,22 @@ async def test_a_stream_that_is_resumed_with_another_model_ends_in_an_error():
     async with gateway_over(*fakes) as gateway:
         response = await gateway.post("/v1/completions", prompt="p")
     assert (response.status_code, response.json()["error"]["code"]) == (503, "unavailable")
+
+
+_AWAY = errors.NoTargetError("no target is left for this request", retry_after_seconds=0.05)
+_TOO_LONG = errors.ContextLengthExceededError.of("max_tokens", "must be in [1, 12]")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
+async def test_what_has_begun_is_not_begun_again_where_the_context_left_is_shorter(path):
+    legs = [Leg(error=_AWAY, chunks=2), Leg(error=_TOO_LONG, refuses=True), Leg()]
+    fake = FakeOrchestrator(script=legs, chat_template=TEMPLATE)
+    asked = {
+        "/v1/completions": {"prompt": "p"},
+        "/v1/messages": {"messages": [{"role": "user", "content": "p"}], "max_tokens": 8},
+    }[path]
+    async with gateway_over(fake) as gateway:
+        response = await gateway.post(path, stream=True, **asked)
+    assert response.text.count('"3 "') == response.text.count('"4 "') == 1
+    assert "max_tokens: must be in [1, 12]" in response.text
+    assert [list(it.resume_token_ids) for it in gateway.requests] == [[], [3, 4]]
