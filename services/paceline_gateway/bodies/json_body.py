@@ -36,7 +36,7 @@ HERE_BYTES = 64 << 10
 MOST_FAULTS = 8192
 """Most wrong and unknown fields of which each is looked at: some microseconds for each."""
 
-_STEPS_A_TURN = 4096
+_STEPS_A_TURN = 1024
 _FIRST_ITEMS = 64
 # The rest of a string with its end. The pattern never backtracks.
 _STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
