@@ -156,30 +156,33 @@ def spoilt(body, chance: random.Random) -> bytes:
     """Change one to four values or names of a body, and at times bytes of what is written."""
     body = copy.deepcopy(body)
     for _ in range(chance.choice((1, 1, 1, 2, 2, 3, 4))):
-        if not (places := [*places_of(body)]):
-            break
-        holder, key = chance.choice(places)
-        match chance.randrange(6):
-            case 0 | 1:
-                holder[key] = chance.choice(ODD)
-            case 2:
-                del holder[key]
-            case 3:
-                other, name = chance.choice(places)
-                holder[key] = copy.deepcopy(other[name])
-            case 4 if isinstance(holder, dict):
-                holder[chance.choice((*ALL_NAMES, "", "unknown"))] = holder.pop(key)
-            case 4:
-                holder += copy.deepcopy(holder) * chance.choice((1, 50))
-            case 5:
-                for _ in range(chance.choice((1, 5, 80))):
-                    holder[key] = [holder[key]] if chance.random() < 0.5 else {"items": holder[key]}
+        if places := [*places_of(body)]:
+            spoil(*chance.choice(places), places, chance)
     content = json.dumps(body).encode()
     if chance.random() < 0.15:
         start = chance.randrange(len(content))
         end = start + chance.choice((0, 1, 1, 5))
         content = content[:start] + chance.choice(BYTES) + content[end:]
     return content
+
+
+def spoil(holder, key, places, chance: random.Random):
+    """Change what is at one place, its name, or how deep it is."""
+    match chance.randrange(6):
+        case 0 | 1:
+            holder[key] = chance.choice(ODD)
+        case 2:
+            del holder[key]
+        case 3:
+            other, name = chance.choice(places)
+            holder[key] = copy.deepcopy(other[name])
+        case 4 if isinstance(holder, dict):
+            holder[chance.choice((*ALL_NAMES, "", "unknown"))] = holder.pop(key)
+        case 4:
+            holder += copy.deepcopy(holder) * chance.choice((1, 50))
+        case 5:
+            for _ in range(chance.choice((1, 5, 80))):
+                holder[key] = [holder[key]] if chance.random() < 0.5 else {"items": holder[key]}
 
 
 def places_of(value):
@@ -195,7 +198,11 @@ ALL_NAMES = sorted(
 )
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.long)])
+# 10,000 with `make test-long`.
+ROUNDS = [200, *(pytest.param(1000 + it, marks=pytest.mark.long) for it in range(10))]
+
+
+@pytest.mark.parametrize("count", ROUNDS)
 async def test_a_spoilt_body_is_answered_or_refused_with_what_is_wrong(count, caplog):
     chance, answered = random.Random(count), 0
     async with gateway_over(model(CALL)) as gateway:

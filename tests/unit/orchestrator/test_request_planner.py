@@ -93,7 +93,11 @@ SHAPES = WeakKeyDictionary()
 
 def a_planning(targets, *, drafter=None, **options):
     drafter = drafter or a_server(3)
-    pool = SimpleNamespace(targets=lambda _: targets, drafters=lambda _: [drafter])
+    pool = SimpleNamespace(
+        targets=lambda _: targets,
+        drafters=lambda _: [drafter],
+        with_those_away=lambda model: model,
+    )
     shapes = SimulatedShapes()
     planning = RequestPlanner(pool, **{"planner": Planner(shapes=shapes)} | options)
     SHAPES[planning] = shapes
