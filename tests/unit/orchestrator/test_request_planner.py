@@ -28,7 +28,7 @@ from support.waiting import until
 MS = 1_000_000
 
 
-MODEL = SimpleNamespace(fingerprint="target", tree_token_limit=64, lora="")
+MODEL = SimpleNamespace(fingerprint="target", tree_token_limit=64, lora="", self_draft_depth=0)
 
 
 def a_server(
