@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline.errors import ClientCancelledError, PacelineError, PermissionDeniedError
 from paceline.panics import taking_panics
-from paceline_gateway.bodies.json_body import check_shape
+from paceline_gateway.bodies.json_body import HERE_BYTES, check_shape
 from paceline_gateway.errors import RequestError, of_paceline
 from paceline_gateway.http.connection import Connection
 from paceline_gateway.http.request_body import SMALL_BYTES, check_kind
@@ -124,8 +124,10 @@ class Endpoint:
     ) -> bytes:
         try:
             content = await connection.body(rules, headers=headers)
-            if len(content) > SMALL_BYTES:
-                await check_shape(content, most_values=await self._most_values())
+            if len(content) > HERE_BYTES:
+                is_small = len(content) <= SMALL_BYTES
+                most = len(content) if is_small else await self._most_values()
+                await check_shape(content, most_values=most)
             return content
         except ClientCancelledError:
             raise

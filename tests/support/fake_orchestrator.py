@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from paceline.errors import PacelineError, UnsupportedError
+from paceline.errors import InvalidFieldError, PacelineError, UnsupportedError
 from paceline.status import DETAILS_KEY, encode
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import orchestrator_service_pb2_grpc as pb_grpc
@@ -155,7 +155,10 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
     async def Detokenize(self, request, context):  # noqa: N802
         self.requests.append(request)
         await self._refuse(context)
-        return pb.DetokenizeResponse(text=bytes(request.token_ids).decode())
+        if max(request.token_ids, default=0) > 255:
+            await _abort(context, InvalidFieldError.of("token_ids", "must be in [0, 256)"))
+        text = bytes(request.token_ids).decode(errors="replace")
+        return pb.DetokenizeResponse(text=text)
 
     async def GetSystemChatTemplate(self, request, context):  # noqa: N802
         await self._refuse(context)

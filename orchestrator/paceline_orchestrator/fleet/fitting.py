@@ -30,8 +30,9 @@ def commonest_model(said: Iterable[ModelFacts | None]) -> ModelFacts | None:
     A lone server must not speak for the others. Between two models of equally many servers the one
     counts that computes the same bits whatever is beside, since its users must not lose that. The
     model's context is the longest of its servers: a target with less is used for what it has room
-    for. The model knows REJECTION, shapes logits, and scores prompts, where one of its servers
-    does: the others are passed over. Grammars are enforced by the engine that most of them have.
+    for. The model knows REJECTION, shapes logits, scores prompts, and drafts for itself, where one
+    of its servers does: the others are passed over. Grammars are enforced by the engine that most
+    of them have.
 
     Args:
         said: What each server said of its model; None: nothing yet.
@@ -51,6 +52,7 @@ def commonest_model(said: Iterable[ModelFacts | None]) -> ModelFacts | None:
         rejection_sampling=any(it.rejection_sampling for it in alike),
         shapes_logits=any(it.shapes_logits for it in alike),
         scores_prompts=any(it.scores_prompts for it in alike),
+        self_draft_depth=max(it.self_draft_depth for it in alike),
         grammar_engine=_commonest(it.grammar_engine for it in alike),
     )
 

@@ -24,6 +24,7 @@ from paceline_protocol.task import DispatchPolicy
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paceline.errors import PacelineError
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
@@ -73,7 +74,8 @@ class RequestPlanner:
                 not count.
 
         Raises:
-            NoTargetError: No target of its model is ready any more.
+            NoTargetError: No target of its model is ready any more, or one that drafts for itself
+                is asked for, and is away.
             TokenizerMismatchError: It asks for speculation, and no drafter fits the target.
             UnsupportedError: It asks for self-speculation, and no target drafts for itself.
         """
@@ -91,7 +93,7 @@ class RequestPlanner:
             targets, drafters, length=prompt_length, rates=rates, rule=wish.rule
         )
         if wish.strategy and METHODS[wish.strategy].self_drafts and not measurements.guess_count:
-            raise UnsupportedError(f"strategy: {_why_no_guesses(wish)}")
+            raise self._no_guesses(wish, model)
         if _may_draft_from_text_alone(wish, has_drafters=bool(drafters)):
             plan = self._plan_for_text(measurements, wish)
         else:
@@ -204,6 +206,19 @@ class RequestPlanner:
         pair = Pair(model.fingerprint, drafting.fingerprint)
         return pair, self.experience.rates_of(pair)
 
+    def _no_guesses(self, wish: Wish, model: ModelFacts) -> PacelineError:
+        """Say why there is no self-speculation: for now, or for good."""
+        if wish.rule is not VerificationRule.EXACT:
+            reason = "what a target drafts for itself is judged by EXACT, not by REJECTION"
+        elif self._pool.with_those_away(model).self_draft_depth:
+            return NoTargetError(
+                "the target that drafts for itself (strategy) is away",
+                retry_after_seconds=shortage.RETRY_SECONDS,
+            )
+        else:
+            reason = "no target of this model drafts for itself (paceline serve target --adapter)"
+        return UnsupportedError(f"strategy: {reason}")
+
     def _plan_for_text(self, measurements: Measurements, wish: Wish) -> Plan:
         """Plan a request whose text is the only drafter, if it is of use."""
         by_text = self.experience.of_text_alone(measurements, is_predicted=wish.has_prediction)
@@ -273,12 +288,6 @@ def _target_limit(wish: Wish, plan: Plan) -> int:
     # The planner may have chosen SI because there were too few targets.
     runs_ahead = plan.method.drafts if wish.strategy is None else METHODS[wish.strategy].overlaps
     return (wish.target_count or MOST_TARGETS) if runs_ahead else 1
-
-
-def _why_no_guesses(wish: Wish) -> str:
-    if wish.rule is not VerificationRule.EXACT:
-        return "what a target drafts for itself is judged by EXACT, not by REJECTION"
-    return "no target of this model drafts for itself (paceline serve target --adapter)"
 
 
 def _longer(drafters: Sequence[ModelServer], *, than: int) -> list[ModelServer]:

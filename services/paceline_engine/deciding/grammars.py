@@ -24,7 +24,7 @@ from paceline.panics import PanicError, taking_panics
 from paceline_contract.limits import MOST_GRAMMAR_BYTES
 from paceline_engine.deciding.gbnf import is_gbnf, lark_of
 from paceline_engine.deciding.json_schemas import sound_schema
-from paceline_engine.deciding.lark_terms import NO_WAY_BACK, check_terms
+from paceline_engine.deciding.lark_terms import NO_WAY_BACK, sound_lark
 from paceline_engine.terms.calls import GrammarKind
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ def _source(grammar: Grammar) -> str:
             lark = grammar.text
             if is_gbnf(lark):
                 lark = lark_of(lark, field=f"{FIELD}.lark")
-            check_terms(lark, field=f"{FIELD}.lark")
+            lark = sound_lark(lark, field=f"{FIELD}.lark")
             source = llguidance.LLMatcher.grammar_from_lark(lark)
         case GrammarKind.CHOICES:
             source = llguidance.grammar_from("choice", grammar.text)

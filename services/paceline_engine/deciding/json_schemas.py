@@ -20,6 +20,7 @@ _MOST_REMAINDERS = 10_000  # 4 MB; with 1,000,003 compiling takes 7 s and 290 MB
 # What has to match several patterns at once takes long to compile: 15 take minutes, 10 take 0.1 s.
 _MOST_MERGED_PATTERNS = 10
 _MOST_NAME_PATTERNS = 128  # each is compared with all: 0.2 s; with 320, 5 s
+_MERGED = "merged, by allOf or beside $ref"
 _DATA = {"const", "enum", "default", "examples"}  # keywords whose values are no schemas
 _BY_NAME = {"properties", "patternProperties", "$defs", "definitions"}
 _OPPOSITES = {
@@ -29,15 +30,10 @@ _OPPOSITES = {
 
 
 def sound_schema(text: str, *, field: str) -> str:
-    """Return a schema that llguidance enforces.
-
-    llguidance 1.9 takes a bound itself for a number that has to be beyond it, if the bound is whole
-    and the other bound is less than 1 away: {"exclusiveMinimum": 2, "maximum": 2.5} allows 2. Then
-    the bound is moved by a billionth. Bounds of several subschemas can become those of one number,
-    so each is compared with all.
+    """Return a schema that llguidance enforces: see `sound_schemas`.
 
     Raises:
-        InvalidFieldError: It is no object of JSON, or is nested too deep.
+        InvalidFieldError: It is no object of JSON, or `sound_schemas` refuses it.
     """
     try:
         schema = json.loads(text)
@@ -45,11 +41,32 @@ def sound_schema(text: str, *, field: str) -> str:
         raise InvalidFieldError.of(field, "is not JSON") from None
     if not isinstance(schema, dict):
         raise InvalidFieldError.of(field, "is not an object")
-    if depth_of(schema) > MOST_GRAMMAR_DEPTH:
+    return json.dumps(schema) if sound_schemas([schema], field=field)[0] else text
+
+
+def sound_schemas(schemas: Sequence[object], *, field: str) -> list[bool]:
+    """Check the schemas of one grammar, and rewrite in place what would be enforced wrongly.
+
+    llguidance 1.9 takes a bound itself for a number that has to be beyond it, if the bound is whole
+    and the other bound is less than 1 away: {"exclusiveMinimum": 2, "maximum": 2.5} allows 2. Then
+    the bound is moved by a billionth. Bounds of several subschemas can become those of one number,
+    so each is compared with all of its schema.
+
+    Returns:
+        Of each whether it was rewritten.
+
+    Raises:
+        InvalidFieldError: One is nested too deep, or they would take long to compile.
+    """
+    if any(depth_of(it) > MOST_GRAMMAR_DEPTH for it in schemas):
         raise InvalidFieldError.of(field, f"is nested deeper than {MOST_GRAMMAR_DEPTH}")
-    parts = [*parts_of(schema)]
+    parts = [[*parts_of(it)] for it in schemas]
     _check_divisors(parts, field=field)
-    check_patterns(schema, field=field)
+    _check_patterns(schemas, field=field)
+    return [_move_bounds(it) for it in parts]
+
+
+def _move_bounds(parts: Sequence[dict[str, Any]]) -> bool:
     is_changed = False
     for name, others in _OPPOSITES.items():
         values = [part.get(other) for part in parts for other in others]
@@ -61,48 +78,52 @@ def sound_schema(text: str, *, field: str) -> str:
                 step = max(_LEAST_STEP, 2 * math.ulp(bound))
                 part[name] = bound + step if name == "exclusiveMinimum" else bound - step
                 is_changed = True
-    return json.dumps(schema) if is_changed else text
+    return is_changed
 
 
-def _check_divisors(parts: Sequence[dict[str, Any]], *, field: str) -> None:
+def _check_divisors(schemas: Sequence[Sequence[dict[str, Any]]], *, field: str) -> None:
     """Refuse multiples with too many remainders: each remainder is a state of an automaton.
 
     Factors 2 and 5 only concern the last digits. Divisors of several subschemas can become those of
-    one number, so all of them count together.
+    one number, so all divisors of a schema count together; the automatons of several schemas are
+    made one after another.
     """
-    all_of_them = 1
-    for part in parts:
-        value = part.get("multipleOf")
-        if isinstance(value, int | float) and math.isfinite(value):
-            all_of_them = math.lcm(all_of_them, _without_2_and_5(abs(Fraction(str(value)))))
-        if all_of_them > _MOST_REMAINDERS:
-            reason = f"has multipleOf with more than {_MOST_REMAINDERS} remainders together"
-            raise InvalidFieldError.of(field, reason)
+    states = 0
+    for parts in schemas:
+        all_of_them = 1
+        for part in parts:
+            value = part.get("multipleOf")
+            if isinstance(value, int | float) and math.isfinite(value):
+                all_of_them = math.lcm(all_of_them, _without_2_and_5(abs(Fraction(str(value)))))
+            if states + all_of_them > _MOST_REMAINDERS:
+                reason = f"has multipleOf with more than {_MOST_REMAINDERS} remainders together"
+                raise InvalidFieldError.of(field, reason)
+        states += all_of_them - 1
 
 
-def check_patterns(schema: object, *, field: str) -> None:
-    """Refuse a schema with many patterns that one text may have to match, or with many merges.
+def _check_patterns(schemas: Sequence[object], *, field: str) -> None:
+    """Refuse many patterns that one text may have to match, many merges, and many names' patterns.
 
     What is data counts, too: a reference may point to it.
-
-    Raises:
-        InvalidFieldError: It has them.
     """
-    parts = [*parts_of(schema, with_data=True)]
-    merged = sum(
-        len(_of(part, "allOf", list)) + ("$ref" in part and len(part) > 1) for part in parts
-    )
-    names = sum(len(_of(part, "patternProperties", dict)) for part in parts)
-    if names > _MOST_NAME_PATTERNS:
-        raise InvalidFieldError.of(field, f"has more than {_MOST_NAME_PATTERNS} patterns of names")
-    if names > _MOST_MERGED_PATTERNS and names * (1 + merged) > _MOST_NAME_PATTERNS:
-        reason = f"has more than {_MOST_NAME_PATTERNS} patterns of names, times schemas that are"
-        raise InvalidFieldError.of(field, f"{reason} merged, by allOf or beside $ref")
-    patterns = sum(isinstance(part.get("pattern"), str) for part in parts)
-    if patterns > _MOST_MERGED_PATTERNS and merged > _MOST_MERGED_PATTERNS:
-        reason = f"has more than {_MOST_MERGED_PATTERNS} patterns and as many schemas that are"
-        raise InvalidFieldError.of(field, f"{reason} merged, by allOf or beside $ref")
-    check_merges(schema, parts, field=field)
+    names_of_all = 0
+    for schema in schemas:
+        parts = [*parts_of(schema, with_data=True)]
+        merged = sum(
+            len(_of(part, "allOf", list)) + ("$ref" in part and len(part) > 1) for part in parts
+        )
+        names = sum(len(_of(part, "patternProperties", dict)) for part in parts)
+        names_of_all += names
+        most, reason = _MOST_NAME_PATTERNS, f"has more than {_MOST_NAME_PATTERNS} patterns of names"
+        if names_of_all > most:
+            raise InvalidFieldError.of(field, reason)
+        if names > _MOST_MERGED_PATTERNS and names * (1 + merged) > most:
+            raise InvalidFieldError.of(field, f"{reason}, times schemas that are {_MERGED}")
+        patterns = sum(isinstance(part.get("pattern"), str) for part in parts)
+        if patterns > _MOST_MERGED_PATTERNS and merged > _MOST_MERGED_PATTERNS:
+            reason = f"has more than {_MOST_MERGED_PATTERNS} patterns and as many schemas that are"
+            raise InvalidFieldError.of(field, f"{reason} {_MERGED}")
+        check_merges(schema, parts, field=field)
 
 
 def _of(part: dict[str, Any], name: str, kind: type[_T]) -> _T:

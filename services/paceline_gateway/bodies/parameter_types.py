@@ -13,6 +13,7 @@ from paceline import FillIn, Grammar, PromptPart
 from paceline_contract.limits import MOST_BIAS, MOST_BIASED_TOKENS, MOST_GRAMMAR_BYTES
 from paceline_gateway.bodies.fields import problem, unsupported
 from paceline_gateway.bodies.lenient_schemas import is_within, lenient
+from paceline_gateway.bodies.schema_notes import without_notes
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -102,14 +103,15 @@ def schema_grammar(
     """
     if not isinstance(wanted, bool | None):
         raise problem("must have true or false as lenient")
-    if not is_within(schema, MOST_GRAMMAR_BYTES):
+    bare = schema if isinstance(schema, str) else without_notes(schema)
+    if not is_within(bare, MOST_GRAMMAR_BYTES):
         raise problem("has a schema of more than {most} bytes", most=MOST_GRAMMAR_BYTES)
     try:
-        whole = json.loads(schema) if isinstance(schema, str) else schema
+        whole = json.loads(bare) if isinstance(bare, str) else bare
     except (ValueError, RecursionError) as error:
         raise problem("has a schema that is not JSON") from error
     if not wanted:
-        return Grammar(json_schema=schema)
+        return Grammar(json_schema=schema)  # as it was sent, because a response repeats it
     kept, places = lenient(whole)
     if left_out is not None:
         left_out += [f"{place}{it}" for it in places]

@@ -31,6 +31,7 @@ from paceline_gateway.bodies.parameter_types import (
     one_of,
     only,
 )
+from paceline_gateway.bodies.schema_notes import bare_grammar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -191,8 +192,8 @@ class Body(AnyRequest):
             options["predicted_text"] = self.prediction
         if self.min_tokens is not None:
             options["min_tokens"] = self.min_tokens
-        if self.grammar is not None:
-            options["grammar"] = self.grammar
+        if (grammar := bare_grammar(self.grammar)) is not None:
+            options["grammar"] = grammar
         if self.repetition_penalty is not None:
             options["repetition_penalty"] = self.repetition_penalty
         # Paceline's own names for these come first.

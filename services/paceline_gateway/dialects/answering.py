@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from paceline_gateway.bodies.schema_notes import bare_grammar
 from paceline_gateway.conversations.answer_parts import PlainReader
 from paceline_gateway.dialects import harmony
 from paceline_gateway.dialects.argument_rules import UnenforceableError
@@ -80,6 +81,7 @@ def plan_answer(
         RequestError: The request's tools and format do not go together, or are too large.
     """
     check_tools(conversation, dialect)
+    wanted = bare_grammar(wanted)
     if conversation.continues_last:
         _check_continued(conversation, dialect, wanted)
         dialect = replace(dialect, reasoning=None)  # which is before what is said already

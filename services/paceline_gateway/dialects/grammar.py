@@ -92,7 +92,7 @@ class AnswerGrammar:
         for index, tool in enumerate(tools):
             call = self._call(family, tool, opening=opening if is_first else None)
             self.rules.add(f"call_{index}: {call}")
-        self.rules.add(f"call: {' | '.join(f'call_{it}' for it in range(len(tools)))}")
+        self.rules.add(_any_call(tools))
         begin, end = (self._pieces(it) for it in (family.begin, family.end))
         if family.begin:
             begin = f"{opening} {self._pieces(family.begin[1:])}"
@@ -142,13 +142,12 @@ class AnswerGrammar:
             tools: The tools that may be called.
             other: What a final message may be instead of a call; None: there must be a call.
         """
-        bodies = []
-        for tool in tools:
+        for index, tool in enumerate(tools):
             head = f"{harmony.CHANNEL}commentary to=functions.{tool.name} "
             head += f"{harmony.CONSTRAIN}json{harmony.MESSAGE}"
             schema = schema_of(tool, follows_schemas=self._follows_schemas)
-            bodies.append(f"{self._tokens.literal(head)} {self.rules.json(schema)}")
-        self.rules.add(f"call: {' | '.join(bodies)}")
+            self.rules.add(f"call_{index}: {self._tokens.literal(head)} {self.rules.json(schema)}")
+        self.rules.add(_any_call(tools))
         if other is None:
             return f"{self._harmony_thought()} call"
         if other == "TEXT":
@@ -206,6 +205,11 @@ class AnswerGrammar:
         most = min(self._most_thought, _MOST_THOUGHT)
         ordinary = f"<[^{self._tokens.ranges}]>{{0,{most}}} " if most else ""
         return ordinary + self._tokens.literal(mark)
+
+
+def _any_call(tools: Sequence[Tool]) -> str:
+    """Write the rule of a call of any tool."""
+    return f"call: {' | '.join(f'call_{it}' for it in range(len(tools)))}"
 
 
 def format_rule(rules: Rules, wanted: Grammar) -> str | None:

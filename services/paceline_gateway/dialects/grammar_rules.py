@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from paceline import Grammar
 from paceline_contract.limits import MOST_GRAMMAR_BYTES
+from paceline_gateway.bodies.schema_notes import without_notes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 # As the engine's for a whole schema: one blank after a colon and a comma.
 _SPACES = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
@@ -24,7 +27,7 @@ class TooLargeError(Exception):
     """A grammar has more bytes than servers take."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tokens:
     """The tokens that are found in a text as a whole.
 
@@ -45,7 +48,7 @@ class Tokens:
         }
         return cls(marked)
 
-    @property
+    @cached_property
     def ranges(self) -> str:
         """Their ids in llguidance's form: 3-5,9."""
         written: list[str] = []
@@ -55,16 +58,40 @@ class Tokens:
         return ",".join(written)
 
     def literal(self, text: str) -> str:
-        """Write a text: tokens in it as tokens."""
-        names = [it for it in self.ids if it in text]
-        if not names:
-            return json.dumps(text, ensure_ascii=False) if text else '""'
-        pattern = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-        pieces = [it for it in re.split(f"({pattern})", text) if it]
-        return " ".join(
-            f"<[{self.ids[it]}]>" if it in self.ids else json.dumps(it, ensure_ascii=False)
-            for it in pieces
-        )
+        """Write a text: tokens in it as tokens, at each place the longest.
+
+        Cost: it does not depend on how many tokens there are; some models have thousands.
+        """
+        pieces: list[str] = []
+        start = place = 0
+        while place < len(text):
+            name = self._name_at(text, place)
+            if not name:
+                place += 1
+                continue
+            pieces += [*_quoted(text[start:place]), f"<[{self.ids[name]}]>"]
+            start = place = place + len(name)
+        return " ".join([*pieces, *_quoted(text[start:])]) or '""'
+
+    def _name_at(self, text: str, place: int) -> str:
+        """Return the longest token at a place of a text; nothing if there is none."""
+        for length in self._lengths.get(text[place], ()):
+            if (name := text[place : place + length]) in self.ids:
+                return name
+        return ""
+
+    @cached_property
+    def _lengths(self) -> Mapping[str, Sequence[int]]:
+        """The lengths of tokens by their first letter, longest first."""
+        found: defaultdict[str, set[int]] = defaultdict(set)
+        for name in self.ids:
+            if name:
+                found[name[0]].add(len(name))
+        return {letter: sorted(lengths, reverse=True) for letter, lengths in found.items()}
+
+
+def _quoted(text: str) -> list[str]:
+    return [json.dumps(text, ensure_ascii=False)] if text else []
 
 
 class Rules:
@@ -76,11 +103,21 @@ class Rules:
 
     def __init__(self, tokens: Tokens) -> None:
         self.tokens = tokens
-        self._rules: list[str] = []
+        self._rules: dict[str, None] = {}  # in order
+        self._size = 0
 
     def add(self, *rules: str) -> None:
-        """Add rules; a rule that is there already is not added again."""
-        self._rules += [rule for rule in rules if rule not in self._rules]
+        """Add rules; a rule that is there already is not added again.
+
+        Raises:
+            TooLargeError: They have too many bytes. So what many tools cost ends here, too.
+        """
+        for rule in rules:
+            if rule not in self._rules:
+                self._rules[rule] = None
+                self._size += len(rule.encode()) + 1
+        if self._size > MOST_GRAMMAR_BYTES:
+            raise TooLargeError
 
     def written(self, start: str) -> Grammar:
         """Return the grammar that begins with a rule.
@@ -95,7 +132,8 @@ class Rules:
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """Write a rule for a JSON value."""
-        return f"%json {json.dumps({'x-guidance': _SPACES, **schema}, ensure_ascii=False)}"
+        written = {"x-guidance": _SPACES, **without_notes(schema)}
+        return f"%json {json.dumps(written, ensure_ascii=False, separators=(',', ':'))}"
 
     def up_to(self, mark: str, name: str) -> str:
         """Write any text up to a mark, and the mark."""

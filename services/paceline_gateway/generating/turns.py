@@ -5,7 +5,9 @@ Messages and responses answer with one turn; chat plans turns here, and may gene
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from paceline_gateway.dialects.answering import check_tools, plan_answer, unheard
@@ -139,9 +141,11 @@ class Turns:
             PacelineError: See `write`.
         """
         prompt = await self.write(conversation, param=param)
-        return prompt, plan_answer(
-            conversation, await self._dialect(), prompt=prompt, wanted=wanted
+        plan = partial(
+            plan_answer, conversation, await self._dialect(), prompt=prompt, wanted=wanted
         )
+        # Writing a grammar of many tools takes 20 ms, for which no other request waits.
+        return prompt, await asyncio.to_thread(plan) if conversation.tools else plan()
 
     async def begin(
         self,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline_gateway.bodies.completion_schemas import ChatBody, CompletionBody
 from paceline_gateway.bodies.conversation_schemas import with_effort
-from paceline_gateway.bodies.json_body import parse
+from paceline_gateway.bodies.json_body import read
 from paceline_gateway.errors import RequestError, naming_grammar, renamed
 from paceline_gateway.generating.generations import deliver
 from paceline_gateway.generating.turns import leave_out
@@ -30,7 +30,7 @@ async def complete(
     generations: Generations,
 ) -> None:
     """Continue prompts."""
-    body = parse(CompletionBody, content, ignored=connection.ignored)
+    body = await read(CompletionBody, content, ignored=connection.ignored)
     connection.translate = lambda it: renamed(it, body.given_names)
     if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
         raise RequestError(
@@ -55,7 +55,7 @@ async def chat(
     connection: Connection, content: bytes, *, turns: Turns, generations: Generations
 ) -> None:
     """Continue a conversation, rendered by the model's template."""
-    body = parse(ChatBody, content, ignored=connection.ignored)
+    body = await read(ChatBody, content, ignored=connection.ignored)
     connection.translate = lambda it: renamed(it, body.given_names)
     model = await turns.orchestrators.check_model(body.model)
     leave_out(await _unheard(body, turns), connection)

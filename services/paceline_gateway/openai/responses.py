@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from paceline_gateway.bodies.json_body import parse
+from paceline_gateway.bodies.json_body import read
 from paceline_gateway.bodies.parameter_types import ANY_OBJECT
 from paceline_gateway.bodies.response_schemas import ResponseBody
 from paceline_gateway.conversations.answer_blocks import AnswerBlocks, Began, Ended, Grew, Kind
@@ -37,7 +37,7 @@ _LOGPROBS: Mapping[Kind, dict[str, Any]] = {Kind.CONTENT: {"logprobs": []}}
 
 async def respond(connection: Connection, content: bytes, *, turns: Turns) -> None:
     """Answer a conversation, rendered by the model's template; nothing is stored."""
-    body = parse(ResponseBody, content, ignored=connection.ignored)
+    body = await read(ResponseBody, content, ignored=connection.ignored)
     model = await turns.orchestrators.check_model(body.model)
     leave_out(await _unheard(body, turns), connection)
     options: GenerateOptions = {**body.options(), **model.options}

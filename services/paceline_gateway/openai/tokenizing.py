@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline_gateway.bodies.json_body import parse
+from paceline_gateway.bodies.json_body import read
 from paceline_gateway.bodies.prompt_schemas import DetokenizeBody, TokenizeBody
 from paceline_gateway.generating.told_tokens import name_of
 from paceline_gateway.templates.chat_template import WRITTEN, write_prompt
@@ -26,7 +26,7 @@ async def tokenize(
     templates: ChatTemplates,
 ) -> None:
     """Send the tokens of a text, or of a conversation as the model's template writes it."""
-    body = parse(TokenizeBody, content, ignored=connection.ignored)
+    body = await read(TokenizeBody, content, ignored=connection.ignored)
     if body.model is not None:
         await orchestrators.check_model(body.model)
     written: dict[str, Any] = {"add_special_tokens": True, "parse_special_tokens": True}
@@ -58,7 +58,7 @@ async def detokenize(
     connection: Connection, content: bytes, *, orchestrators: Orchestrators
 ) -> None:
     """Send the text of tokens."""
-    body = parse(DetokenizeBody, content, ignored=connection.ignored)
+    body = await read(DetokenizeBody, content, ignored=connection.ignored)
     if body.model is not None:
         await orchestrators.check_model(body.model)
     text = await orchestrators.client.detokenize(body.tokens, timeout=_SECONDS)

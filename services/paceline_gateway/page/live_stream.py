@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import Chunk, Strategy
 from paceline.errors import NoTargetError, UnsupportedError
-from paceline_gateway.bodies.json_body import parse
+from paceline_gateway.bodies.json_body import read
 from paceline_gateway.bodies.prompt_schemas import LiveBody
 from paceline_gateway.templates.chat_template import WRITTEN, write_prompt
 
@@ -71,7 +71,7 @@ async def watch(
     generations: Generations,
 ) -> None:
     """Continue a prompt or a conversation; send what happens between the chunks, too."""
-    body = parse(LiveBody, content, ignored=connection.ignored)
+    body = await read(LiveBody, content, ignored=connection.ignored)
     model = await orchestrators.check_model(body.model)
     options: GenerateOptions = {**body.options(), **model.options}
     prompt: Prompt

@@ -11,6 +11,7 @@ import pytest
 from paceline.errors import InvalidFieldError
 from paceline_engine.deciding.grammars import GrammarCompiler
 from paceline_engine.deciding.json_schemas import sound_schema
+from paceline_engine.deciding.lark_terms import sound_lark
 from paceline_engine.terms.calls import Grammar, GrammarKind
 from support.schema_corpus import SCHEMAS, KnownSchema
 from support.tiny_models import build_tokenizer
@@ -21,7 +22,16 @@ COMPILER = GrammarCompiler(TOKENIZER.to_str().encode(), vocabulary_size=300, eos
 
 
 def path_of(schema):
-    return COMPILER.path(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
+    if not isinstance(schema, Grammar):
+        schema = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    return COMPILER.path(schema)
+
+
+def lark_of(*schemas) -> Grammar:
+    """Return a grammar whose texts fit one of some schemas."""
+    return Grammar(
+        GrammarKind.LARK, "start: " + "\n| ".join(f"%json {json.dumps(it)}" for it in schemas)
+    )
 
 
 def a_text(schema, chance: random.Random) -> str | None:
@@ -79,8 +89,9 @@ def test_whatever_is_chosen_of_what_is_allowed_fits_the_schema():
 )
 def test_a_bound_that_a_number_has_to_be_beyond_is_not_allowed(schema, refused, allowed):
     schema = {"type": "number", **schema}
-    assert not allows(schema, refused)
-    assert allows(schema, allowed)
+    for kind in (schema, lark_of(schema, {"type": "null"})):
+        assert not allows(kind, refused)
+        assert allows(kind, allowed)
     assert not KnownSchema("", schema).fits(refused)
     assert KnownSchema("", schema).fits(allowed)
 
@@ -109,8 +120,9 @@ def test_what_only_looks_like_a_bound_is_data():
     ],
 )
 def test_divisors_that_take_a_large_automaton_are_refused(schema):
-    with pytest.raises(InvalidFieldError, match="remainders"):
-        path_of(schema)
+    for kind in (schema, lark_of(schema), lark_of({}, schema)):
+        with pytest.raises(InvalidFieldError, match="remainders"):
+            path_of(kind)
     for usual in (7, 60, 3600, 100_000, 0.01, 0.25):
         assert allows({"type": "number", "multipleOf": usual}, "0")
 
@@ -125,6 +137,10 @@ def pairs(count: int, make=pattern):
 
 def nested(depth: int):
     return {**pattern(depth), **({"anyOf": [nested(depth - 1), {}]} if depth else {})}
+
+
+def deep(depth: int):
+    return {"items": deep(depth - 1)} if depth else {}
 
 
 def names(*, times: int, each: int):
@@ -156,6 +172,28 @@ def test_merges_that_multiply_are_refused_before_they_are_compiled(schema, reaso
     """Here nothing is compiled at all."""
     with pytest.raises(InvalidFieldError, match=reason):
         sound_schema(json.dumps(schema), field="it")
+    with pytest.raises(InvalidFieldError, match=reason):
+        sound_lark(lark_of({}, schema).text, field="it")
+
+
+def test_the_schemas_of_one_grammar_have_the_bounds_of_one_schema_together():
+    """100 divisors of 10,000 remainders take 15 s, and 64 KiB has room for 1,000."""
+    for reason, schemas in (
+        ("remainders together", [{"multipleOf": 901 + 10 * it} for it in range(11)]),
+        ("128 patterns of names", [names(times=1, each=10) for _ in range(13)]),
+        ("nested deeper than 64", [{}, deep(64)]),
+    ):
+        with pytest.raises(InvalidFieldError, match=reason):
+            sound_lark(lark_of(*schemas).text, field="it")
+        usual = lark_of(*schemas[:-1]).text
+        assert sound_lark(usual, field="it") == usual
+
+
+def test_a_schema_that_hides_behind_what_looks_like_another_is_checked():
+    hidden = json.dumps({"]": 1, "multipleOf": 1_000_003})
+    for before in ('"%json [" ', "/%json {/ ", "// %json {\n"):
+        with pytest.raises(InvalidFieldError, match="remainders"):
+            sound_lark(f"start: {before} %json {hidden}", field="it")
 
 
 def test_what_is_merged_without_multiplying_is_allowed():

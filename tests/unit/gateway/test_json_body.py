@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, Field
 
-from paceline_gateway.bodies.json_body import MOST_NAMES, check_shape
+from paceline_gateway.bodies.json_body import (
+    HERE_BYTES,
+    MOST_CONTAINERS,
+    MOST_NAMES,
+    check_shape,
+    read,
+)
 from paceline_gateway.errors import RequestError
 from support.gateway import gateway_over
 
@@ -48,15 +56,31 @@ async def test_what_is_no_json_is_left_to_the_parser(content):
     await check_shape(content, most_values=100)
 
 
+class Watched(BaseModel):
+    """A body that says on which thread it was parsed."""
+
+    text: str
+    thread: int = Field(default_factory=threading.get_ident)
+
+
+@pytest.mark.parametrize("size", [HERE_BYTES, HERE_BYTES + 1])
+async def test_a_large_body_is_parsed_on_a_thread(size):
+    content = b'{"text":"' + b"a" * (size - 11) + b'"}'
+    assert len(content) == size
+    is_here = (await read(Watched, content)).thread == threading.get_ident()
+    assert is_here == (size <= HERE_BYTES)
+
+
 @pytest.mark.parametrize(
     ("content", "what"),
     [
         (b'{"prompt":[' + b"[]," * 400_000 + b"0]}", "values"),
+        (b'{"prompt":[' + b"{}," * (MOST_CONTAINERS - 1) + b"0]}", "lists and objects"),
         (b'{"prompt":"p","user":{' + b'"":0,' * (MOST_NAMES + 1) + b" " * (1 << 20), "names"),
         (b'"",' * 400_000, "values"),
         (b'""' * 600_000, "values"),
     ],
-    ids=["lists", "names", "strings", "strings without commas"],
+    ids=["lists", "objects", "names", "strings", "strings without commas"],
 )
 async def test_a_large_body_of_many_small_things_is_refused_unparsed(content, what):
     async with gateway_over() as gateway:

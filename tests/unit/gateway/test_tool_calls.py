@@ -192,7 +192,7 @@ async def test_a_demanded_call_is_a_grammar_with_the_marks_as_tokens(choice):
     lark = request.sampling.grammar.lark
     assert "<[900]>" in lark
     assert "<[901]>" in lark
-    assert '"required": ["city"]' in lark
+    assert '"required":["city"]' in lark
     assert "thought: THOUGHT <[903]>" in lark
 
 

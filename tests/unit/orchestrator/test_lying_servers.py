@@ -632,8 +632,9 @@ async def test_a_chat_template_is_not_denied_while_a_target_is_away_that_could_h
             {"sampling": SamplingParameters(grammar={"regex": "a"})},
         ),
         ({"scores_prompts": True}, {"prompt_logprobs": 0}),
+        ({"self_draft_depth": 3}, {"strategy": pb.STRATEGY_SELF_SPECULATIVE}),
     ],
-    ids=["a rule", "penalties", "grammars", "prompts' scores"],
+    ids=["a rule", "penalties", "grammars", "prompts' scores", "own guesses"],
 )
 @virtually
 async def test_what_only_a_target_can_do_that_is_away_is_not_called_unsupported(ability, asked):
@@ -643,10 +644,10 @@ async def test_what_only_a_target_can_do_that_is_away_is_not_called_unsupported(
         await able.kill()
         await system.until(lambda: not system.server(able.name).ready)
         with pytest.raises(errors.NoTargetError, match="away"):
-            await system.generate(**asked, **PLAIN)
+            await system.generate(**{**PLAIN, **asked})
     async with virtual_system(plain) as system:
         with pytest.raises(errors.UnsupportedError):
-            await system.generate(**asked, **PLAIN)
+            await system.generate(**{**PLAIN, **asked})
 
 
 @virtually

@@ -28,7 +28,7 @@ from support.waiting import until
 MS = 1_000_000
 
 
-MODEL = SimpleNamespace(fingerprint="target", tree_token_limit=64, lora="")
+MODEL = SimpleNamespace(fingerprint="target", tree_token_limit=64, lora="", self_draft_depth=0)
 
 
 def a_server(
@@ -93,7 +93,11 @@ SHAPES = WeakKeyDictionary()
 
 def a_planning(targets, *, drafter=None, **options):
     drafter = drafter or a_server(3)
-    pool = SimpleNamespace(targets=lambda _: targets, drafters=lambda _: [drafter])
+    pool = SimpleNamespace(
+        targets=lambda _: targets,
+        drafters=lambda _: [drafter],
+        with_those_away=lambda model: model,
+    )
     shapes = SimulatedShapes()
     planning = RequestPlanner(pool, **{"planner": Planner(shapes=shapes)} | options)
     SHAPES[planning] = shapes
