@@ -134,6 +134,10 @@ class ServerPool:
         """Return a model with what any of its targets can do, also one that may be back soon."""
         return self._served.with_those_away(model)
 
+    def silent_target(self) -> str:
+        """Name a target that may be ready soon and has not said yet what it has; see ServedModel."""
+        return self._served.silent_target()
+
     def lora_adapters(self) -> Mapping[str, str]:
         """Return the model's fingerprint with each LoRA adapter that it has, also if it is away."""
         return self._served.lora_adapters()
@@ -186,11 +190,17 @@ class ServerPool:
         Of equals those come first that have had most of a text.
 
         Raises:
-            TokenizerMismatchError: There are drafters, but all with other tokenizers.
+            TokenizerMismatchError: There are drafters, but all with other tokenizers, also those
+                that may be back soon.
         """
+
+        def can_draft(drafter: ModelServer) -> bool:
+            return drafter.facts is not None and drafter_obstacle(drafter.facts, model) is None
+
         ready = self._ready(Role.DRAFTER, lambda _: True, text=text)
-        fitting = [it for it in ready if it.facts and drafter_obstacle(it.facts, model) is None]
-        if ready and not fitting:
+        fitting = [it for it in ready if can_draft(it)]
+        away = (it for it in self._in_order[Role.DRAFTER] if it.may_be_back_soon)
+        if ready and not fitting and not any(map(can_draft, away)):
             raise TokenizerMismatchError("every drafter has another tokenizer than the target")
         return fitting
 

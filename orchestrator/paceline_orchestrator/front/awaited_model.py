@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from paceline.errors import LoadingError, NoTargetError, UnsupportedError
+from paceline.errors import (
+    ContextLengthExceededError,
+    LoadingError,
+    NoTargetError,
+    UnsupportedError,
+)
 from paceline_orchestrator.fleet import shortage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from paceline_orchestrator.decoding.deadline import Deadline
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.wire import ModelFacts
@@ -71,6 +79,24 @@ class AwaitedModel:
     def with_those_away(self, model: ModelFacts) -> ModelFacts:
         """Return what a model can do once its targets that are away are back."""
         return self._pool.with_those_away(model)
+
+    @contextmanager
+    def refusing_for_good(self) -> Iterator[None]:
+        """Refuse what no target can do only once all of them have said what they can.
+
+        Raises:
+            NoTargetError: A target has not, and what is within was refused for what others cannot.
+        """
+        try:
+            yield
+        except (ContextLengthExceededError, UnsupportedError) as error:
+            if name := self._pool.silent_target():
+                raise NoTargetError(
+                    f"{name} has not said yet what it can do, and no other target can do this"
+                    f" ({error.message})",
+                    retry_after_seconds=shortage.RETRY_SECONDS,
+                ) from None
+            raise
 
     def codec_of(self, model: ModelFacts) -> Codec | None:
         """Return a model's tokenizer, if it has one."""

@@ -76,14 +76,19 @@ class OrderMaker:
         call = tracing.current()
         request_id = request.request_id or (call.request_id if call else "")
         model = await self._model.wait(deadline, lora=request.lora)
-        check_lengths(request, model)
+        # How long an answer may be does not depend on which targets are away: a request that needs
+        # one of them waits for it, and a resumed one does not end before the unbroken one would.
+        able = self._model.with_those_away(model)
+        with self._model.refusing_for_good():
+            check_lengths(request, able)
         given_count = len(request.token_ids.ids) + len(request.resume_token_ids)
         await self._opener.long_texts.wait_turn(given_count, share=share)
         codec = self._model.codec_of(model)
         prompt = await self._tokenise(request, codec, model, share=share)
-        self._check_tokens(request, model, prompt=prompt)
+        with self._model.refusing_for_good():
+            self._check_tokens(request, model, prompt=prompt)
+            max_tokens = allowed_tokens(request, able, prompt_length=len(prompt))
         predicted = await self._tokenise_prediction(request, codec, share=share)
-        max_tokens = allowed_tokens(request, model, prompt_length=len(prompt))
         text = StreamedText(codec, request.stop_strings, prompt=prompt)
         resumed = tuple(request.resume_token_ids)
         options = read_options(request)

@@ -292,8 +292,9 @@ def allowed_tokens(request: pb.GenerateRequest, model: ModelFacts, *, prompt_len
     """Return how many tokens a request may generate, resumed ones included.
 
     Raises:
-        ContextLengthExceededError: Prompt and max_tokens do not fit the model's context.
-        InvalidFieldError: More tokens are resumed than may be generated.
+        ContextLengthExceededError: Prompt and max_tokens, or the resumed tokens, do not fit the
+            model's context.
+        InvalidFieldError: More tokens are resumed than `max_tokens`.
     """
     room = model.context_length - prompt_length
     if room < _needs_room(request):
@@ -303,6 +304,10 @@ def allowed_tokens(request: pb.GenerateRequest, model: ModelFacts, *, prompt_len
             "max_tokens", f"must be in [1, {room}] with this prompt"
         )
     limit = request.max_tokens if request.HasField("max_tokens") else min(_DEFAULT_MAX_TOKENS, room)
+    if not request.HasField("max_tokens") and len(request.resume_token_ids) > room:
+        raise ContextLengthExceededError.of(
+            "resume_token_ids", f"must be at most {room} with this prompt"
+        )
     if len(request.resume_token_ids) > limit:
         raise InvalidFieldError.of("resume_token_ids", f"must be at most max_tokens ({limit})")
     if request.sampling.min_tokens > limit:

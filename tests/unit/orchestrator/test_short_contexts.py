@@ -17,7 +17,7 @@ from paceline_protocol.methods import METHODS, Strategy
 from support.fake_text import EOS, continuation, next_token
 from support.orchestrating import PROMPT
 from support.virtual_servers import VirtualServer, drafters, targets
-from support.virtual_system import now, virtual_system
+from support.virtual_system import Stream, VirtualDiscovery, now, virtual_system
 from support.virtual_time import virtually
 
 AUTO, SI, DSI = pb.STRATEGY_AUTO, pb.STRATEGY_SPECULATIVE, pb.STRATEGY_DISTRIBUTED
@@ -267,3 +267,88 @@ async def test_a_slow_target_is_waited_for_where_the_quick_one_has_no_room():
         stream = await decoded(system, 3, strategy=PLAIN)
         assert stream.fallbacks == {}
         assert system.records("OpenSession", server="b-quick") == []
+
+
+SHORT_CONTEXT, LONG_COUNT, READ_COUNT = 64, 100, 30
+
+
+async def while_the_long_one_is_away(*, kept_seconds=0.0, **request):
+    """Have the target with the long context killed in mid-stream; resume; resume when it is back.
+
+    Returns:
+        The text with the first resumption, or why it was refused; and that with the second one.
+    """
+    short, long = targets(2)
+    short.context_length = SHORT_CONTEXT
+    texts = []
+    async with virtual_system(short, long) as system:
+        first = Stream()
+        with pytest.raises(errors.NoTargetError):
+            async with asyncio.TaskGroup() as tasks:
+                asked = system.generate(into=first, strategy=PLAIN, **request)
+                reading = tasks.create_task(swallow(asked))
+                while len(first.token_ids) < READ_COUNT:
+                    await asyncio.sleep(0.001)
+                await long.kill()
+            raise reading.result()
+        for pause in (kept_seconds, 2.0):
+            await asyncio.sleep(pause)
+            request |= {"seed": first.started.seed, "resume_token_ids": first.token_ids}
+            try:
+                rest = await system.generate(strategy=PLAIN, **request)
+                texts.append(first.token_ids + rest.token_ids)
+            except errors.PacelineError as error:
+                texts.append(type(error))
+            await long.start()
+    return texts
+
+
+async def swallow(asked):
+    """Return how a request failed."""
+    with pytest.raises(errors.PacelineError) as failure:
+        await asked
+    return failure.value
+
+
+@pytest.mark.parametrize("limit", [LONG_COUNT, None])
+@virtually
+async def test_what_a_target_that_is_away_has_room_for_ends_neither_for_good_nor_early(limit):
+    count = limit or 256
+    refused, whole = await while_the_long_one_is_away(max_tokens=limit)
+    assert refused is errors.NoTargetError
+    assert whole == continuation(PROMPT, count)
+
+
+@virtually
+async def test_a_target_that_is_away_for_long_is_not_counted_on():
+    refused, _ = await while_the_long_one_is_away(max_tokens=LONG_COUNT, kept_seconds=61)
+    assert refused is errors.ContextLengthExceededError
+
+
+@virtually
+async def test_nothing_is_refused_for_good_while_a_target_has_not_said_what_it_can():
+    short, able = targets(2)
+    short.context_length, short.scores_prompts = SHORT_CONTEXT, False
+    asked = ({"max_tokens": LONG_COUNT}, {"prompt_logprobs": 0})
+    await able.kill()
+    async with virtual_system(short, able, discovery=VirtualDiscovery(short, able)) as system:
+        for request in asked:
+            with pytest.raises(errors.NoTargetError, match="target-1 has not said yet"):
+                await system.generate(**request)
+        await able.start()
+        await asyncio.sleep(2)
+        for request in asked:
+            await system.generate(**request)
+
+
+@virtually
+async def test_a_fitting_drafter_that_restarts_is_no_mismatch_of_those_that_do_not_fit():
+    fitting, other = drafters(2)
+    other.tokenizer = b"other"
+    async with virtual_system(*targets(1), fitting, other) as system:
+        await fitting.kill()
+        await asyncio.sleep(0.2)
+        await decoded(system, strategy=SI)
+        await asyncio.sleep(61)
+        with pytest.raises(errors.TokenizerMismatchError):
+            await system.generate(strategy=SI)
