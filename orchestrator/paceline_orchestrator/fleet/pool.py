@@ -135,7 +135,7 @@ class ServerPool:
         return self._served.with_those_away(model)
 
     def silent_target(self) -> str:
-        """Name a target that may be ready soon and has not said yet what it has; see ServedModel."""
+        """Name a target that may be ready soon and has not said what it has; see ServedModel."""
         return self._served.silent_target()
 
     def lora_adapters(self) -> Mapping[str, str]:
