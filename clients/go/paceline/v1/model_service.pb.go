@@ -189,7 +189,7 @@ type GetModelInfoResponse struct {
 	// The hardware that computes. Not set if forwards compute nothing, or if the hardware cannot be
 	// told apart.
 	Hardware *Hardware `protobuf:"bytes,28,opt,name=hardware,proto3" json:"hardware,omitempty"`
-	// Paceline's version, for example "0.2.1". Servers before 0.2 leave it empty.
+	// Paceline's version, for example "0.1.0".
 	Version string `protobuf:"bytes,29,opt,name=version,proto3" json:"version,omitempty"`
 	// The tokens that ask for the text between two texts (fill in the middle): the token before the
 	// first text, the token before the last text, and the token after both, in this order. Empty if
@@ -199,8 +199,8 @@ type GetModelInfoResponse struct {
 	// (CallService), with the limits that call_service.proto gives.
 	ExchangesCalls bool `protobuf:"varint,31,opt,name=exchanges_calls,json=exchangesCalls,proto3" json:"exchanges_calls,omitempty"`
 	// Whether sessions may have biases, penalties and min_tokens (SamplingParameters): the server
-	// refuses or, before version 0.2, ignores them otherwise. So a target without this works for no
-	// such request; a drafter without it is asked without them, and guesses less well.
+	// refuses them otherwise. So a target without this works for no such request; a drafter without
+	// it is asked without them, and guesses less well.
 	ShapesLogits bool `protobuf:"varint,32,opt,name=shapes_logits,json=shapesLogits,proto3" json:"shapes_logits,omitempty"`
 	// What enforces grammars (Grammar), with its version: two versions may allow different tokens, so
 	// a request with a grammar is served by targets with one. Empty: the server knows no grammars.

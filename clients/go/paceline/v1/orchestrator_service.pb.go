@@ -464,7 +464,7 @@ func (TimelineEventKind) EnumDescriptor() ([]byte, []int) {
 type ServerStanding int32
 
 const (
-	// Not set: the orchestrator is older than 0.2.
+	// Not set.
 	ServerStanding_SERVER_STANDING_UNSPECIFIED ServerStanding = 0
 	// It takes work, and recent requests have used it, or there were too few requests to tell.
 	ServerStanding_SERVER_STANDING_USED ServerStanding = 1
@@ -821,7 +821,7 @@ type GenerateRequest struct {
 	// and nothing is generated.
 	MaxTokens *uint32 `protobuf:"varint,5,opt,name=max_tokens,json=maxTokens,proto3,oneof" json:"max_tokens,omitempty"`
 	// End before the first of these strings; the string is not part of the text. At most 64, each 1
-	// to 1,024 bytes of UTF-8. Before version 0.2 at most 4, each up to 64 bytes.
+	// to 1,024 bytes of UTF-8.
 	StopStrings []string `protobuf:"bytes,6,rep,name=stop_strings,json=stopStrings,proto3" json:"stop_strings,omitempty"`
 	// Go on after an end-of-text token.
 	IgnoreEos bool `protobuf:"varint,7,opt,name=ignore_eos,json=ignoreEos,proto3" json:"ignore_eos,omitempty"`
@@ -888,8 +888,7 @@ type GenerateRequest struct {
 	PredictedText string `protobuf:"bytes,35,opt,name=predicted_text,json=predictedText,proto3" json:"predicted_text,omitempty"`
 	// The name of the LoRA adapter to generate with (GetSystemInfoResponse.lora_adapters). Default:
 	// none, the model alone. Drafters draft with their adapter of this name, or without one if they
-	// have none; that changes no token. MODEL_NOT_FOUND if no target has it. Orchestrators before 0.2
-	// do not know it and generate without: a client asks only for an adapter that GetSystemInfo names.
+	// have none; that changes no token. MODEL_NOT_FOUND if no target has it.
 	Lora string `protobuf:"bytes,36,opt,name=lora,proto3" json:"lora,omitempty"`
 }
 
@@ -1165,14 +1164,13 @@ type GenerateRequest_TokenIds struct {
 }
 
 type GenerateRequest_Parts struct {
-	// As text of parts, some of which may have special tokens. Orchestrators before 0.2 find no
-	// prompt here (INVALID_FIELD).
+	// As text of parts, some of which may have special tokens.
 	Parts *PromptParts `protobuf:"bytes,30,opt,name=parts,proto3,oneof"`
 }
 
 type GenerateRequest_FillIn struct {
 	// As a text with a gap, in the order prefix, suffix, generated text. UNSUPPORTED if the
-	// tokenizer has no tokens for filling. Orchestrators before 0.2 find no prompt here.
+	// tokenizer has no tokens for filling.
 	FillIn *FillIn `protobuf:"bytes,31,opt,name=fill_in,json=fillIn,proto3,oneof"`
 }
 
@@ -1479,7 +1477,7 @@ type GenerationChunk struct {
 	TopLogprobs []*LikeliestTokens `protobuf:"bytes,6,rep,name=top_logprobs,json=topLogprobs,proto3" json:"top_logprobs,omitempty"`
 	// One for each token: how many characters (Unicode code points) of `text` the token adds. The
 	// numbers add up to the length of `text`. A character made by several tokens counts for the last
-	// of them. Orchestrators before 0.2 leave this out.
+	// of them.
 	TextLengths []uint32 `protobuf:"varint,7,rep,packed,name=text_lengths,json=textLengths,proto3" json:"text_lengths,omitempty"`
 	// If include_token_bytes was set, one for each token: what the token alone adds to a text, as
 	// bytes of UTF-8, which may be a part of a character. Of a special token, its name. Empty for a

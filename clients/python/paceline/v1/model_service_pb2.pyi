@@ -175,15 +175,15 @@ class GetModelInfoResponse(_message.Message):
     draft for itself.
     """
     version: _builtins.str
-    """Paceline's version, for example "0.2.1". Servers before 0.2 leave it empty."""
+    """Paceline's version, for example "0.1.0"."""
     exchanges_calls: _builtins.bool
     """Whether the server takes calls of Verify, Decode and Draft as messages of a stream
     (CallService), with the limits that call_service.proto gives.
     """
     shapes_logits: _builtins.bool
     """Whether sessions may have biases, penalties and min_tokens (SamplingParameters): the server
-    refuses or, before version 0.2, ignores them otherwise. So a target without this works for no
-    such request; a drafter without it is asked without them, and guesses less well.
+    refuses them otherwise. So a target without this works for no such request; a drafter without
+    it is asked without them, and guesses less well.
     """
     grammar_engine: _builtins.str
     """What enforces grammars (Grammar), with its version: two versions may allow different tokens, so

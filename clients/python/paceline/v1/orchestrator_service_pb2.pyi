@@ -286,7 +286,7 @@ class _ServerStanding:
 class _ServerStandingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ServerStanding.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SERVER_STANDING_UNSPECIFIED: _ServerStanding.ValueType  # 0
-    """Not set: the orchestrator is older than 0.2."""
+    """Not set."""
     SERVER_STANDING_USED: _ServerStanding.ValueType  # 1
     """It takes work, and recent requests have used it, or there were too few requests to tell."""
     SERVER_STANDING_RESTING: _ServerStanding.ValueType  # 2
@@ -333,7 +333,7 @@ class ServerStanding(_ServerStanding, metaclass=_ServerStandingEnumTypeWrapper):
     """The state of a server for an orchestrator, in one word."""
 
 SERVER_STANDING_UNSPECIFIED: ServerStanding.ValueType  # 0
-"""Not set: the orchestrator is older than 0.2."""
+"""Not set."""
 SERVER_STANDING_USED: ServerStanding.ValueType  # 1
 """It takes work, and recent requests have used it, or there were too few requests to tell."""
 SERVER_STANDING_RESTING: ServerStanding.ValueType  # 2
@@ -607,8 +607,7 @@ class GenerateRequest(_message.Message):
     lora: _builtins.str
     """The name of the LoRA adapter to generate with (GetSystemInfoResponse.lora_adapters). Default:
     none, the model alone. Drafters draft with their adapter of this name, or without one if they
-    have none; that changes no token. MODEL_NOT_FOUND if no target has it. Orchestrators before 0.2
-    do not know it and generate without: a client asks only for an adapter that GetSystemInfo names.
+    have none; that changes no token. MODEL_NOT_FOUND if no target has it.
     """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
@@ -616,20 +615,18 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def parts(self) -> Global___PromptParts:
-        """As text of parts, some of which may have special tokens. Orchestrators before 0.2 find no
-        prompt here (INVALID_FIELD).
-        """
+        """As text of parts, some of which may have special tokens."""
 
     @_builtins.property
     def fill_in(self) -> Global___FillIn:
         """As a text with a gap, in the order prefix, suffix, generated text. UNSUPPORTED if the
-        tokenizer has no tokens for filling. Orchestrators before 0.2 find no prompt here.
+        tokenizer has no tokens for filling.
         """
 
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """End before the first of these strings; the string is not part of the text. At most 64, each 1
-        to 1,024 bytes of UTF-8. Before version 0.2 at most 4, each up to 64 bytes.
+        to 1,024 bytes of UTF-8.
         """
 
     @_builtins.property
@@ -886,7 +883,7 @@ class GenerationChunk(_message.Message):
     def text_lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """One for each token: how many characters (Unicode code points) of `text` the token adds. The
         numbers add up to the length of `text`. A character made by several tokens counts for the last
-        of them. Orchestrators before 0.2 leave this out.
+        of them.
         """
 
     @_builtins.property

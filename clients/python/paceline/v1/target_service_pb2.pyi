@@ -65,7 +65,7 @@ class VerifyRequest(_message.Message):
     most 2^24 / vocabulary size tokens (16 or more, 1024 at most), so that few rows of logits are
     held at a time. accepted_path has all of its tokens, next_token_id is 0 and means nothing, and
     logprobs and top_logprobs have no entry for it. UNSUPPORTED at targets without
-    GetModelInfoResponse.scores_prompts; those before version 0.2 would judge the proposal.
+    GetModelInfoResponse.scores_prompts.
     """
     @_builtins.property
     def call(self) -> _session_service_pb2.SessionCall:

@@ -137,7 +137,7 @@ export interface GetModelInfoResponse {
   hardware:
     | Hardware
     | undefined;
-  /** Paceline's version, for example "0.2.1". Servers before 0.2 leave it empty. */
+  /** Paceline's version, for example "0.1.0". */
   version: string;
   /**
    * The tokens that ask for the text between two texts (fill in the middle): the token before the
@@ -152,8 +152,8 @@ export interface GetModelInfoResponse {
   exchangesCalls: boolean;
   /**
    * Whether sessions may have biases, penalties and min_tokens (SamplingParameters): the server
-   * refuses or, before version 0.2, ignores them otherwise. So a target without this works for no
-   * such request; a drafter without it is asked without them, and guesses less well.
+   * refuses them otherwise. So a target without this works for no such request; a drafter without
+   * it is asked without them, and guesses less well.
    */
   shapesLogits: boolean;
   /**

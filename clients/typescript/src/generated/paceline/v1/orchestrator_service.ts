@@ -150,7 +150,7 @@ export enum TimelineEventKind {
 
 /** The state of a server for an orchestrator, in one word. */
 export enum ServerStanding {
-  /** SERVER_STANDING_UNSPECIFIED - Not set: the orchestrator is older than 0.2. */
+  /** SERVER_STANDING_UNSPECIFIED - Not set. */
   SERVER_STANDING_UNSPECIFIED = 0,
   /** SERVER_STANDING_USED - It takes work, and recent requests have used it, or there were too few requests to tell. */
   SERVER_STANDING_USED = 1,
@@ -247,15 +247,12 @@ export interface GenerateRequest {
     /** As token ids. */
     { $case: "tokenIds"; value: TokenIds }
     | //
-    /**
-     * As text of parts, some of which may have special tokens. Orchestrators before 0.2 find no
-     * prompt here (INVALID_FIELD).
-     */
+    /** As text of parts, some of which may have special tokens. */
     { $case: "parts"; value: PromptParts }
     | //
     /**
      * As a text with a gap, in the order prefix, suffix, generated text. UNSUPPORTED if the
-     * tokenizer has no tokens for filling. Orchestrators before 0.2 find no prompt here.
+     * tokenizer has no tokens for filling.
      */
     { $case: "fillIn"; value: FillIn }
     | undefined;
@@ -284,7 +281,7 @@ export interface GenerateRequest {
     | undefined;
   /**
    * End before the first of these strings; the string is not part of the text. At most 64, each 1
-   * to 1,024 bytes of UTF-8. Before version 0.2 at most 4, each up to 64 bytes.
+   * to 1,024 bytes of UTF-8.
    */
   stopStrings: string[];
   /** Go on after an end-of-text token. */
@@ -389,8 +386,7 @@ export interface GenerateRequest {
   /**
    * The name of the LoRA adapter to generate with (GetSystemInfoResponse.lora_adapters). Default:
    * none, the model alone. Drafters draft with their adapter of this name, or without one if they
-   * have none; that changes no token. MODEL_NOT_FOUND if no target has it. Orchestrators before 0.2
-   * do not know it and generate without: a client asks only for an adapter that GetSystemInfo names.
+   * have none; that changes no token. MODEL_NOT_FOUND if no target has it.
    */
   lora: string;
 }
@@ -471,7 +467,7 @@ export interface GenerationChunk {
   /**
    * One for each token: how many characters (Unicode code points) of `text` the token adds. The
    * numbers add up to the length of `text`. A character made by several tokens counts for the last
-   * of them. Orchestrators before 0.2 leave this out.
+   * of them.
    */
   textLengths: number[];
   /**
