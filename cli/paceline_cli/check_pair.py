@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """
 paceline check-pair --drafter models/python-drafter --target models/python-target
-paceline check-pair --drafter ~/small --target 127.0.0.1:50051
+paceline check-pair --drafter ~/small --target 127.0.0.1:50061
 paceline check-pair --drafter ~/small --target ~/big --prompts my-prompts.txt
 paceline check-pair --drafter ~/small --target ~/big --drafter-option then=max-gram
 paceline check-pair --drafter ~/small --target ~/big --target-option device=cuda:0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """
 paceline health                                    the orchestrator on this machine
-paceline health 127.0.0.1:50051 127.0.0.1:50052    any servers
+paceline health 127.0.0.1:50061 127.0.0.1:50071    any servers
 paceline health && paceline generate "def "
 """
 

@@ -19,10 +19,10 @@ Run one server until SIGTERM or Ctrl-C.
   paceline serve drafter --help         and likewise for the others: all options
 
 examples:
-  paceline serve drafter --model models/python-drafter --listen 127.0.0.1:50061
-  paceline serve target --model models/python-target --listen 127.0.0.1:50051
-  paceline serve orchestrator --targets 127.0.0.1:50051 \\
-    --drafters 127.0.0.1:50061
+  paceline serve drafter --model models/python-drafter --listen 127.0.0.1:50071
+  paceline serve target --model models/python-target --listen 127.0.0.1:50061
+  paceline serve orchestrator --targets 127.0.0.1:50061 \\
+    --drafters 127.0.0.1:50071
   paceline serve gateway --orchestrators 127.0.0.1:50050 --listen 127.0.0.1:8000
 """
 
