@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline_engine.sessions.host import HostLimits, ModelHost
 from paceline_engine.torch_backend.transformers import TransformersBackend
+from support.families import VOCABULARY_SIZE, build_family, build_noisy_twin
 from support.in_process import in_process_system
+from support.library_texts import texts_of
 from support.oracle import Oracle, Sampling
+from support.quantised_folders import LAYOUTS, write_folder
+from support.tiny_models import build_tokenizer
 
 # More than one window of plain decoding.
 PROMPT, TOKENS = [5, 6, 7, 8, 9, 10], 80
 # On a busy machine the damage may come after the last call.
 ATTEMPTS = 4
+WISHES = {"max_tokens": TOKENS, "lookahead": 3, "targets": 2, "ignore_eos": True}
 
 
 def host(directory):
@@ -62,25 +72,84 @@ CASES = [
 async def test_a_damaged_session_costs_no_token(strategy, damage, role, tiny_pair):
     expected = tuple(Oracle(tiny_pair.target).decode(PROMPT, Sampling(), TOKENS))
     drafters, targets = [host(tiny_pair.drafter)], [host(tiny_pair.target) for _ in range(2)]
-    repair = "session_lost" if damage is evict else "prefix_resent"
     async with in_process_system(drafters=drafters, targets=targets) as system:
-        for _ in range(ATTEMPTS):
-            generation = system.client.generate(
-                PROMPT,
-                strategy=strategy,
-                max_tokens=TOKENS,
-                lookahead=3,
-                targets=2,
-                ignore_eos=True,
-            )
-            damaged = 0
-            async for _ in generation:
-                damaged += tamper(damage, getattr(system, role))
-            done = await generation.collect()
+        ask = partial(system.client.generate, PROMPT, **WISHES, strategy=strategy)
+        await survive(ask, damage, getattr(system, role), expected=expected)
+
+
+async def survive(ask, damage, hosts, *, expected):
+    """Damage sessions in mid-stream until a stream has felt it; each has the text."""
+    repair = "session_lost" if damage is evict else "prefix_resent"
+    for _ in range(ATTEMPTS):
+        generation, damaged = ask(), 0
+        async for _ in generation:
+            damaged += tamper(damage, hosts)
+        done = await generation.collect()
+        assert done.token_ids == expected
+        repairs = done.finished.statistics.fallbacks.get(repair, 0)
+        if repairs:
+            break
+    assert damaged > 0
+    assert repairs > 0
+
+
+def build_quantised(directory):
+    """Write a model whose products are in eight bits."""
+    torch.manual_seed(5)
+    directory.mkdir()
+    config = LlamaConfig(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=128,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+    )
+    tokenizer = build_tokenizer(VOCABULARY_SIZE)
+    write_folder(LlamaForCausalLM(config), tokenizer, directory, LAYOUTS["w8a8"])
+    return directory / "quantised", directory / "plain"
+
+
+# A prompt whose rows are closed in part: what is forgotten lies before and behind the last tile.
+STATE_PROMPT_LENGTH = 70
+LATER = ("qwen3.5", "falcon-h1", "jamba", "w8a8")
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in LATER]
+
+
+@pytest.mark.parametrize("kind", ["lfm2", *LONG])
+async def test_a_state_that_was_lost_or_cut_back_costs_no_token(kind, tmp_path):
+    """A recurrent state has no tokens to cut off; rows in eight bits are computed in blocks."""
+    if kind == "w8a8":
+        target, drafter = build_quantised(tmp_path / "models")
+        (prompt,) = texts_of(drafter, [STATE_PROMPT_LENGTH], count=TOKENS).prompts
+    else:
+        target = build_family(kind, tmp_path / "target")
+        drafter = build_noisy_twin(target, tmp_path / "drafter")
+        reference = texts_of(target, [STATE_PROMPT_LENGTH], count=TOKENS)
+        (prompt,) = reference.prompts
+    drafters, targets = [host(drafter)], [host(target) for _ in range(2)]
+    async with in_process_system(drafters=drafters, targets=targets) as system:
+        ask = partial(system.client.generate, prompt, **WISHES)
+        expected = (await ask(strategy="autoregressive").collect()).token_ids
+        if kind != "w8a8":
+            assert expected == tuple(reference.texts[0])
+        for strategy, damage, damaged in (
+            ("speculative", evict, targets),
+            ("speculative", forget_last_tokens, targets),
+            ("distributed", swap_last_token, targets),
+            ("distributed", forget_last_tokens, drafters),
+        ):
+            await survive(partial(ask, strategy=strategy), damage, damaged, expected=expected)
+        # Another orchestrator would ask the same: for the rest of a text that a client has in part.
+        for length in (1, 7, 40):
+            left = ask(strategy="distributed")
+            async for _ in left:
+                if sum(len(it.token_ids) for it in left.transcript.chunks) >= length:
+                    break
+            await left.aclose()
+            done = await system.client.resume(left).collect()
             assert done.token_ids == expected
-            await system.settled()
-            repairs = done.finished.statistics.fallbacks.get(repair, 0)
-            if repairs:
-                break
-        assert damaged > 0
-        assert repairs > 0
+            assert done.resumed_token_count >= length
+        await asyncio.wait_for(system.settled(), 60)

@@ -7,6 +7,7 @@ texts of 40 tokens, and not yet in the 16 that a model is tried with when it is 
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -304,3 +305,15 @@ def build_family(name: str, directory: Path, *, seed: int = 1) -> Path:
     model.save_pretrained(directory)
     build_tokenizer(VOCABULARY_SIZE).save(str(directory / "tokenizer.json"))
     return directory
+
+
+def build_noisy_twin(directory: Path, to: Path) -> Path:
+    """Write a drafter that guesses well what a model says, and wrong often enough."""
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    head = model.get_output_embeddings().weight
+    noise = torch.randn(head.shape, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        head += 0.2 * head.std() * noise
+    model.save_pretrained(to)
+    shutil.copy(directory / "tokenizer.json", to)
+    return to

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from paceline_engine.sessions.host import HostLimits, ModelHost
 from paceline_engine.torch_backend.transformers import TransformersBackend
-from support.families import build_family
+from support.families import build_family, build_noisy_twin
 from support.in_process import in_process_system
 from support.library_texts import texts_of
 
@@ -25,18 +22,6 @@ WAYS = [
     {"strategy": "speculative", "lookahead": 3, "width": 2, "branches": 1},
     {},
 ]
-
-
-def noisy(directory, to):
-    """Write a drafter that guesses well, and wrong often enough."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    head = model.get_output_embeddings().weight
-    noise = torch.randn(head.shape, generator=torch.Generator().manual_seed(3))
-    with torch.no_grad():
-        head += 0.2 * head.std() * noise
-    model.save_pretrained(to)
-    shutil.copy(directory / "tokenizer.json", to)
-    return to
 
 
 def host(directory):
@@ -59,7 +44,7 @@ async def test_every_strategy_says_what_the_library_says(family, ways, tmp_path)
     directory = build_family(family, tmp_path / "target")
     reference = texts_of(directory, [PROMPT_LENGTH, 3, 70], count=TOKENS)
     expected = [tuple(text) for text in reference.texts]
-    drafters = [host(noisy(directory, tmp_path / "drafter"))]
+    drafters = [host(build_noisy_twin(directory, tmp_path / "drafter"))]
     targets = [host(directory), host(directory)]
     async with in_process_system(drafters=drafters, targets=targets) as system:
 

@@ -170,7 +170,7 @@ def spoil(holder, key, places, chance: random.Random):
     """Change what is at one place, its name, or how deep it is."""
     match chance.randrange(6):
         case 0 | 1:
-            holder[key] = chance.choice(ODD)
+            holder[key] = copy.deepcopy(chance.choice(ODD))
         case 2:
             del holder[key]
         case 3:

@@ -179,6 +179,46 @@ async def test_a_request_whose_adapter_is_gone_at_its_turn_keeps_no_place():
 
 
 @virtually
+async def test_streams_whose_adapter_leaves_hold_places_for_seconds_and_none_of_others():
+    """They may go on at once where it is back. A client has four fifths of the places at most."""
+    plain, able = with_adapter()
+    async with (
+        virtual_system(plain, able, request_limit=10) as system,
+        asyncio.TaskGroup() as tasks,
+    ):
+        streams = (given_up(request(system, lora="law", max_tokens=400)) for _ in range(8))
+        running = await begun(tasks, *streams)
+        (behind,) = await begun(tasks, request(system))
+        await asyncio.sleep(0.2)
+        await able.kill()
+        began = now()
+        await request(system, client=MODEST)
+        assert now() - began < 1, "another client finds a place at once"
+        assert system.servicer.running_count == 8
+        for each in running:
+            assert isinstance(await each, errors.NoTargetError)
+        assert now() - began < shortage.WAIT_SECONDS + 1
+        await behind
+        await system.settle()
+        assert not system.leftovers()
+
+
+@virtually
+async def test_streams_without_any_target_hold_places_as_long():
+    (only,) = targets(1)
+    async with virtual_system(only, request_limit=10) as system, asyncio.TaskGroup() as tasks:
+        streams = (given_up(request(system, max_tokens=400)) for _ in range(8))
+        running = await begun(tasks, *streams)
+        await asyncio.sleep(0.2)
+        await only.kill()
+        began = now()
+        for each in running:
+            assert isinstance(await each, errors.NoTargetError)
+        assert now() - began < shortage.WAIT_SECONDS + 1
+        assert system.servicer.running_count == 0
+
+
+@virtually
 async def test_requests_for_an_adapter_that_is_away_are_bounded_and_given_up():
     async with (
         adapter_away(request_limit=1, queue_limit=5) as (system, _),
