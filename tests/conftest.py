@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import tempfile
 import uuid
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,6 +16,7 @@ from hypothesis import HealthCheck, settings
 pytest.register_assert_rewrite("support")
 
 from support.device import compute_there  # noqa: E402
+from support.kept_compiler import FOLDER_VARIABLE, keep_what_is_compiled  # noqa: E402
 from support.processes import RUN_VARIABLE, leftovers  # noqa: E402
 from support.waiting import eventually  # noqa: E402
 
@@ -62,11 +66,28 @@ def pytest_addoption(parser):
     group.addoption("--chaos-history", metavar="FILE", help="where its history is written (JSON)")
 
 
+def pytest_configure(config):
+    if FOLDER_VARIABLE not in os.environ:  # the first process of a run has it for all
+        folder = tempfile.TemporaryDirectory(prefix="paceline-tests-")
+        config.add_cleanup(folder.cleanup)
+        keep_what_is_compiled(Path(folder.name))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     from support.spreading import ScheduledByServers  # only where xdist is
 
     return ScheduledByServers(config, log) if config.option.dist == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Look for no garbage while tests are loaded: there is none, and it takes a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items):
