@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 pytest.register_assert_rewrite("support")
 
 from support.device import compute_there  # noqa: E402
+from support.examples import DRAWN, SAME  # noqa: E402
 from support.kept_compiler import FOLDER_VARIABLE, keep_what_is_compiled  # noqa: E402
 from support.processes import RUN_VARIABLE, leftovers  # noqa: E402
 from support.waiting import eventually  # noqa: E402
@@ -23,9 +24,9 @@ from support.waiting import eventually  # noqa: E402
 # No example is wrong for being slow: a busy machine would be called a bug. Everybody sees the same
 # examples, so that a change is not blamed for what was there before it; `make test-random` draws.
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("same", _PATIENT, derandomize=True)
-settings.register_profile("random", _PATIENT, derandomize=False, print_blob=True)
-settings.load_profile("same")
+settings.register_profile(SAME, _PATIENT, derandomize=True, max_examples=40)
+settings.register_profile(DRAWN, _PATIENT, derandomize=False, print_blob=True)
+settings.load_profile(SAME)
 os.environ[RUN_VARIABLE] = uuid.uuid4().hex
 # Torch's threads wait for each other in busy loops: with several processes on few cores, a forward
 # of a small model took five times as long on two threads as on one. Servers inherit this.
