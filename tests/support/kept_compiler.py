@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _COMPILERS = ("cc", "gcc", "clang")  # as the engine looks for them; to import it takes seconds
 
-FOLDER_VARIABLE = "PACELINE_TESTS_KEPT_COMPILER"
+FOLDER_VARIABLE = "TESTS_KEPT_COMPILER"
 """Where the compiler is, for processes that a process of tests starts."""
 
 # What came out for a source is found by all that the compiler can see: the arguments without the
