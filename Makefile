@@ -197,6 +197,9 @@ $(AGENTS)/.installed: $(AGENTS_PINS)
 	  && npm install --no-package-lock --no-audit --no-fund --loglevel error
 	@touch $@
 
+.PHONY: ahead
+ahead: $(addprefix $(CHART_TOOLS)/,checkov helm3 prometheus) $(AGENTS)/.installed client-typescript client-go client-cpp ## download and build what chart-test, test-agents and test-clients need
+
 conformance-page: install ## play every case with every client, and write clients/conformance.md
 	CLIENT_TOOLCHAINS=required $(BIN)/python -m pytest tests/clients/test_conformance.py --rewrite-page
 
