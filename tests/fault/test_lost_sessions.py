@@ -15,9 +15,19 @@ PROMPT, TOKENS = [5, 6, 7, 8, 9, 10], 80
 ATTEMPTS = 4
 
 
-def host(directory):
-    limits = HostLimits(warm_up_rounds=0)
-    return ModelHost(lambda: TransformersBackend(str(directory)), limits=limits)
+@pytest.fixture(scope="module")
+def models(tiny_pair):
+    """A drafter's and two targets', loaded once: each test has hosts of its own."""
+    return [TransformersBackend(str(getattr(tiny_pair, it))) for it in ("drafter", *["target"] * 2)]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_pair):
+    return tuple(Oracle(tiny_pair.target).decode(PROMPT, Sampling(), TOKENS))
+
+
+def host(model):
+    return ModelHost(lambda: model, limits=HostLimits(warm_up_rounds=0))
 
 
 def evict(session, of):
@@ -59,11 +69,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("strategy", "damage", "role"), CASES)
-async def test_a_damaged_session_costs_no_token(strategy, damage, role, tiny_pair):
-    expected = tuple(Oracle(tiny_pair.target).decode(PROMPT, Sampling(), TOKENS))
-    drafters, targets = [host(tiny_pair.drafter)], [host(tiny_pair.target) for _ in range(2)]
+async def test_a_damaged_session_costs_no_token(strategy, damage, role, models, expected):
+    drafter, *targets = map(host, models)
     repair = "session_lost" if damage is evict else "prefix_resent"
-    async with in_process_system(drafters=drafters, targets=targets) as system:
+    async with in_process_system(drafters=[drafter], targets=targets) as system:
         for _ in range(ATTEMPTS):
             generation = system.client.generate(
                 PROMPT,
