@@ -73,8 +73,8 @@ JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? core
 # order, contract to unit: those that come last should be short.
 SPREAD = -n $(or $(WORKERS),$(JOBS)) --dist loadfile --no-loadscope-reorder
 
-# These wait for servers half of the time, so there are two processes more.
-test test-long: WORKERS = $(shell echo $$(($(JOBS) + 2)))
+# These wait for servers half of the time or more, so there are two processes more.
+test test-long test-clients: WORKERS = $(shell echo $$(($(JOBS) + 2)))
 # With compiled files each process collects its tests in half the time, ten seconds of a core less.
 test test-long: export PYTHONDONTWRITEBYTECODE =
 
@@ -178,7 +178,7 @@ test-clients: install ## the clients' own tests, and every case with every clien
 	  if $(MAKE) --silent -C clients/$$each toolchain; then $(MAKE) --no-print-directory -C clients/$$each build check test || exit 1; \
 	  elif [ "$$CLIENT_TOOLCHAINS" = required ]; then exit 1; fi; \
 	done
-	$(BIN)/python -m pytest -n $(JOBS) tests/clients --ignore=tests/clients/agents $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) tests/clients --ignore=tests/clients/agents $(PYTEST_ARGS)
 
 AGENTS := build/agents
 AGENTS_PINS := tests/clients/agents/requirements.txt tests/clients/agents/package.json
@@ -196,6 +196,9 @@ $(AGENTS)/.installed: $(AGENTS_PINS)
 	@cp tests/clients/agents/package.json $(AGENTS) && cd $(AGENTS) \
 	  && npm install --no-package-lock --no-audit --no-fund --loglevel error
 	@touch $@
+
+.PHONY: ahead
+ahead: $(addprefix $(CHART_TOOLS)/,checkov helm3 prometheus) $(AGENTS)/.installed client-typescript client-go client-cpp ## download and build what chart-test, test-agents and test-clients need
 
 conformance-page: install ## play every case with every client, and write clients/conformance.md
 	CLIENT_TOOLCHAINS=required $(BIN)/python -m pytest tests/clients/test_conformance.py --rewrite-page

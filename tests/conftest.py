@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import tempfile
 import uuid
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,15 +16,17 @@ from hypothesis import HealthCheck, settings
 pytest.register_assert_rewrite("support")
 
 from support.device import compute_there  # noqa: E402
+from support.examples import DRAWN, SAME  # noqa: E402
+from support.kept_compiler import FOLDER_VARIABLE, keep_what_is_compiled  # noqa: E402
 from support.processes import RUN_VARIABLE, leftovers  # noqa: E402
 from support.waiting import eventually  # noqa: E402
 
 # No example is wrong for being slow: a busy machine would be called a bug. Everybody sees the same
 # examples, so that a change is not blamed for what was there before it; `make test-random` draws.
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("same", _PATIENT, derandomize=True)
-settings.register_profile("random", _PATIENT, derandomize=False, print_blob=True)
-settings.load_profile("same")
+settings.register_profile(SAME, _PATIENT, derandomize=True, max_examples=40)
+settings.register_profile(DRAWN, _PATIENT, derandomize=False, print_blob=True)
+settings.load_profile(SAME)
 os.environ[RUN_VARIABLE] = uuid.uuid4().hex
 # Torch's threads wait for each other in busy loops: with several processes on few cores, a forward
 # of a small model took five times as long on two threads as on one. Servers inherit this.
@@ -62,11 +67,28 @@ def pytest_addoption(parser):
     group.addoption("--chaos-history", metavar="FILE", help="where its history is written (JSON)")
 
 
+def pytest_configure(config):
+    if FOLDER_VARIABLE not in os.environ:  # the first process of a run has it for all
+        folder = tempfile.TemporaryDirectory(prefix="paceline-tests-")
+        config.add_cleanup(folder.cleanup)
+        keep_what_is_compiled(Path(folder.name))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     from support.spreading import ScheduledByServers  # only where xdist is
 
     return ScheduledByServers(config, log) if config.option.dist == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Look for no garbage while tests are loaded: there is none, and it takes a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items):

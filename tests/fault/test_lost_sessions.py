@@ -25,9 +25,23 @@ ATTEMPTS = 4
 WISHES = {"max_tokens": TOKENS, "lookahead": 3, "targets": 2, "ignore_eos": True}
 
 
-def host(directory):
-    limits = HostLimits(warm_up_rounds=0)
-    return ModelHost(lambda: TransformersBackend(str(directory)), limits=limits)
+@pytest.fixture(scope="module")
+def models(tiny_pair):
+    """A drafter's and two targets', loaded once: each test has hosts of its own."""
+    return [load(getattr(tiny_pair, it)) for it in ("drafter", "target", "target")]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_pair):
+    return tuple(Oracle(tiny_pair.target).decode(PROMPT, Sampling(), TOKENS))
+
+
+def load(directory):
+    return TransformersBackend(str(directory))
+
+
+def host(model):
+    return ModelHost(lambda: model, limits=HostLimits(warm_up_rounds=0))
 
 
 def evict(session, of):
@@ -69,10 +83,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("strategy", "damage", "role"), CASES)
-async def test_a_damaged_session_costs_no_token(strategy, damage, role, tiny_pair):
-    expected = tuple(Oracle(tiny_pair.target).decode(PROMPT, Sampling(), TOKENS))
-    drafters, targets = [host(tiny_pair.drafter)], [host(tiny_pair.target) for _ in range(2)]
-    async with in_process_system(drafters=drafters, targets=targets) as system:
+async def test_a_damaged_session_costs_no_token(strategy, damage, role, models, expected):
+    drafter, *targets = map(host, models)
+    async with in_process_system(drafters=[drafter], targets=targets) as system:
         ask = partial(system.client.generate, PROMPT, **WISHES, strategy=strategy)
         await survive(ask, damage, getattr(system, role), expected=expected)
 
@@ -129,7 +142,7 @@ async def test_a_state_that_was_lost_or_cut_back_costs_no_token(kind, tmp_path):
         drafter = build_noisy_twin(target, tmp_path / "drafter")
         reference = texts_of(target, [STATE_PROMPT_LENGTH], count=TOKENS)
         (prompt,) = reference.prompts
-    drafters, targets = [host(drafter)], [host(target) for _ in range(2)]
+    drafters, targets = [host(load(drafter))], [host(load(target)) for _ in range(2)]
     async with in_process_system(drafters=drafters, targets=targets) as system:
         ask = partial(system.client.generate, prompt, **WISHES)
         expected = (await ask(strategy="autoregressive").collect()).token_ids

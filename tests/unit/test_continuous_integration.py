@@ -1,4 +1,4 @@
-"""What `.ci/run` says of tests that fail at first."""
+"""What `.ci/run` runs, and what it says of tests that fail at first."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ _FLAKY = "tests/e2e/test_text.py::test_one[a b-ä]"
 _CACHED = json.dumps(
     dict.fromkeys((_FLAKY, "tests/unit/test_a.py::test_b"), True), indent=2, ensure_ascii=False
 )
-# Stands for make: its target `test` fails at first, as pytest tells in its cache.
+# Stands for make: its target `test` fails at first, as pytest tells in its cache, and `ahead` takes
+# longer than what runs beside it.
 _MAKE = f"""#!/usr/bin/env bash
 echo "make $*" >>calls
 case "$*" in
+  *ahead) until grep -q "make buf" calls; do :; done; sleep 0.3; echo "made" >>calls;;
   test) mkdir -p .pytest_cache/v/cache
         echo '{_CACHED}' >.pytest_cache/v/cache/lastfailed
         exit 1;;
@@ -63,3 +65,9 @@ def test_a_second_failure_ends_it_and_names_the_tests_as_well(ci_run):
     assert status == 2
     assert said.splitlines()[-2:] == [_FLAKY, "tests/unit/test_a.py::test_b"]
     assert "make test-long" not in calls
+
+
+def test_what_the_last_rings_need_is_made_beside_lint_and_before_any_test(ci_run):
+    _, _, calls = ci_run(second_ends_with=0)
+    before = calls[: calls.index("make test")]
+    assert sorted(before) == ["made", "make --keep-going ahead", "make buf", "make lint"]

@@ -51,8 +51,12 @@ class ChatTemplates:
         self._looking = asyncio.Lock()
 
     async def prepare(self) -> None:
-        """Start a process before the first conversation, which would take longer otherwise."""
-        await self._processes.prepare()
+        """Start a process before the first conversation, which would take longer otherwise.
+
+        A conversation that comes meanwhile waits for this process, and starts no second one.
+        """
+        async with self._looking:
+            await self._processes.prepare()
 
     async def close(self) -> None:
         """End the processes."""

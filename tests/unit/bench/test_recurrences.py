@@ -24,6 +24,7 @@ from paceline_bench.recurrences import (
 from paceline_protocol.laboratory.simulation import ServerLatency
 from paceline_protocol.methods import Strategy
 from paceline_protocol.task import DispatchPolicy
+from support.examples import examples
 
 
 def steady(step: int, *, call: int = 0) -> ServerLatency:
@@ -40,7 +41,7 @@ def test_run_lengths_count_the_agreements_from_each_position_on():
     assert run_lengths([]) == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     target=st.integers(1, 60),
     drafter_percent=st.integers(1, 100),
@@ -78,7 +79,7 @@ def test_a_dsi_generation_takes_the_sum_of_its_stretches(
     assert distributed_time(runs, stretches(setup, max_tokens=max_tokens)) == protocol.total_time
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     drafter=st.integers(1, 12),
     drafters_to_target=st.integers(1, 60),
@@ -104,7 +105,7 @@ def test_the_schedule_has_the_stretches_of_the_protocol(
     assert scheduled_stretches(setup, max_tokens=max_tokens) == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     target=st.integers(1, 60),
     drafter=st.integers(1, 80),
@@ -125,7 +126,7 @@ def test_an_si_generation_takes_the_sum_of_its_rounds(
     assert time == protocol.total_time
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     target=st.integers(1, 60),
     drafter_percent=st.integers(1, 100),

@@ -28,7 +28,7 @@ from unit.engine.test_compiled_steps import AttendedByTorch, Computed
 CPU = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
 LAYERS = 3
 # Both sides of a vector of 16 keys, of a tile, and of a split of 512 and its halves.
-LENGTHS = (0, 1, 15, 16, 17, 62, 63, 64, 383, 384, 500, 511, 512, 513, 900, 1024, 1500)
+LENGTHS = (0, 1, 15, 16, 17, 62, 63, 64, 383, 384, 511, 512, 513, 1030)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ HEADS = [Heads(3, 3, 64), Heads(1, 2, 32), Heads(4, 1, 128), Heads(7, 2, 96)]
 @torch.inference_mode()
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("count", [1, 2, 3, 5, MOST_ATTENDED])
+@pytest.mark.parametrize("count", [1, 3, MOST_ATTENDED])
 def test_a_row_sees_its_sequence_up_to_itself(heads, count, steps):
     for length in LENGTHS:
         texts, states = heads.texts([length]), heads.states(count)
@@ -230,7 +230,7 @@ def test_nothing_is_read_behind_the_last_key(steps):
 
 @pytest.mark.skipif("GenuineIntel" not in CPU, reason="MKL may add otherwise on other processors")
 def test_torchs_order_is_known_for_usual_heads(steps):
-    for group, width in ((1, 64), (3, 64), (4, 128), (8, 128)):
+    for group, width in ((1, 64), (8, 128)):
         found = agreeing_counts(steps, Attention(scale=width**-0.5), group=group, width=width)
         assert found >= {4, 8, 16, 32}, (group, width)
 

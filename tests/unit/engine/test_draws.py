@@ -18,6 +18,7 @@ from paceline_engine.deciding.acceptance_rules import accept_sampled, residual_s
 from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
 from paceline_engine.deciding.sampling import choose_tokens, draw_draft, filtered_scores
 from paceline_engine.terms.calls import SamplingParameters
+from support.examples import examples
 from support.plain_sampling import Draw, choose, filtered, verify
 
 VECTORS = Path(__file__).parents[2] / "contract" / "vectors" / "verification.json"
@@ -36,7 +37,7 @@ POSITIONS = st.integers(0, 9) | st.integers(2**32 - 2, 2**32 + 2)
 SEEDS = st.integers(0, 2**53 - 1)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(ROWS, PARAMETERS)
 def test_the_filters_leave_what_they_leave_one_after_the_other(row, parameters):
     scores = filtered_scores(torch.tensor([row]), parameters)[0].tolist()
@@ -44,7 +45,7 @@ def test_the_filters_leave_what_they_leave_one_after_the_other(row, parameters):
     assert left == pytest.approx(filtered(row, parameters))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(ROWS, min_size=1, max_size=3), PARAMETERS, POSITIONS, SEEDS)
 def test_each_rows_token_is_the_one_of_its_own_position(rows, parameters, position, seed):
     chosen = choose_tokens(
@@ -56,7 +57,7 @@ def test_each_rows_token_is_the_one_of_its_own_position(rows, parameters, positi
     ]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(ROWS, PARAMETERS, POSITIONS, SEEDS)
 def test_a_draft_is_drawn_with_noise_of_its_own_from_what_is_sent(row, parameters, position, seed):
     token, said = draw_draft(
@@ -100,7 +101,7 @@ DISTRIBUTIONS = st.dictionaries(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.data(), PARAMETERS, POSITIONS, SEEDS)
 def test_a_block_is_judged_draw_by_draw(data, parameters, position, seed):
     count = data.draw(st.integers(0, 3))

@@ -22,6 +22,7 @@ from paceline_gateway.bodies.prompt_schemas import LiveBody
 from paceline_gateway.bodies.request_schemas import Extension
 from paceline_gateway.bodies.response_schemas import ResponseBody
 from paceline_gateway.errors import RequestError, of_paceline
+from support.examples import examples
 from support.gateway import gateway_over
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
@@ -440,7 +441,7 @@ ODD = [
 ]
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(
     st.sampled_from(WHOLE),
     st.lists(st.tuples(st.integers(0, 300), st.integers(0, 12), st.sampled_from(ODD)), max_size=3),

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from paceline_gateway.templates import processes
+from paceline_gateway.templates.chat_template import ChatTemplates
 from support.fake_orchestrator import FakeOrchestrator
 from support.gateway import TEMPLATE, gateway_over
 from support.waiting import until
@@ -93,6 +94,15 @@ async def test_a_gateway_ends_while_templates_run_without_end_and_leaves_no_proc
         await gateway.process.finish()
         assert not renderers()
         await asyncio.gather(*loops, return_exceptions=True)
+
+
+async def test_a_conversation_waits_for_the_process_that_is_starting():
+    templates = ChatTemplates()
+    try:
+        await asyncio.gather(templates.prepare(), templates.look_at(TEMPLATE))
+        assert len(renderers()) == 1
+    finally:
+        await templates.close()
 
 
 async def test_a_process_that_dies_is_replaced():

@@ -16,6 +16,7 @@ from paceline_contract.byte_level import LETTERS
 from paceline_orchestrator.front.detokenizer import make_detokenizer, whole_text
 from paceline_orchestrator.front.text import FinalToken, StreamedText
 from paceline_orchestrator.front.tokenizer import Codec
+from support.examples import examples
 from support.tiny_tokenizers import ODD_BYTE_LEVELS, TINY_TOKENIZERS
 
 KINDS = {**TINY_TOKENIZERS, **ODD_BYTE_LEVELS}
@@ -109,7 +110,7 @@ def expected(name, prompt, token_ids):
 
 
 @ALL_AND_ODD
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_all_text_together_is_what_the_tokenizer_makes_of_prompt_and_answer(name, data):
     prompt = data.draw(likely_ids(name, max_size=12))
@@ -120,7 +121,7 @@ def test_all_text_together_is_what_the_tokenizer_makes_of_prompt_and_answer(name
 
 
 @ALL_AND_ODD
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_all_that_is_sent_of_an_answer_is_its_text(name, data):
     prompt = data.draw(likely_ids(name, max_size=3))
@@ -139,7 +140,7 @@ def test_a_character_that_the_prompt_begins_is_not_lost_at_a_special_token(name)
 
 
 @ALL_AND_ODD
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_many_tokens_at_once_are_the_same_as_one_by_one(name, data):
     token_ids = data.draw(likely_ids(name, max_size=60))
@@ -163,7 +164,7 @@ def pushed(name, token_ids):
 
 
 @pytest.mark.parametrize("name", ODD_BYTE_LEVELS)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_an_odd_decoder_holds_back_what_may_change_and_of_few_tokens(name, data):
     token_ids = data.draw(likely_ids(name))
@@ -187,7 +188,7 @@ def test_a_special_token_inside_a_character_is_held_back_with_it(name):
 
 
 @ALL_AND_ODD
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_with_names_of_special_tokens_the_text_is_the_librarys(name, data):
     tool = st.sampled_from([ids(name, "<|tool|>"), []])
@@ -232,7 +233,7 @@ def test_a_decoder_that_never_says_what_is_certain_holds_no_stream_back():
 
 
 @ALL
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_only_an_incomplete_character_is_held_back(name, data):
     token_ids = data.draw(likely_ids(name))
@@ -243,7 +244,7 @@ def test_only_an_incomplete_character_is_held_back(name, data):
 
 
 @ALL_AND_ODD
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_a_stream_that_is_resumed_at_any_chunk_goes_on_as_if_it_had_not_broken(name, data):
     codec = codec_of(name)

@@ -239,7 +239,7 @@ class Servers:
         self._begin_round(stream)
 
 
-def tokens_per_second(lookaheads, *, node, seconds=120.0):
+def tokens_per_second(lookaheads, *, node, seconds=60.0):
     """Let requests share servers, first come, first served."""
     streams = [
         Stream(index % node.target_count, lookahead) for index, lookahead in enumerate(lookaheads)

@@ -99,15 +99,16 @@ async def test_a_drafter_drafts_up_to_its_context_and_rests_beyond(strategy, tar
 
 
 @pytest.mark.parametrize("strategy", [AUTO, SI, DSI])
-@pytest.mark.parametrize("agrees", [lambda _: True, lambda it: it % 3 > 0, never])
+@pytest.mark.parametrize(
+    ("agrees", "width"), [(lambda _: True, 1), (lambda it: it % 3 > 0, 2), (never, 1)]
+)
 @virtually
-async def test_the_text_is_the_same_wherever_the_drafter_s_context_ends(agrees, strategy):
+async def test_the_text_is_the_same_wherever_the_drafter_s_context_ends(agrees, width, strategy):
     for reach in BORDERS:
-        for width in (1, 2):
-            short = drafters(1, context_length=reach, agrees=agrees)
-            async with virtual_system(*short, *targets(2)) as system:
-                await decoded(system, strategy=strategy, lookahead=4, width=width)
-                assert all(end <= reach for _, end in drafts(system))
+        short = drafters(1, context_length=reach, agrees=agrees)
+        async with virtual_system(*short, *targets(2)) as system:
+            await decoded(system, strategy=strategy, lookahead=4, width=width)
+            assert all(end <= reach for _, end in drafts(system))
 
 
 @pytest.mark.parametrize("strategy", [AUTO, SI, DSI])

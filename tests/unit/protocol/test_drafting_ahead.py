@@ -23,6 +23,7 @@ from paceline_protocol.messages import (
 from paceline_protocol.methods import Strategy, create_method
 from paceline_protocol.task import DecodingTask
 from support.chains import drafted
+from support.examples import examples
 
 TOKENS = 40
 # A tree that is drafted ahead was begun before its root was known, so beside the next block it may
@@ -50,7 +51,7 @@ def task(**options):
     return DecodingTask(**{"prompt": (0, 2), "max_tokens": TOKENS, "drafts_ahead": True} | options)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     lookahead=st.integers(1, 8),
     window=st.sampled_from([1, 3, 64]),

@@ -15,6 +15,7 @@ from paceline_protocol.laboratory.simulation import ServerLatency, simulate
 from paceline_protocol.messages import CapacityChanged, StartVerify
 from paceline_protocol.methods import Strategy, create_method
 from paceline_protocol.task import DecodingTask
+from support.examples import examples
 from unit.protocol.world import Models, Weather, run_world
 
 STRATEGIES = (Strategy.SPECULATIVE, Strategy.DISTRIBUTED)
@@ -60,7 +61,7 @@ def test_no_token_comes_later(targets, lookahead, drafter, rate, rates):
 
 
 # With calls, a draft that begins anew where guesses have led is later by its call.
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     lookahead=st.integers(1, 8),
     window=st.sampled_from([1, 3, 64]),

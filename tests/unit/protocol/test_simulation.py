@@ -29,6 +29,7 @@ from paceline_protocol.laboratory.spans import SpanKind, Time
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import Strategy, create_method
 from paceline_protocol.task import DecodingTask, DispatchPolicy
+from support.examples import examples
 
 PROMPT_LENGTH = 3
 
@@ -113,7 +114,7 @@ def test_with_every_draft_right_token_k_is_final_after_k_minus_1_drafts_and_a_fo
 # --- the theorems -----------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     acceptance_rate=st.sampled_from([0.0, 0.2, 0.6, 0.9, 1.0]),
     target=st.integers(1, 40),

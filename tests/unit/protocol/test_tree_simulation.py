@@ -25,6 +25,7 @@ from paceline_protocol.messages import (
     TokensDrafted,
 )
 from paceline_protocol.ranks import LLAMA_SHARES, runner_up_shares
+from support.examples import examples
 
 PROMPT_LENGTH = 3
 
@@ -146,7 +147,7 @@ def test_a_published_vector_has_its_own_shares_of_the_rejections():
     assert found / 4000 == pytest.approx(0.45, abs=0.03)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     branches=st.integers(0, 4),
     width=st.integers(1, 4),

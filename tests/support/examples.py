@@ -1,0 +1,17 @@
+"""How many examples a property is tested with."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+SAME, DRAWN = "same", "random"
+"""The profiles: the same examples each time, and others (`make test-random`)."""
+
+
+def examples(count: int) -> int:
+    """Return `count` where examples are drawn anew, and else a third of it.
+
+    The same examples again find what changed, not what no run of them has found so far.
+    """
+    drawn = settings.get_current_profile_name() == DRAWN
+    return count if drawn else max(20, count // 3)
