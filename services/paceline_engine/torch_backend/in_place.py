@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 
 from paceline_engine.terms.backend import first_line
-from paceline_engine.torch_backend.attention import FEW_ROWS, Attention, TextRows
+from paceline_engine.torch_backend.attention import FEW_ROWS, TextRows
+from paceline_engine.torch_backend.attention_kernels import Attention
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 

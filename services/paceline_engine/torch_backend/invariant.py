@@ -32,21 +32,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline_engine.torch_backend.attention import (
-    LEAST_MULTIPLE,
-    TILE,
-    Span,
-    attend_apart,
-    mask_of,
-)
-from paceline_engine.torch_backend.attention_tables import Spans
+from paceline_engine.torch_backend.attention_kernels import attend_apart, mask_of
+from paceline_engine.torch_backend.attention_tables import Span, Spans
 from paceline_engine.torch_backend.shared_rows import SharedRows, joined_states, runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_engine.torch_backend.attention import Attention, TextRows, TreeRows
+    from paceline_engine.torch_backend.attention import TextRows, TreeRows
+    from paceline_engine.torch_backend.attention_kernels import Attention
     from paceline_engine.torch_backend.key_values import KeyValues
+
+TILE = 64
+"""How many keys a tile has. Smaller tiles waste fewer masked keys, but cut prompts into more."""
+
+LEAST_MULTIPLE = 4
+"""The least that m can be: 1, 2 and 3 rows have kernels of their own on each processor."""
 
 
 class InvariantRows(SharedRows):

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline_engine.torch_backend.attention import SideBySide, Span, TextRows
-from paceline_engine.torch_backend.attention_tables import MOST_ATTENDED, Spans
+from paceline_engine.torch_backend.attention import SideBySide, TextRows
+from paceline_engine.torch_backend.attention_tables import MOST_ATTENDED, Span, Spans
 from paceline_engine.torch_backend.in_place import TextsInPlace, in_place_kernels
 from paceline_engine.torch_backend.padded_texts import TextsTogether
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline_engine.torch_backend.attention import Attention
+    from paceline_engine.torch_backend.attention_kernels import Attention
     from paceline_engine.torch_backend.feature_rows import FeatureRows
     from paceline_engine.torch_backend.key_values import KeyValues
     from paceline_engine.torch_backend.lora_rows import LoraRows

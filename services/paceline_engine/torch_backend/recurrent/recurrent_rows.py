@@ -23,7 +23,8 @@ from paceline_engine.torch_backend.shared_rows import SharedRows
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline_engine.torch_backend.attention import Attention, TextRows
+    from paceline_engine.torch_backend.attention import TextRows
+    from paceline_engine.torch_backend.attention_kernels import Attention
     from paceline_engine.torch_backend.key_values import KeyValues
     from paceline_engine.torch_backend.recurrent.open_tile import RecurrentInput
 
