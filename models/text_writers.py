@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pydoc_data import topics
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
+
+from corpus import load_corpus
 
 if TYPE_CHECKING:
     import random
@@ -188,3 +191,12 @@ def chat_tokenizer(files: ModelFiles) -> PreTrainedTokenizerBase:
 def message_start(template: str) -> str:
     """Return the last message's start in the rendered beginning of a chat."""
     return template[template.rindex("<|im_start|>") :]
+
+
+def load_writers(files: ModelFiles, *, held_out: bool) -> Writers:
+    """Return what makes writers, with beginnings that are for training or held out."""
+    corpus = load_corpus()
+    code = [file.text for file in (corpus.held_out if held_out else corpus.training)]
+    prose = [text for index, text in enumerate(topics.topics.values()) if
+             (index % 20 == 0) == held_out]  # fmt: skip
+    return Writers(chat_tokenizer(files), code=code, prose=prose)
