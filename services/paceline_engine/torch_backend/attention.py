@@ -115,6 +115,10 @@ def _tree_rows(text: KeyValues, count: int, parents: Sequence[int]) -> TreeRows:
 class TextRows:
     """One sequence's rows.
 
+    Args:
+        text: With room for them.
+        parents: The parents of the last rows, if they are a tree: see `ModelCache.extend`.
+
     Attributes:
         start: How many rows the sequence has before them.
         count: How many they are: t.
@@ -123,12 +127,6 @@ class TextRows:
     """
 
     def __init__(self, text: KeyValues, count: int, parents: Sequence[int] = ()) -> None:
-        """Build it.
-
-        Args:
-            text: With room for them.
-            parents: The parents of the last rows, if they are a tree: see `ModelCache.extend`.
-        """
         start = text.row_count
         self._text, self.start, self.count = text, start, count
         self.tree = _tree_rows(text, count, parents) if parents else None

@@ -75,7 +75,6 @@ class AttentionLayer:
     """
 
     def __init__(self, layer: int, *, heads: int, kv_heads: int, width: int, scale: float) -> None:
-        """Build it."""
         self.heads, self.group, self.width = heads, heads // kv_heads, width
         self._struct = _Attention(layer, kv_heads, self.group, width, scale)
         self.at = ctypes.addressof(self._struct)

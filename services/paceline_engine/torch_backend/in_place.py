@@ -82,6 +82,13 @@ class Tables:
 class RowsInPlace:
     """Rows whose keys and values lie where tables on the device say.
 
+    Args:
+        kernels: Write and attend.
+        like: The sequence from which places are told.
+        rows, tiles: The tables on the device, int64, flat or not; see `Tables`.
+        tile_rows: The most rows of a tile.
+        longest: The length of the longest sequence with a tile.
+
     Letters: T rows in all, H heads, G key and value heads, D their width.
     """
 
@@ -95,15 +102,6 @@ class RowsInPlace:
         tile_rows: int,
         longest: int,
     ) -> None:
-        """Build it.
-
-        Args:
-            kernels: Write and attend.
-            like: The sequence from which places are told.
-            rows, tiles: The tables on the device, int64, flat or not; see `Tables`.
-            tile_rows: The most rows of a tile.
-            longest: The length of the longest sequence with a tile.
-        """
         self._kernels = kernels
         self._like = (like.keys, like.values)
         self._kv_heads = like.keys.shape[2]
