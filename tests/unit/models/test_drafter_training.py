@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 from array import array
+from collections import deque
 from itertools import count, pairwise
 
 import pytest
@@ -36,7 +37,17 @@ from paceline_engine.torch_backend.transformers import TransformersBackend
 from side_by_side import SideBySide
 from smollm2_drafter import CARD, OtherTargetError, lay_out
 from support.tiny_models import build_tokenizer
-from text_writers import GIVEN, OWN, TEMPLATE, USER, Writer, Writers
+from text_writers import (
+    ANSWER_TOKENS,
+    GIVEN,
+    OWN,
+    TEMPLATE,
+    USER,
+    USER_TEMPERATURE,
+    USER_TOKENS,
+    Writer,
+    Writers,
+)
 
 torch.set_num_threads(1)
 
@@ -108,17 +119,42 @@ def texts(model):
 
 
 def read(writer, drawn):
-    """Lead a text whose drawn tokens are these; return its tokens with their origins."""
-    found, drawn = [], iter(drawn)
+    """Lead a text until these tokens are drawn; return its tokens with their origins."""
+    found, left, length = [], deque(drawn), 400 + len(drawn)
+    rows = LedRows(rows=1, length=length, device=torch.device("cpu"))
+    rows.begin([Script.of(writer, length=length)])
+    while left:
+        token_id, origin = map(int, rows.advance(torch.tensor([left[0]])))
+        if origin in {USER, OWN}:
+            left.popleft()
+        found.append((token_id, origin))
+    return found
+
+
+def steps_of(writer):
+    """Lead one text, without tensors.
+
+    Yields what comes next, a given token or a temperature to draw at, with the token's origin. Is
+    sent the token that stands there.
+    """
+    is_user, length, waiting = bool(writer.answer), 0, deque(writer.open_turn())
     while True:
-        step = writer.next_step()
-        token = step.token_id
-        if token is None:
-            token = next(drawn, None)
-            if token is None:
-                return found
-        writer.read(token, step.origin)
-        found.append((token, step.origin))
+        limit = USER_TOKENS if is_user else ANSWER_TOKENS
+        if waiting:
+            given, origin = waiting.popleft()
+        elif writer.answer and length >= limit:
+            given, origin = writer.end_ids[0], TEMPLATE
+        else:
+            given, origin = None, USER if is_user else OWN
+        token_id = yield given, origin, USER_TEMPERATURE if is_user else writer.temperature
+        length += given is None
+        if token_id in writer.end_ids and not waiting:
+            length = 0
+            if is_user:
+                waiting.extend((each, TEMPLATE) for each in writer.answer)
+            else:
+                waiting.extend(writer.open_turn())
+            is_user = bool(writer.answer) and not is_user
 
 
 def test_a_chat_goes_on_with_a_turn_of_the_user_where_an_answer_ends():
@@ -388,18 +424,18 @@ def test_texts_led_in_tensors_are_those_that_their_writers_lead():
     )
     rows = LedRows(rows=48, length=length, device=torch.device("cpu"))
     rows.begin([Script.of(each, length=length) for each in many_writers()])
-    writers = many_writers()
+    leading = [steps_of(each) for each in many_writers()]
+    steps = [next(each) for each in leading]
     seen = set()
     for column in drawn.unbind(1):
         temperatures = rows.temperatures().tolist()
         token_ids, origins = rows.advance(column)
-        for row, each in enumerate(writers):
-            step = each.next_step()
-            token_id = int(column[row]) if step.token_id is None else step.token_id
-            assert (int(token_ids[row]), int(origins[row])) == (token_id, step.origin)
-            assert step.token_id is not None or step.temperature == temperatures[row]
-            each.read(token_id, step.origin)
-            seen.add((step.origin, token_id == END))
+        for row, (given, origin, temperature) in enumerate(steps):
+            token_id = int(column[row]) if given is None else given
+            assert (int(token_ids[row]), int(origins[row])) == (token_id, origin)
+            assert given is not None or temperature == temperatures[row]
+            steps[row] = leading[row].send(token_id)
+            seen.add((origin, token_id == END))
     assert len(seen) == 7, "every kind of token but a given end, in every kind of place"
 
 
