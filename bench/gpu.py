@@ -44,7 +44,7 @@ from paceline_engine.torch_backend.transformers import TransformersBackend
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline_engine.torch_backend.loaded_model import LoadedModel
+    from paceline_engine.torch_backend.deciding_model import DecidingModel
 
 _REPEATS, _MOST_ROWS = 12, 17
 _SAMPLED = SamplingParameters(temperature=0.8, top_p=0.95)
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure_forwards(
-    model: LoadedModel, plan: Plan, what: dict[str, Any], note: Measurements
+    model: DecidingModel, plan: Plan, what: dict[str, Any], note: Measurements
 ) -> None:
     """Note the ms of forwards by rows, after texts of each length."""
     for length in plan.lengths:
@@ -144,7 +144,7 @@ def measure_forwards(
 
 
 def measure_sampling(
-    model: LoadedModel, length: int, what: dict[str, Any], note: Measurements
+    model: DecidingModel, length: int, what: dict[str, Any], note: Measurements
 ) -> None:
     """Note the ms that sampling takes instead of the likeliest token."""
     kernel = gumbel.noise_kernel
@@ -161,7 +161,7 @@ def measure_sampling(
 
 
 def measure_texts(
-    model: LoadedModel, texts: Sequence[tuple[int, int]], what: dict[str, Any], note: Measurements
+    model: DecidingModel, texts: Sequence[tuple[int, int]], what: dict[str, Any], note: Measurements
 ) -> None:
     """Note the ms of a forward of one row of each of many texts."""
     for count, length in texts:
@@ -231,7 +231,7 @@ def name_kernels(plan: Plan, dtype: str, device: str, note: Measurements) -> Non
 
 
 def read(
-    model: LoadedModel, length: int, spec: SessionSpec | None = None
+    model: DecidingModel, length: int, spec: SessionSpec | None = None
 ) -> tuple[ModelText, array[int]]:
     """Let a model read a text in two parts."""
     size = model.description.vocabulary_size

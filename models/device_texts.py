@@ -1,10 +1,11 @@
 """Thousands of texts at once, written without a word from the host.
 
-`target_texts.write_batch` asks each text's `Writer` in Python, which a CPU's forward leaves time
-for. On a GPU a forward of 2,048 rows takes some milliseconds, so here the texts are led in tensors
-(`LedRows`), and all that a batch becomes stays on the device. A position is one CUDA graph, which
-is replayed; the host only counts. The graph of a position looks at whole buckets of positions, so
-there are few graphs. Without graphs the same operations run one by one.
+The texts grow side by side, by one token each in a forward. So no text is padded, and a forward has
+enough rows to be bound by arithmetic, not by reading weights. On a GPU a forward of 2,048 rows
+takes some milliseconds, so the texts are led in tensors (`LedRows`), and all that a batch becomes
+stays on the device. A position is one CUDA graph, which is replayed; the host only counts. The
+graph of a position looks at whole buckets of positions, so there are few graphs. Without graphs the
+same operations run one by one.
 """
 
 from __future__ import annotations
@@ -56,10 +57,14 @@ class DeviceTexts:
 
     @torch.no_grad()
     def write(self, scripts: Sequence[Script], *, generator: torch.Generator) -> dict[str, Tensor]:
-        """Write a batch, as `target_texts.write_batch`, but leave it on the device.
+        """Write a batch, and leave it on the device.
 
         Returns at once on a GPU, which then works through what it was told. The batch is a
-        function of the scripts and the generator, but another one than on the host.
+        function of the scripts, the generator and the kind of device.
+
+        Returns:
+            token_ids and origins, (B, L) int32 and uint8; and of the token *after* each position
+            the most probable ones, (B, L, K) int32, with their log probabilities, float16.
         """
         self._led.begin(scripts)
         self._position.zero_()

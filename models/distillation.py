@@ -6,12 +6,10 @@ Letters: B texts, L positions, K stored tokens of a position, E width, N tokens 
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -19,12 +17,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from accepted_runs import MOST_LOOKAHEAD, Runs
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.torch_backend.model_loading import load_model
-from target_texts import batch_path
 from text_writers import OWN, TEMPLATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
 _ROWS_AT_ONCE = {"cpu": 8, "cuda": 128}
 _COUNTED_AT_ONCE = 1 << 10  # Texts.
@@ -48,23 +44,9 @@ class Texts:
     best_log_probs: Tensor
 
     @classmethod
-    def load(cls, folder: Path, *, batches: int) -> Texts:
-        """Load the first batches of a folder."""
-        return cls.of([load_file(batch_path(folder, number)) for number in range(batches)])
-
-    @classmethod
     def of(cls, batches: Sequence[Mapping[str, Tensor]]) -> Texts:
-        """Put batches together, as `target_texts` writes them."""
+        """Put batches together, as `DeviceTexts` writes them."""
         return cls(**{name: torch.cat([it[name] for it in batches]) for name in batches[0]})
-
-    def to(self, device: torch.device) -> Texts:
-        """Return them on a device."""
-        return Texts(
-            self.token_ids.to(device),
-            self.origins.to(device),
-            self.best_ids.to(device),
-            self.best_log_probs.to(device),
-        )
 
     def rows(self, rows: Tensor | slice) -> Texts:
         """Return some of them."""
@@ -96,16 +78,6 @@ class Choice:
 
     layers: tuple[int, ...]
     token_ids: tuple[int, ...]
-
-    @classmethod
-    def read(cls, path: Path) -> Choice:
-        """Read a choice."""
-        found = json.loads(path.read_text())
-        return cls(tuple(found["layers"]), tuple(found["token_ids"]))
-
-    def write(self, path: Path) -> None:
-        """Write it to a file."""
-        path.write_text(json.dumps({"layers": self.layers, "token_ids": self.token_ids}) + "\n")
 
 
 def load_target(target: str, device: torch.device | str = "cpu") -> LlamaForCausalLM:

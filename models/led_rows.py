@@ -1,13 +1,13 @@
-"""Leads many texts at once, in tensors: what a `Writer` does for one text, on any device.
+"""Leads many texts at once, in tensors, as a `Writer` says of each.
 
 Theory of operation
 -------------------
 
-A `Writer` waits for the token that was drawn before it says what comes next. With thousands of
-texts on a GPU, Python would take longer for that than the GPU for its forward. But what a writer
-*gives* does not depend on what is drawn, only *when* it gives it. So all that it would give in a
-text of L tokens is taken from it beforehand and written into one row, its script. The script's
-passages are the turns' beginnings and, in a chat, the template between question and answer:
+What comes next in a text depends on the token that was drawn before. With thousands of texts on a
+GPU, Python would take longer for that than the GPU for its forward. But what a writer *gives* does
+not depend on what is drawn, only *when* it is given. So all that a writer would give in a text of L
+tokens is taken from it beforehand and written into one row, its script. The script's passages are
+the turns' beginnings and, in a chat, the template between question and answer:
 
     script   | before the user | answer | again | answer | again | ...
     passage  | 0               | 1      | 2     | 3      | 4     | ...
@@ -146,9 +146,8 @@ class Script:
 
 
 def _passages(writer: Writer) -> Iterator[Sequence[tuple[int, int]]]:
-    """Return what a writer would give, turn by turn; the first turn was opened by its maker."""
-    yield writer.take_opening()
+    """Return what a writer gives, passage by passage."""
     while True:
+        yield writer.open_turn()
         if writer.answer:
             yield [(each, TEMPLATE) for each in writer.answer]
-        yield writer.open_turn()

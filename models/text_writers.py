@@ -7,13 +7,15 @@ of code or prose.
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
+from pydoc_data import topics
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
+
+from corpus import load_corpus
 
 if TYPE_CHECKING:
     import random
@@ -55,22 +57,16 @@ OPENERS = (
 )  # fmt: skip
 
 
-@dataclass(slots=True)
-class Step:
-    """What comes next in a text: a token that has to stand there, or a temperature to draw at."""
-
-    origin: int
-    token_id: int | None = None
-    temperature: float = 0.0
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Writer:
-    """Leads one text.
+    """What leads one text: a turn that ends is followed by the answer, and that by another turn.
+
+    The target draws what is not given. A turn of a chat that becomes too long is ended.
 
     Attributes:
         temperature: Of the answers and the continuations.
-        open_turn: Makes a turn of the user: the template before it, and the given first words.
+        open_turn: Makes a turn of the user: the template before it, and the given first words; in
+            other text, a given beginning.
         answer: The template between the user's turn and the answer; empty in other text.
         end_ids: The tokens that end a turn.
     """
@@ -79,49 +75,6 @@ class Writer:
     open_turn: Callable[[], list[tuple[int, int]]]
     answer: Sequence[int]
     end_ids: Sequence[int]
-    _waiting: deque[tuple[int, int]] = field(default_factory=deque)
-    _is_user: bool = False
-    _length: int = 0
-
-    def __post_init__(self) -> None:
-        """Begin the first turn."""
-        self._open()
-
-    def next_step(self) -> Step:
-        """Say what comes next."""
-        if self._waiting:
-            token_id, origin = self._waiting.popleft()
-            return Step(origin, token_id)
-        limit = USER_TOKENS if self._is_user else ANSWER_TOKENS
-        if self.answer and self._length >= limit:
-            return Step(TEMPLATE, self.end_ids[0])
-        if self._is_user:
-            return Step(USER, temperature=USER_TEMPERATURE)
-        return Step(OWN, temperature=self.temperature)
-
-    def read(self, token_id: int, origin: int) -> None:
-        """Take the token that stands there now."""
-        if origin in {USER, OWN}:
-            self._length += 1
-        is_end = token_id in self.end_ids and not self._waiting
-        if not is_end:
-            return
-        self._length = 0
-        if self._is_user:
-            self._is_user = False
-            self._waiting.extend((each, TEMPLATE) for each in self.answer)
-        else:
-            self._open()
-
-    def take_opening(self) -> Sequence[tuple[int, int]]:
-        """Take the tokens that are waiting, from a writer that has not begun to write."""
-        opening = tuple(self._waiting)
-        self._waiting.clear()
-        return opening
-
-    def _open(self) -> None:
-        self._waiting.extend(self.open_turn())
-        self._is_user = bool(self.answer)
 
 
 class Writers:
@@ -188,3 +141,12 @@ def chat_tokenizer(files: ModelFiles) -> PreTrainedTokenizerBase:
 def message_start(template: str) -> str:
     """Return the last message's start in the rendered beginning of a chat."""
     return template[template.rindex("<|im_start|>") :]
+
+
+def load_writers(files: ModelFiles, *, held_out: bool) -> Writers:
+    """Return what makes writers, with beginnings that are for training or held out."""
+    corpus = load_corpus()
+    code = [file.text for file in (corpus.held_out if held_out else corpus.training)]
+    prose = [text for index, text in enumerate(topics.topics.values()) if
+             (index % 20 == 0) == held_out]  # fmt: skip
+    return Writers(chat_tokenizer(files), code=code, prose=prose)

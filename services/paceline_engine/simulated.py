@@ -73,14 +73,13 @@ class SimulatedModel:
 
 
 class SimulatedBackend(ModelBackend):
-    """A simulated drafter or target."""
+    """A simulated drafter or target.
+
+    Raises:
+        ModelLoadError: a setting is out of its limits.
+    """
 
     def __init__(self, model: SimulatedModel) -> None:
-        """Build it.
-
-        Raises:
-            ModelLoadError: a setting is out of its limits.
-        """
         if not 0 <= model.acceptance_rate <= 1:
             raise ModelLoadError(f"acceptance_rate {model.acceptance_rate} is not in [0, 1]")
         if not 0 < model.rank_decay <= 1:

@@ -2,10 +2,10 @@
 
 ADR 42 has the reasons, and bench/LOG.md the costs. A call that comes as a message passes the same
 guard as an RPC (`EdgeInterceptor`): it is parsed, counted, bounded in time and traced alike,
-and the same handler serves it. `_ExchangedCall` stands for an RPC's context.
+and the same handler serves it. `_CallContext` stands for an RPC's context.
 
     caller ══ ExchangeCalls ══► Exchange.run ──► a task for each call ──► guard ──► servicer
-           ◄═════ batches ═════ _write_answers ◄── outbox ◄── _ExchangedCall.write, abort
+           ◄═════ batches ═════ _write_answers ◄── outbox ◄── _CallContext.write, abort
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Exchange:
         if message.number <= self._newest:
             raise MalformedRequestError("calls.number does not increase")
         self._newest = message.number
-        call = _ExchangedCall(self, message)
+        call = _CallContext(self, message)
         if len(self._running) >= self._most_running:
             call.refuse(OverloadedError("too many calls run on this stream", retry_after_seconds=1))
             return
@@ -229,7 +229,7 @@ class Exchange:
         return batch
 
 
-class _ExchangedCall:
+class _CallContext:
     """One call. Its handler is given this object as the context of an RPC.
 
     Attributes:

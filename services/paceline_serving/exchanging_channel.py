@@ -29,7 +29,12 @@ from paceline.v1.call_service_pb2 import (
 from paceline_contract.limits import MOST_EXCHANGED_BYTES, MOST_EXCHANGED_CALLS
 from paceline_serving import tracing
 from paceline_serving.interceptors import reading_quietly
-from paceline_serving.stream_calls import StreamCall, StreamedCall, UnaryCall, failure
+from paceline_serving.multiplexed_calls import (
+    MultiplexedCall,
+    UnaryStreamCall,
+    UnaryUnaryCall,
+    failure,
+)
 from paceline_serving.wire_format import check_field_count
 
 if TYPE_CHECKING:
@@ -80,17 +85,17 @@ class ExchangingChannel:
         self._channel = channel
         self._methods = methods if may_exchange else frozenset()
         self._open = channel.stream_stream(_METHOD)
-        self._stream: _CallStream | None = None
+        self._stream: _SharedStream | None = None
         self._running: set[asyncio.Task[None]] = set()
         self.exchanges = False
 
     def unary_unary(self, method: str, *codecs: Any, **options: Any) -> Callable[..., Any]:
         """Make a method's stub; see grpc.aio.Channel."""
-        return self._stub(method, self._channel.unary_unary, UnaryCall, *codecs, **options)
+        return self._stub(method, self._channel.unary_unary, UnaryUnaryCall, *codecs, **options)
 
     def unary_stream(self, method: str, *codecs: Any, **options: Any) -> Callable[..., Any]:
         """Make a method's stub; see grpc.aio.Channel."""
-        return self._stub(method, self._channel.unary_stream, StreamedCall, *codecs, **options)
+        return self._stub(method, self._channel.unary_stream, UnaryStreamCall, *codecs, **options)
 
     async def close(self, grace: float | None = None) -> None:
         """Close the channel; its calls end after the grace."""
@@ -104,7 +109,7 @@ class ExchangingChannel:
         self,
         method: str,
         make: Callable[..., Any],
-        kind: type[StreamCall],
+        kind: type[MultiplexedCall],
         request_serializer: Any = None,
         response_deserializer: Any = None,
         **options: Any,
@@ -135,7 +140,7 @@ class ExchangingChannel:
 
         return begin
 
-    def _current(self) -> _CallStream:
+    def _current(self) -> _SharedStream:
         """Return the stream for a new call.
 
         A stream takes new calls for a minute. So a renewed certificate and a connection that its
@@ -150,8 +155,8 @@ class ExchangingChannel:
             self._stream = Context().run(self._begin_stream, now)
         return self._stream
 
-    def _begin_stream(self, now: float) -> _CallStream:
-        stream = _CallStream(opened_at=now)
+    def _begin_stream(self, now: float) -> _SharedStream:
+        stream = _SharedStream(opened_at=now)
         task = asyncio.get_running_loop().create_task(self._run(stream), name="exchange calls")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -159,7 +164,7 @@ class ExchangingChannel:
         task.add_done_callback(lambda _: stream.end())
         return stream
 
-    async def _run(self, stream: _CallStream) -> None:
+    async def _run(self, stream: _SharedStream) -> None:
         try:
             await stream.run(self._open)
         except grpc.aio.AioRpcError as error:
@@ -169,7 +174,7 @@ class ExchangingChannel:
             pass  # the channel was closed: `run` has failed its calls
 
 
-class _CallStream:
+class _SharedStream:
     """One stream, and the calls that wait for answers on it.
 
     Attributes:
@@ -179,13 +184,13 @@ class _CallStream:
 
     def __init__(self, *, opened_at: float) -> None:
         self.opened_at = opened_at
-        self._calls: dict[int, StreamCall] = {}
+        self._calls: dict[int, MultiplexedCall] = {}
         self._outbox: dict[int, CallMessage] = {}
         self._ready = asyncio.Event()
         self._newest = 0
         self.is_over = False
 
-    def begin(self, call: StreamCall, message: CallMessage) -> None:
+    def begin(self, call: MultiplexedCall, message: CallMessage) -> None:
         """Send a call in one message with the others of this turn of the event loop."""
         self._newest += 1
         message.number = self._newest

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline_engine.model_files.files import ModelFiles
-    from paceline_engine.torch_backend.adapters.eagle import EagleShape
+    from paceline_engine.torch_backend.adapters.eagle_shape import EagleShape
 
 _TEXTS_TO_COMPARE = 8
 # Published heads are right in 0.4 to 0.8 of the cases; those of another model hardly ever.

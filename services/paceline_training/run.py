@@ -11,7 +11,8 @@ from torch import Tensor
 
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.torch_backend.adapters.card import AdapterCard, model_fingerprint
-from paceline_engine.torch_backend.adapters.eagle import EagleHead, EagleShape
+from paceline_engine.torch_backend.adapters.eagle import EagleHead
+from paceline_engine.torch_backend.adapters.eagle_shape import EagleShape
 from paceline_engine.torch_backend.adapters.files import (
     WEIGHTS_FILE,
     build_adapter,

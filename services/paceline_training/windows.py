@@ -21,20 +21,18 @@ class TextWindows:
     """Windows of equal length from streams of tokens; each stream has the same share of a batch.
 
     Each epoch of a stream cuts it at another offset, and shuffles the pieces anew.
+
+    Args:
+        streams: (N,) int64 each.
+        length: Tokens in a window.
+        batch: Windows in a step; a multiple of the number of streams.
+        seed: The seed of offsets and shuffles.
+
+    Raises:
+        TextTooShortError: a stream has too few tokens for its share of a batch.
     """
 
     def __init__(self, streams: Sequence[Tensor], *, length: int, batch: int, seed: int) -> None:
-        """Build it.
-
-        Args:
-            streams: (N,) int64 each.
-            length: Tokens in a window.
-            batch: Windows in a step; a multiple of the number of streams.
-            seed: The seed of offsets and shuffles.
-
-        Raises:
-            TextTooShortError: a stream has too few tokens for its share of a batch.
-        """
         self._streams = streams
         self._length = length
         self._rows = batch // len(streams)
@@ -63,19 +61,18 @@ class TextWindows:
 
 
 class WholeTexts:
-    """Texts of equal length, from their first token on; each epoch takes them in another order."""
+    """Texts of equal length, from their first token on; each epoch takes them in another order.
+
+    Args:
+        token_ids: (N, L) int64.
+        batch: Texts in a step.
+        seed: The seed of the orders.
+
+    Raises:
+        TextTooShortError: there are fewer texts than one step takes.
+    """
 
     def __init__(self, token_ids: Tensor, *, batch: int, seed: int) -> None:
-        """Build it.
-
-        Args:
-            token_ids: (N, L) int64.
-            batch: Texts in a step.
-            seed: The seed of the orders.
-
-        Raises:
-            TextTooShortError: there are fewer texts than one step takes.
-        """
         if len(token_ids) < batch:
             raise TextTooShortError(f"a step takes {batch} texts, and there are {len(token_ids)}")
         self._token_ids = token_ids

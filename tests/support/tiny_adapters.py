@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.torch_backend.adapters.card import AdapterCard, model_fingerprint
-from paceline_engine.torch_backend.adapters.eagle import EagleShape
+from paceline_engine.torch_backend.adapters.eagle_shape import EagleShape
 from paceline_engine.torch_backend.adapters.files import WEIGHTS_FILE, build_adapter, pack_weights
 
 

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from paceline_contract.calls import VerificationRule
 from paceline_engine.terms.calls import ModelDescription
+from paceline_engine.torch_backend.deciding_model import DecidingModel
 from paceline_engine.torch_backend.device import usable_device
-from paceline_engine.torch_backend.loaded_model import LoadedModel
 
 _CONTEXT, _VOCABULARY = 1 << 17, 32_000
 _HEAD = 64
@@ -57,7 +57,7 @@ class Shape:
         return f"{self.layers}x{self.width}"
 
 
-class RandomModel(LoadedModel):
+class RandomModel(DecidingModel):
     """A Llama of random weights, computed as a loaded one is."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One call of a session: sent at once, and sent again after what its server lost was made good."""
+"""One call of a session: sent at once, and sent again after the session was repaired."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# What a server lost is sent again so often; then the server is at fault.
+# A call is repaired so often; then the server is at fault.
 _REPAIRS = 3
 
 
@@ -38,7 +38,7 @@ class Sent:
 
 
 class CallSession(Protocol):
-    """What a call needs of the session that it is a call of."""
+    """What a call needs of its session."""
 
     @property
     def server(self) -> ModelServer:
@@ -62,9 +62,11 @@ class CallSession(Protocol):
 
 
 class CallUnderWay(Generic[_T]):
-    """A call that was sent as it was made, if its session was open by then. Await it once.
+    """A call of a session. Await it once.
 
-    A lost session is opened anew, and a prefix that is not held is sent again.
+    The call is sent when it is made. If the session is still being opened then, the call is sent
+    when the session is open and the call is awaited. A session that the server lost is opened anew,
+    and a prefix that the server does not hold is sent again.
 
     Cancellation:
         `cancel` it, after the task that awaits it: that task may not even have begun to.
@@ -107,11 +109,11 @@ class CallUnderWay(Generic[_T]):
         return self._answer().__await__()
 
     def release(self) -> None:
-        """Nobody wants its answer any more: it is neither repaired nor sent again."""
+        """Give up the answer: the call is neither repaired nor sent again."""
         self._is_wanted = False
 
     def cancel(self) -> None:
-        """Withdraw it: the server hears of it."""
+        """Withdraw the call: the server is told to stop."""
         if self._sent is not None:
             self._session.server.silence.end(self._sent.waiting, rpc=self._sent.rpc)
             self._sent.rpc.cancel()

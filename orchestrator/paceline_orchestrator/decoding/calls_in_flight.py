@@ -60,7 +60,7 @@ _QUEUEING_NS = 1_000_000
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A call, and the same one that it replaced, if it did."""
+    """A call under way, and the call that it replaced at a new depth, if it replaced one."""
 
     call: StartCall
     session: RemoteSession
@@ -71,7 +71,7 @@ class _Running:
     task: asyncio.Task[None] = field(init=False)
 
     def withdraw(self) -> None:
-        """Cancel it; its task first, for that is how the task knows that it was meant."""
+        """Cancel the task, then the RPC: so the task ends before it sees the RPC's error."""
         self.task.cancel()
         self.sent.cancel()
         if self.replaced is not None:
@@ -79,22 +79,22 @@ class _Running:
 
 
 class CallsInFlight:
-    """Starts calls and withdraws them, and tells what becomes of them.
+    """Starts and withdraws calls, and hands their answers and failures on.
 
-    Answers are handed on in the very turn of the event loop in which they arrive, cancels go out a
-    little later than the calls that make them necessary, and what verdicts mean for metrics and
-    server health waits for `count_verdicts`.
+    An answer is handed on in the turn of the event loop in which it arrives. A cancel goes out
+    `COURTESY_SECONDS` after the call that makes it necessary. Metrics and the health of servers
+    wait for `count_verdicts`.
 
     Args:
         tasks: What waits for answers runs here.
         recorder: Told of everything.
         pool: Told which servers are well.
-        decided: Is told what targets decide; knows what is final.
-        logprobs: Whether verdicts shall carry them.
-        top_logprobs: How many of the likeliest tokens verdicts shall tell at each place.
-        likeliest: Told of them; None if there are none.
+        decided: Told what targets decide; knows which tokens are final.
+        logprobs: Whether verdicts shall carry log probabilities.
+        top_logprobs: How many of the likeliest tokens verdicts shall tell at each position.
+        likeliest: Told of these tokens; None if none are asked for.
         answered: Takes an answer.
-        failed: Takes a call that failed, its session, and what happened.
+        failed: Takes a call that failed, its session, and the error.
     """
 
     def __init__(
@@ -137,8 +137,9 @@ class CallsInFlight:
     def promote(self, command: PromoteVerify) -> None:
         """Send a verification that still waits in a server's queue again, with its new depth.
 
-        Only where it surely waits: a forward under way is worth more than its place in a queue.
-        The server takes its work over, and ends it. A cancel would be there before the new call is.
+        Only where the old call surely waits: a forward under way is worth more than a better place
+        in the queue. The server hands the old call's work over to the new call, and ends the old
+        one. The old call is not cancelled here: the cancel would arrive before the new call.
         """
         running = self._running.get(_name(command))
         if running is None:
@@ -165,9 +166,12 @@ class CallsInFlight:
     def count_verdicts(self) -> None:
         """Count the verdicts that came since the last time."""
         while self._judged:
-            session, judged = self._judged.popleft()
-            self._recorder.judged(judged)
-            self._pool.report_success(session.server)
+            self.count_verdict(*self._judged.popleft())
+
+    def count_verdict(self, session: RemoteSession, judged: Judged) -> None:
+        """Count a verdict, and that its server is well."""
+        self._recorder.judged(judged)
+        self._pool.report_success(session.server)
 
     def close(self) -> None:
         """Count what came, and withdraw everything at once."""
@@ -370,9 +374,9 @@ class CallsInFlight:
 
 
 def _understood(error: Exception, server: ModelServer) -> PacelineError:
-    """Make of whatever an answer led to a failure of the server that sent it.
+    """Return the error of a call as a failure of its server.
 
-    What no check has foreseen costs the request that server, and not its stream.
+    An error that no check foresaw costs the request this server, but not the client's stream.
     """
     if isinstance(error, PacelineError):
         return error

@@ -30,8 +30,8 @@ What runs when
 - The method is never entered twice. An event that comes while the method decides waits in
   `_questions`, also one that its own commands cause, such as a call to an empty slot. The text
   drafter's answers go to the front of `_questions`: no other event comes before them.
-- A prompt is scored before the first method exists (`_score_prompt`). Servers that come and go
-  meanwhile are looked at between two blocks, and the method begins with those that are left.
+- A prompt is scored before the first method exists (`PromptScoring`). Servers that come and
+  go meanwhile are looked at between two blocks, and the method begins with the remaining ones.
 - `reconsider` is called inside the method, once tokens are final; `change` and `lengthen` may be
   called there. A new method begins with those tokens. The servers that it needs in addition are
   looked for at once. `_release_servers` lets the others go in `_work`, when the calls of the method
@@ -115,26 +115,26 @@ if TYPE_CHECKING:
 
 
 class Driver:
-    """Runs a request's method, and those that follow it.
+    """Runs a request's method, and the methods that it changes to.
 
     Args:
         create_method: Makes the first method, for the slots that can be given work at the start.
-        servers: The request's servers, and its text as a drafter; closed in the end.
+        servers: The request's servers, and its text as a drafter. The driver closes them.
         pool: Told which servers are well.
         recorder: Told of everything.
         prompt_length: Tokens that are final from the start.
-        logprobs: Whether verdicts shall carry them.
-        top_logprobs: How many of the likeliest tokens verdicts shall tell at each place.
-        deliver: Takes final tokens, with what else was likely at the place of each if that is
-            wanted, after the commands that came with them are under way; returns whether the text
-            ends here.
-        conclude: Told once how the method ended, before what still runs is called off.
+        logprobs: Whether verdicts shall carry log probabilities.
+        top_logprobs: How many of the likeliest tokens verdicts shall tell at each position.
+        deliver: Takes final tokens, and the likeliest tokens at their positions if these are
+            wanted. Called once the calls that follow from the tokens are sent. Returns whether the
+            text ends here.
+        conclude: Told once how the method ended, before the remaining calls are cancelled.
         scoring: Scores the prompt before anything is decoded; None if that is not wanted.
         reconsider: Called when tokens have become final and the text goes on, before the calls that
             follow from them are made: the time for `change` and `lengthen`.
 
     Cancellation:
-        Cancelling `run` withdraws every call; sessions are closed behind its back.
+        Cancelling `run` withdraws every call. Sessions are closed by their opener, later.
     """
 
     def __init__(
@@ -164,7 +164,6 @@ class Driver:
         self._deliver = deliver
         self._conclude = conclude
         self._scoring = scoring
-        self._pool = pool
         self._reconsider = reconsider
         self._needs: ServerNeeds | None = None  # of a new method, until `_release_servers`
         self._outgrown: list[RemoteSession] = []  # until `_let_outgrown_go`
@@ -224,7 +223,7 @@ class Driver:
 
     @property
     def text_statistics(self) -> TextStatistics:
-        """What became of those that the text itself drafted."""
+        """What became of the tokens that the text itself drafted."""
         return self._text.statistics if self._text is not None else TextStatistics()
 
     def change(self, successor: Successor, needs: ServerNeeds) -> bool:
@@ -276,7 +275,12 @@ class Driver:
         """Begin, and count and deliver in each turn what has come, until the end."""
         capacity = await self._servers.until_ready()
         if self._scoring is not None:
-            await self._score_prompt(self._scoring)
+            await self._scoring.run(
+                self._servers,
+                changed=self._turned,
+                is_over=lambda: self._failure is not None,
+                judged=self._calls.count_verdict,
+            )
             capacity = await self._servers.until_ready()
         if self._failure is None:
             self._method = SuccessiveDecoding(
@@ -293,27 +297,6 @@ class Driver:
         if self._finish is not None:
             self._conclude(self._finish.reason)
             await asyncio.sleep(COURTESY_SECONDS)
-
-    async def _score_prompt(self, scoring: PromptScoring) -> None:
-        """Have the prompt scored by one target; by another, from there on, if that one fails."""
-        await scoring.begin()
-        while not scoring.is_done and self._failure is None:
-            self._turned.clear()
-            targets = self._servers.capacity.targets
-            session = self._servers.assigned.target(targets[0]) if targets else None
-            if session is None:
-                await self._turned.wait()
-                continue
-            try:
-                judged = await scoring.score(session)
-            except SessionError:
-                continue  # the call was dropped, which its session puts up with once
-            except PacelineError as error:
-                self._servers.lose(session, error)
-                continue
-            self._recorder.judged(judged)
-            self._servers.note_verdict()
-            self._pool.report_success(session.server)
 
     def _wind_up(self) -> None:
         """Have a method that did not come to its end count what it leaves: its calls are over."""
@@ -349,7 +332,7 @@ class Driver:
         if self._method is not None:
             self._decide(partial(self._method.handle, event))
         else:
-            self._turned.set()  # `_score_prompt` may wait for a target
+            self._turned.set()  # the prompt's scoring may wait for a target
 
     def _decide(self, question: Callable[[], Sequence[Command]]) -> None:
         """Ask the method, and carry out its answer: now, or after the one under way."""
@@ -424,8 +407,8 @@ class Driver:
         if room > 0:
             self._start(replace(draft, max_tokens=min(room, draft.max_tokens)), session)
             return
-        # Its model's context is shorter than the text may become: it rests, until this text of
-        # which a part is only drafted gets shorter again, or for good.
+        # The drafter's context is full. If drafted tokens fill it, they may be rejected, and the
+        # drafter goes on; if final tokens fill it, the drafter is released.
         if session is not None and self._decided.final_length >= session.limit_length:
             self._outgrown.append(session)
         self._answer_at_once([DraftEnded(draft.draft_id)])

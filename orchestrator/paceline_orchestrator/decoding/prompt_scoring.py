@@ -11,15 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.errors import PacelineError, SessionError
 from paceline_contract.calls import VerifyOptions
 from paceline_contract.limits import MOST_PROMPT_CHUNK_TOKENS, most_scored_tokens
 from paceline_contract.proposal import Proposal
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable, Callable, Sequence
 
     from paceline_contract.calls import LikeliestTokens
     from paceline_orchestrator.decoding.exchange import Judged
+    from paceline_orchestrator.decoding.request_servers import RequestServers
     from paceline_orchestrator.decoding.session import RemoteSession
     from paceline_orchestrator.fleet.server import ModelServer
 
@@ -68,17 +71,42 @@ class PromptScoring:
         self._suspect = suspect
         self._scored_count = 0  # tokens that were delivered
 
-    @property
-    def is_done(self) -> bool:
-        """Whether every token was delivered."""
-        return self._scored_count == len(self._prompt)
+    async def run(
+        self,
+        servers: RequestServers,
+        *,
+        changed: asyncio.Event,
+        is_over: Callable[[], bool],
+        judged: Callable[[RemoteSession, Judged], None],
+    ) -> None:
+        """Have the whole prompt scored by one target; where that one fails, the rest by another.
 
-    async def begin(self) -> None:
-        """Deliver the first token, which follows nothing."""
-        await self._deliver(ScoredTokens(0, self._prompt[:1]))
+        Args:
+            servers: The request's servers.
+            changed: Set when servers have come or gone, and when the request is over.
+            is_over: Whether the request has failed meanwhile.
+            judged: Told of each answer.
+        """
+        await self._deliver(ScoredTokens(0, self._prompt[:1]))  # it follows nothing
         self._scored_count = 1
+        while self._scored_count < len(self._prompt) and not is_over():
+            changed.clear()
+            targets = servers.capacity.targets
+            session = servers.assigned.target(targets[0]) if targets else None
+            if session is None:
+                await changed.wait()
+                continue
+            try:
+                answer = await self._score(session)
+            except SessionError:
+                continue  # the call was dropped, which its session puts up with once
+            except PacelineError as error:
+                servers.lose(session, error)
+                continue
+            servers.note_verdict()
+            judged(session, answer)
 
-    async def score(self, session: RemoteSession) -> Judged:
+    async def _score(self, session: RemoteSession) -> Judged:
         """Have the next block scored in a target's session, and deliver it.
 
         Returns:

@@ -54,15 +54,15 @@ if TYPE_CHECKING:
     from paceline_contract.proposal import Distribution
     from paceline_orchestrator.decoding.exchange import SessionSpec
     from paceline_orchestrator.fleet.server import ModelServer
-    from paceline_orchestrator.fleet.wire import StreamCall
+    from paceline_orchestrator.fleet.wire import UnaryStreamCall
 
 # It takes no forward: a server that takes longer hangs.
 _RENEWING_SECONDS = 1.0
 
 _Message = TypeVar("_Message")
 
-_DecodeRpc: TypeAlias = "StreamCall[DecodeResponse]"
-_DraftRpc: TypeAlias = "StreamCall[DraftResponse]"
+_DecodeRpc: TypeAlias = "UnaryStreamCall[DecodeResponse]"
+_DraftRpc: TypeAlias = "UnaryStreamCall[DraftResponse]"
 _VerifyRpc: TypeAlias = "Awaitable[VerifyResponse]"
 
 _RULES = {
@@ -264,7 +264,7 @@ async def read_drafts(
 
 
 async def _timed(
-    rpc: StreamCall[_Message], *, sent_ns: int
+    rpc: UnaryStreamCall[_Message], *, sent_ns: int
 ) -> AsyncGenerator[tuple[_Message, int]]:
     """Yield each message of a stream, and the ns since the one before, or since it was sent."""
     last_ns = sent_ns

@@ -58,8 +58,8 @@ class TokenizerRefusedError(BadAnswerError):
     """A server has a tokenizer that cannot be used, and would have it when it is asked again."""
 
 
-class StreamCall(Protocol[_T_co]):
-    """An RPC whose answer is a stream."""
+class UnaryStreamCall(Protocol[_T_co]):
+    """An RPC whose answer is a stream, or a call that stands for one: see grpc.aio."""
 
     def __aiter__(self) -> AsyncIterator[_T_co]: ...
 
@@ -170,7 +170,7 @@ async def answer(call: Awaitable[_T | None]) -> _T:
         return _decoded(await call)
 
 
-async def answers(call: StreamCall[_T | None]) -> AsyncGenerator[_T]:
+async def answers(call: UnaryStreamCall[_T | None]) -> AsyncGenerator[_T]:
     """Iterate over the messages of an RPC, and cancel it however the reading ends.
 
     gRPC alone loses the cancel of a task that reads its first message just when the request has

@@ -56,9 +56,10 @@ _MOST_UNREAD = 8
 class Generation:
     """Decodes one order; `messages` is the stream that the client gets.
 
-    Tokens wait in an outbox for a client that reads slowly; the order's max_tokens bound it, and
-    the servers are free as soon as the last token is decoded. The prompt's log probabilities are
-    not computed faster than they are read. `close` it in the end, whatever happened.
+    Tokens wait in an outbox for a client that reads slowly. The outbox holds at most the order's
+    max_tokens, and the servers are free as soon as the last token is decoded. The prompt's log
+    probabilities are not computed faster than they are read. `close` it in the end, whatever
+    happened.
 
     Args:
         order: What to decode.
@@ -66,8 +67,8 @@ class Generation:
         opener: Opens and closes its sessions.
         metrics: Where it is counted.
         text_rules: What texts propose by.
-        charge: Told how many tokens to count: the prefix, then those of the text as they become
-            final, so that in the end it is what the stream's usage says.
+        charge: Told how many tokens to count against the caller's limits: the prefix first, then
+            the text's tokens as they become final. The sum is the usage that the stream reports.
 
     Raises:
         InvalidFieldError: The resumed tokens are past a stop string.
@@ -92,8 +93,8 @@ class Generation:
         if self._text.stop_string or order.was_resumed_to_eos:
             order = replace(order, max_tokens=len(order.resumed))
         self._order = order
-        self._wanted = order.plan
-        self._plans = [order.plan]
+        self._wanted = order.plan  # of the running method, or of the one that is to follow it
+        self._plans = [order.plan]  # of every method so far; the running one's is last
         self._position = len(order.prefix)
         self._reconsider: Callable[[], None] = lambda: None
         self._recorder = Recorder(
@@ -186,7 +187,7 @@ class Generation:
 
     @property
     def order(self) -> Order:
-        """What it decodes, and how it began."""
+        """The order as it was at the beginning."""
         return self._order
 
     @property
@@ -211,7 +212,7 @@ class Generation:
 
     @property
     def text_verdicts(self) -> TextStatistics:
-        """What became of those that the text itself drafted."""
+        """What became of the tokens that the text itself drafted."""
         return self._driver.text_statistics
 
     @property
@@ -227,7 +228,7 @@ class Generation:
 
     @property
     def strategy(self) -> Strategy:
-        """How it was begun."""
+        """The strategy with which it began."""
         return self._order.plan.strategy
 
     def statistics(self) -> Statistics:
@@ -262,7 +263,7 @@ class Generation:
         If it is the running one, a change that was to come is taken back.
 
         Returns:
-            Whether it is another than was wanted, and there is still something to decode.
+            Whether the method is to change, and there is still something to decode.
         """
         order = replace(self._order, plan=plan)
         if plan.strategy is self._wanted.strategy or not order.follows_load:

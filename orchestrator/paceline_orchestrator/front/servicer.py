@@ -339,7 +339,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                 waited_seconds = await self._take_place(
                     request, share, lane=lane, deadline=deadline
                 )
-            self._planning.refinement.go_on_beside_requests(self._tasks)
+            self._planning.refinement.note_request(self._tasks)
             try:
                 yield int(waited_seconds * 1e9)
             finally:

@@ -66,7 +66,7 @@ class Experience:
         """Return what is known of a pair's draft tokens; None: what is assumed of any."""
         return HitRates() if pair is None else self._rates.of(pair)
 
-    def measure(
+    def measurements_for(
         self,
         targets: Sequence[ModelServer],
         drafters: Sequence[ModelServer],
@@ -77,7 +77,7 @@ class Experience:
         is_here: bool = False,
         drafts: bool = False,
     ) -> Measurements:
-        """Return what is known for a request.
+        """Return what is known for a request from servers and from earlier requests.
 
         Args:
             targets: Where it may be verified.
@@ -177,7 +177,7 @@ class Experience:
         self._cpu_seen_ns = now_ns
 
 
-def trial_tokens(target: ModelServer, drafter: ModelServer, *, length: int) -> float:
+def trial_cost_tokens(target: ModelServer, drafter: ModelServer, *, length: int) -> float:
     """Return what it costs a request to find out that a drafter is still wrong.
 
     Its blocks are of one token: after three that are rejected it decodes plainly again. And the

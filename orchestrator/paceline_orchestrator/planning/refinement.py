@@ -58,11 +58,11 @@ class Refinement:
         """
         self._begin(tasks, with_requests=False)
 
-    def go_on_beside_requests(self, tasks: asyncio.TaskGroup) -> None:
-        """Take notice that a request runs: simulations make way for it from here on.
+    def note_request(self, tasks: asyncio.TaskGroup) -> None:
+        """Note that a request runs: simulations make way for it from now on.
 
-        Where there has been something to simulate for ten seconds, and never a moment at rest,
-        that begins.
+        A simulation begins beside requests only if one has been due for ten seconds without a
+        moment in which no request ran.
         """
         self._computing.share(with_requests=True)
         if not self._planner.is_missing_some:

@@ -13,7 +13,7 @@ from paceline.errors import NoTargetError, TokenizerMismatchError, UnsupportedEr
 from paceline_contract.calls import VerificationRule
 from paceline_contract.limits import MOST_TARGETS
 from paceline_orchestrator.fleet import shortage
-from paceline_orchestrator.planning.experience import Experience, trial_tokens
+from paceline_orchestrator.planning.experience import Experience, trial_cost_tokens
 from paceline_orchestrator.planning.hit_rates import HitRates, Pair
 from paceline_orchestrator.planning.planner import Plan, Planner, Wish
 from paceline_orchestrator.planning.refinement import Refinement
@@ -89,7 +89,7 @@ class RequestPlanner:
         ready = self._drafters(model, wish.strategy) if asks_servers else []
         drafters = _longer(ready, than=prompt_length)
         pair, rates = self._known_of(model, drafters)
-        measurements = self.experience.measure(
+        measurements = self.experience.measurements_for(
             targets, drafters, length=prompt_length, rates=rates, rule=wish.rule
         )
         if wish.strategy and METHODS[wish.strategy].self_drafts and not measurements.guess_count:
@@ -151,7 +151,7 @@ class RequestPlanner:
             return None
         drafters = _longer(ready, than=length)
         pair, rates = self._known_of(model, drafters)
-        measurements = self.experience.measure(
+        measurements = self.experience.measurements_for(
             targets,
             drafters,
             length=length,
@@ -193,7 +193,7 @@ class RequestPlanner:
         drafters = _longer(self._drafters(model, None), than=length)
         if not (targets and drafters):
             return 1.0
-        return trial_tokens(targets[0], drafters[0], length=length)
+        return trial_cost_tokens(targets[0], drafters[0], length=length)
 
     def _known_of(
         self, model: ModelFacts, drafters: Sequence[ModelServer]

@@ -1,8 +1,8 @@
 """A model's files: which of them may be loaded, and the model's fingerprint.
 
 Only data is read: safetensors or GGUF, JSON and templates, and only the files that make up a model.
-A directory with code is refused whole, because its code would run with the model. Other files there
-change nothing: pickles, weights that no index names, files of other programs.
+A directory with code is refused whole, because its code would run with the model (`refusals.py`).
+Other files there change nothing: pickles, weights that no index names, files of other programs.
 
 Exactly the files that were checked and hashed are loaded. The directory is read once. Small files
 are kept as they were read; for weights the module notes the file's identity and its last change.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,13 +27,18 @@ from paceline_contract.limits import MOST_CONFIGURATION_CHARACTERS
 from paceline_engine.model_files.chat_template import find_templates, template_of
 from paceline_engine.model_files.draft_vocabulary import find_draft_vocabulary
 from paceline_engine.model_files.gguf_model import SUFFIX, GgufModel
+from paceline_engine.model_files.hub import download
 from paceline_engine.model_files.identity import meant_configuration, parse_values
 from paceline_engine.model_files.quantisation import find_quantisation
+from paceline_engine.model_files.refusals import (
+    refuse_foreign_parts,
+    refuse_links_outside,
+    refuse_programs,
+)
 from paceline_engine.model_files.small_files import (
     CONFIG,
     DECODER_PARTS,
     GENERATION_CONFIG,
-    SMALL_FILES,
     TOKENIZER,
     TOKENIZER_CONFIG,
     SmallFiles,
@@ -47,20 +51,19 @@ from paceline_engine.model_files.weight_files import (
     WEIGHTS_FILE,
     check_weights,
     hash_weights,
-    named_parts,
     part_names,
 )
 from paceline_engine.terms.backend import ModelLoadError, few_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from paceline_engine.model_files.chat_template import FoundTemplate
+    from paceline_engine.model_files.hub import Check
     from paceline_engine.model_files.quantisation import Quantisation
     from paceline_engine.model_files.tokens import ModelTokens
     from paceline_engine.terms.backend import ChatTemplate
 
-_CODE_SUFFIXES = frozenset({".py", ".so"})
 _CONFIGURATIONS = (CONFIG, GENERATION_CONFIG)
 # What a generation configuration may say of how tokens are chosen.
 _SAMPLING = (
@@ -73,20 +76,7 @@ _SAMPLING = (
     "repetition_penalty",
     "no_repeat_ngram_size",
 )
-# Fields with which a configuration names files, or programs of a hub, that nobody has looked at.
-_REFUSED_FIELDS = {
-    "auto_map": "asks for the model's own code to be run",
-    "transformers_weights": "names other files of weights",
-}
-_KERNEL_FIELDS = frozenset(
-    f"{prefix}{kind}_implementation{suffix}"
-    for prefix in ("", "_")
-    for kind in ("attn", "experts")
-    for suffix in ("", "_internal")
-)
 
-Check: TypeAlias = "Callable[[str, Mapping[str, Any]], object]"
-"""Refuses a model by its name and its config.json with a ModelLoadError."""
 
 # A file's device, inode and size, and when its content and its inode last changed.
 _Stamp: TypeAlias = tuple[int, int, int, int, int]
@@ -267,8 +257,8 @@ def find_model_files(
     directory = path
     if directory.is_dir():
         if gguf := only_gguf_file(directory):
-            _refuse_links_outside(directory)
-            _refuse_programs(directory)
+            refuse_links_outside(directory)
+            refuse_programs(directory)
             return _of_gguf_file(gguf, name=directory.resolve().name)
         if not (directory / "config.json").is_file():
             raise ModelLoadError(f"model {model!r}: there is no config.json in {directory}")
@@ -276,7 +266,7 @@ def find_model_files(
     elif directory.is_absolute() or model.startswith((".", "~")):
         raise ModelLoadError(f"model {model!r}: there is no such directory")
     else:
-        directory = _download(model, revision, check=check)
+        directory = download(model, revision, check=check)
         name, revision = model, directory.name
     return _of_directory(directory, model=model, name=name, revision=revision, check=check)
 
@@ -284,8 +274,8 @@ def find_model_files(
 def _of_directory(
     directory: Path, *, model: str, name: str, revision: str, check: Check | None
 ) -> ModelFiles:
-    _refuse_links_outside(directory)
-    _refuse_programs(directory)
+    refuse_links_outside(directory)
+    refuse_programs(directory)
     for file_name in (CONFIG, TOKENIZER):
         if not (directory / file_name).is_file():
             raise ModelLoadError(f"model {model!r}: {file_name} is missing in {directory}")
@@ -298,7 +288,7 @@ def _of_directory(
     weights = tuple(directory / part for part in parts)
     check_weights(directory, parts)
     for each in (*_CONFIGURATIONS, TOKENIZER_CONFIG):
-        _refuse_foreign_parts(directory / each, small.json(each))
+        refuse_foreign_parts(directory / each, small.json(each))
     return ModelFiles(
         directory,
         name=name,
@@ -376,65 +366,6 @@ def _clean_index(parts: Mapping[str, frozenset[str]]) -> bytes:
     """Write an index anew, with what was checked alone."""
     placed = {weight: part for part, weights in parts.items() for weight in sorted(weights)}
     return json.dumps({"metadata": {}, "weight_map": placed}).encode()
-
-
-def _download(model: str, revision: str | None, *, check: Check | None) -> Path:
-    """Fetch what is read of a model, and nothing else that its repository has."""
-    directory = _fetch(model, revision, (*SMALL_FILES, INDEX_FILE))
-    if check is not None and (directory / CONFIG).is_file():
-        check(model, read_json(directory / CONFIG))
-    index_path = directory / INDEX_FILE
-    parts = named_parts(index_path, read_json(index_path) if index_path.exists() else None)
-    return _fetch(model, directory.name, tuple(parts))
-
-
-def _fetch(model: str, revision: str | None, names: tuple[str, ...]) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=[*names]))
-    except Exception as error:
-        raise ModelLoadError(
-            f"model {model!r}: no such directory, and the hub did not give it ({error})"
-        ) from error
-
-
-def _refuse_links_outside(directory: Path) -> None:
-    """Refuse links that lead out of a model; in the Hugging Face cache a model has two folders."""
-    root = directory.resolve()
-    inside = [root]
-    if root.parent.name == "snapshots":
-        inside.append(root.parent.parent / "blobs")
-    for path in directory.rglob("*"):
-        if path.is_symlink():
-            target = Path(os.path.realpath(path))
-            if not any(target.is_relative_to(each) for each in inside):
-                raise ModelLoadError(f"{path} is a link that leaves the model's directory")
-
-
-def _refuse_programs(directory: Path) -> None:
-    for path in directory.rglob("*"):
-        if path.suffix.lower() in _CODE_SUFFIXES:
-            raise ModelLoadError(f"{path}: models that bring their own code are not run")
-    for path in directory.glob("*.json"):
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise ModelLoadError(f"{path}: is not a regular file")
-
-
-def _refuse_foreign_parts(path: Path, content: object) -> None:
-    """Refuse what a configuration may name besides the files beside it, however deep it stands."""
-    if isinstance(content, list):
-        for each in content:
-            _refuse_foreign_parts(path, each)
-    if not isinstance(content, dict):
-        return
-    for name, value in content.items():
-        if name in _REFUSED_FIELDS and value is not None:
-            raise ModelLoadError(f"{path}: {name} {_REFUSED_FIELDS[name]}")
-        # A name with a slash is a program in a hub; others are the library's own.
-        if name in _KERNEL_FIELDS and "/" in json.dumps(value):
-            raise ModelLoadError(f"{path}: {name} {value!r} asks for a program of a hub to be run")
-        _refuse_foreign_parts(path, value)
 
 
 def _stamp(path: Path) -> _Stamp:

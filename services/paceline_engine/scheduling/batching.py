@@ -73,6 +73,10 @@ class Batching:
       that arrives (`ModelWorker`) unless it ends soon;
     - further prefills of the same urgency, if the first one is whole and the next one fits whole.
 
+    Args:
+        meter: Knows what rows cost.
+        turns: The shares' turns.
+
     Invariants:
         A job waits for at most one forward, unless the next one is full of jobs before it in the
         order. Each forward has a part of the first waiting prefill
@@ -80,12 +84,6 @@ class Batching:
     """
 
     def __init__(self, meter: LatencyMeter, turns: Turns) -> None:
-        """Build it.
-
-        Args:
-            meter: Knows what rows cost.
-            turns: The shares' turns.
-        """
         self._meter = meter
         self._turns = turns
         self._away_until_ns: WeakKeyDictionary[ModelCache, int] = WeakKeyDictionary()

@@ -88,6 +88,15 @@ class ModelWorker:
 
     Shares take turns by their part of the time of forwards (`Turns`), however many jobs each has.
 
+    Args:
+        queue_limit: Jobs that can wait; shares compete for these places (`FairShares`).
+        meter: Learns what forwards cost, and decides how many rows a forward should have.
+        on_forward: Called on the loop with the outcomes of every forward that ran to its end,
+            also of a withdrawn one.
+        on_device_lost: Called on the loop, once. No job runs after that: they all end with
+            DrainingError.
+        clock_ns: Nanoseconds that never go back; measures forwards and waiting.
+
     Concurrency: `start`, `submit`, `ask_for`, `withdraw` and `stop` belong to one event loop.
 
     Cancellation: a withdrawn job leaves the queue at once; a forward is given up when all of its
@@ -108,17 +117,6 @@ class ModelWorker:
         on_device_lost: Callable[[DeviceLostError], None] = lambda _: None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Build it.
-
-        Args:
-            queue_limit: Jobs that can wait; shares compete for these places (`FairShares`).
-            meter: Learns what forwards cost, and decides how many rows a forward should have.
-            on_forward: Called on the loop with the outcomes of every forward that ran to its end,
-                also of a withdrawn one.
-            on_device_lost: Called on the loop, once. No job runs after that: they all end with
-                DrainingError.
-            clock_ns: Nanoseconds that never go back; measures forwards and waiting.
-        """
         self._queue = JobQueue(queue_limit)
         self._turns = Turns()
         self._clock_ns = clock_ns

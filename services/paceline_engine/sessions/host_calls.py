@@ -38,7 +38,14 @@ if TYPE_CHECKING:
 
 
 class HostCalls:
-    """Verify, Decode and Draft. Concurrency and cancellation as `ModelHost` has them."""
+    """Verify, Decode and Draft. Concurrency and cancellation as `ModelHost` has them.
+
+    Args:
+        live: The live calls of these sessions.
+        meter: Knows how long a forward may take.
+        counts: The statistics of calls.
+        serving: Returns the model, or raises the error of a call while none is served.
+    """
 
     def __init__(
         self,
@@ -49,14 +56,6 @@ class HostCalls:
         counts: HostStatistics,
         serving: Callable[[], Backend],
     ) -> None:
-        """Build it.
-
-        Args:
-            live: The live calls of these sessions.
-            meter: Knows how long a forward may take.
-            counts: The statistics of calls.
-            serving: Returns the model, or raises the error of a call while none is served.
-        """
         self._sessions = sessions
         self._live = live
         self._meter = meter

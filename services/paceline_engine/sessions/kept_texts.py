@@ -51,6 +51,10 @@ class KeptTexts:
 
     The share with most kept tokens loses its least recently used sequence first.
 
+    Args:
+        seconds: How long a sequence is kept after its last use; 0: no sequence is kept.
+        clock: Seconds that never go back.
+
     Invariants:
         A kept sequence is only read: any number of sessions can begin with it.
         If one sequence begins with another one, only the longer is kept; but both where the longer
@@ -58,12 +62,6 @@ class KeptTexts:
     """
 
     def __init__(self, *, seconds: float, clock: Callable[[], float]) -> None:
-        """Build it.
-
-        Args:
-            seconds: How long a sequence is kept after its last use; 0: no sequence is kept.
-            clock: Seconds that never go back.
-        """
         self._seconds = seconds
         self._clock = clock
         self._texts: list[_KeptText] = []

@@ -33,6 +33,15 @@ class SessionTable:
     other share: so new work waits before running work does, and a share with many sessions cannot
     lock others out. Sequences of ended sessions are kept (`KeptTexts`) in unreserved memory.
 
+    Args:
+        incarnation: Names this server process, in every handle.
+        session_limit: Sessions that can be open at once.
+        token_budget: Tokens that all of them together can reserve.
+        clock: Seconds that never go back; measures leases.
+        keep_seconds: How long sequences of ended sessions are kept; 0: they are not.
+        on_end: Called with each session that ends for any reason, and with its live call's
+            error.
+
     Attributes:
         kept_budget: Tokens that kept sequences may have memory for, even if more is free.
         tokens_per_text: Tokens that each sequence counts for beside its own: a recurrent state
@@ -54,17 +63,6 @@ class SessionTable:
         keep_seconds: float = 0.0,
         on_end: Callable[[Session, PacelineError], None] = lambda *_: None,
     ) -> None:
-        """Build it.
-
-        Args:
-            incarnation: Names this server process, in every handle.
-            session_limit: Sessions that can be open at once.
-            token_budget: Tokens that all of them together can reserve.
-            clock: Seconds that never go back; measures leases.
-            keep_seconds: How long sequences of ended sessions are kept; 0: they are not.
-            on_end: Called with each session that ends for any reason, and with its live call's
-                error.
-        """
         self._incarnation = incarnation
         self._places = FairShares(session_limit)
         self._tokens = FairShares(token_budget)

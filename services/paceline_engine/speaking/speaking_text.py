@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 class SpeakingText(ModelCache):
     """A session's sequence: in the target's tokens outside, in the drafter's inside.
 
+    Args:
+        own_length: Returns how many of the model's tokens a text is likely to have.
+        reserve_length: How many of the model's tokens memory is reserved for.
+
     Attributes:
         inner: The model's sequence.
         text: The text in both vocabularies.
@@ -31,12 +35,6 @@ class SpeakingText(ModelCache):
         own_length: Callable[[int], int],
         reserve_length: int,
     ) -> None:
-        """Build it.
-
-        Args:
-            own_length: Returns how many of the model's tokens a text is likely to have.
-            reserve_length: How many of the model's tokens memory is reserved for.
-        """
         super().__init__()
         self.inner, self.text = inner, text
         self.rows = KnownRows()

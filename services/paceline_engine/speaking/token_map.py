@@ -37,14 +37,13 @@ MOST_PARTS = 4
 
 
 class Paths:
-    """Tokens of one vocabulary that are several tokens of another: the paths to them."""
+    """Tokens of one vocabulary that are several tokens of another: the paths to them.
+
+    Args:
+        found: Paths of two tokens or more, and the token that each of them is.
+    """
 
     def __init__(self, found: Sequence[tuple[tuple[int, ...], int]]) -> None:
-        """Build it.
-
-        Args:
-            found: Paths of two tokens or more, and the token that each of them is.
-        """
         self._found = sorted(found)
 
     def __len__(self) -> int:

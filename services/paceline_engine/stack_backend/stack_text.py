@@ -26,15 +26,13 @@ class LastStage:
     """Max-Gram below a stack's models: an index of a sequence, and proposals from it.
 
     It has no reference to the `StackText`. So a draft, which refers to this object, has none.
+
+    Args:
+        max_gram: An empty index.
+        stage: How many models are above it.
     """
 
     def __init__(self, max_gram: MaxGram, *, stage: int) -> None:
-        """Build it.
-
-        Args:
-            max_gram: An empty index.
-            stage: How many models are above it.
-        """
         self._max_gram = max_gram
         self._stage = stage
         self._base: array[int] | None = None

@@ -228,17 +228,15 @@ class Backend(ABC):
 class ComposedBackend(Backend):
     """A backend that computes with other backends' models.
 
+    Args:
+        description: What it is as one model. Whether it cancels between layers follows from its
+            models, and can change while they compute.
+
     Attributes:
         models: The other backends.
     """
 
     def __init__(self, models: Sequence[Backend], description: ModelDescription) -> None:
-        """Build it.
-
-        Args:
-            description: What it is as one model. Whether it cancels between layers follows from its
-                models, and can change while they compute.
-        """
         self.models = models
         self._description = description
 

@@ -42,6 +42,8 @@ Five ways to attend, from few sequences to many:
   padded to one length.
 - `attend_slowly`: step by step, for attention that no kernel computes (soft caps, sinks).
 
+`attention_kernels.py` has what the first two and the last call.
+
 All of them give the same numbers apart from rounding; `invariant.py` gives the same bits.
 """
 
@@ -57,6 +59,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline_contract.proposal import Proposal
+from paceline_engine.torch_backend.attention_kernels import (
+    Attention,
+    attend_apart,
+    attend_at_end,
+    attend_slowly,
+    hidden_tokens,
+    mask_of,
+    takes_flash,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,61 +75,9 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.key_values import KeyValues
     from paceline_engine.torch_backend.kv_arena import Place
 
-# What flash attention computes; torch has no public words for the operator.
-_flash_attention = torch.ops.aten._scaled_dot_product_flash_attention  # noqa: SLF001
-_FLASH_DTYPES = frozenset({torch.float16, torch.bfloat16})
-_MOST_FLASH_WIDTH, _FLASH_WIDTHS = 256, 8
-_FIRST_WITH_FLASH = (8, 0)  # Ampere
-
-TILE = 64
-"""How many keys a tile has. Smaller tiles waste fewer masked keys, but cut prompts into more."""
-
-LEAST_MULTIPLE = 4
-"""The least that m can be: 1, 2 and 3 rows have kernels of their own on each processor."""
 
 FEW_ROWS = 16
 """With more rows a sequence keeps a kernel busy, and a kernel of its own costs nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
-    """How a layer attends.
-
-    Attributes:
-        scale: The factor of the products of queries and keys.
-        window: How many tokens a row sees, itself included; None: all before it.
-        soft_cap: The limit to which a tanh squeezes the scaled products; None: it does not.
-        sinks: (H,) a further product for each head, which takes a part of the attention; or None.
-    """
-
-    scale: float
-    window: int | None = None
-    soft_cap: float | None = None
-    sinks: Tensor | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether kernels compute it."""
-        return self.soft_cap is None and self.sinks is None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """Rows of one sequence, which compiled code can attend with.
-
-    Attributes:
-        text: The sequence, with room for them.
-        first: The first one's number among the forward's rows.
-        count: How many they are.
-        start: The first one's place in the sequence.
-        length: How many keys torch's kernel would be given, also hidden ones.
-    """
-
-    text: KeyValues
-    first: int
-    count: int
-    start: int
-    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +115,10 @@ def _tree_rows(text: KeyValues, count: int, parents: Sequence[int]) -> TreeRows:
 class TextRows:
     """One sequence's rows.
 
+    Args:
+        text: With room for them.
+        parents: The parents of the last rows, if they are a tree: see `ModelCache.extend`.
+
     Attributes:
         start: How many rows the sequence has before them.
         count: How many they are: t.
@@ -164,12 +127,6 @@ class TextRows:
     """
 
     def __init__(self, text: KeyValues, count: int, parents: Sequence[int] = ()) -> None:
-        """Build it.
-
-        Args:
-            text: With room for them.
-            parents: The parents of the last rows, if they are a tree: see `ModelCache.extend`.
-        """
         start = text.row_count
         self._text, self.start, self.count = text, start, count
         self.tree = _tree_rows(text, count, parents) if parents else None
@@ -265,7 +222,7 @@ class TextRows:
                 if window is not None:
                     hidden |= unseen.tril(self.start - window)
             else:
-                hidden = _hidden(self.ages(like.device), window)
+                hidden = hidden_tokens(self.ages(like.device), window)
             mask = like.new_zeros(hidden.shape).masked_fill_(hidden, -math.inf)
             self._masks[window, group] = mask.repeat(group, 1)
         return self._masks[window, group]
@@ -339,93 +296,3 @@ class SideBySide:
             if text.tree is not None:
                 own[:, : text.length] = text.ages(device)
         return ages
-
-
-def _hidden(ages: Tensor, window: int | None) -> Tensor:
-    """Whether a token of an age is hidden from its row."""
-    hidden = ages < 0
-    return hidden if window is None else hidden | (ages >= window)
-
-
-def mask_of(ages: Tensor, window: int | None, *, like: Tensor, group: int) -> Tensor:
-    """Return what is added to the products of several sequences' rows: (n, 1, group * t, L).
-
-    Args:
-        ages: How far each token is before each row; below 0 if the row does not see it: (n, t, L).
-        window: How many tokens a row sees; None: all before it.
-        like: A tensor of the mask's dtype and device.
-        group: How many heads lie one below the other, as rows.
-    """
-    hidden = _hidden(ages, window)
-    mask = like.new_zeros(hidden.shape).masked_fill_(hidden, -math.inf)
-    return mask.repeat(1, group, 1)[:, None]
-
-
-def attend_apart(
-    queries: Tensor, *, keys: Tensor, values: Tensor, mask: Tensor | None, how: Attention
-) -> Tensor:
-    """Attend to several sequences, each to its own: (n, H, t, D) from the same.
-
-    Args:
-        keys, values: (n, G, L, D) each.
-        mask: See `mask_of`; with a group of one if no kernel computes this attention.
-    """
-    if not how.is_plain:
-        return attend_slowly(queries, keys=keys, values=values, mask=mask, how=how)
-    # The heads of a group lie one below the other, as rows: (n, G, H / G * t, D).
-    grouped = queries.reshape(len(queries), keys.shape[1], -1, queries.shape[-1])
-    seen = functional.scaled_dot_product_attention(
-        grouped, keys, values, attn_mask=mask, scale=how.scale
-    )
-    return seen.reshape(*queries.shape[:-1], -1)
-
-
-def takes_flash(queries: Tensor, *, values: Tensor) -> bool:
-    """Whether `attend_at_end` computes queries and values of such devices, dtypes and widths."""
-    width = queries.shape[-1]
-    return (
-        queries.dtype in _FLASH_DTYPES
-        and width == values.shape[-1]
-        and width <= _MOST_FLASH_WIDTH
-        and width % _FLASH_WIDTHS == 0
-        and _has_flash(queries.device)
-    )
-
-
-def _has_flash(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= _FIRST_WITH_FLASH
-    return device.type != "cpu"
-
-
-def attend_at_end(queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
-    """Attend to all tokens up to each row's own: (1, H, t, D) from the same, and (1, G, L, D).
-
-    With a mask, torch takes a kernel that has one block of threads for each key head, however long
-    the sequence is. Flash attention divides a long sequence over the device, and a mask of t * L
-    numbers is never made. `is_causal` of this operator aligns the last row with the last token, as
-    `torch.nn.attention.bias.causal_lower_right` says, which costs twice the host's time.
-    """
-    seen: Tensor = _flash_attention(queries, keys, values, 0.0, is_causal=True, scale=how.scale)[0]
-    return seen
-
-
-def attend_slowly(
-    queries: Tensor, *, keys: Tensor, values: Tensor, mask: Tensor | None, how: Attention
-) -> Tensor:
-    """Attend step by step, as no kernel computes this: (H, t, D) from the same, and (G, L, D).
-
-    With several sequences each tensor has a further first dimension n.
-    """
-    group = queries.shape[-3] // keys.shape[-3]
-    keys, values = keys.repeat_interleave(group, -3), values.repeat_interleave(group, -3)
-    products = queries @ keys.transpose(-1, -2) * how.scale
-    if how.soft_cap is not None:
-        products = (products / how.soft_cap).tanh() * how.soft_cap
-    if mask is not None:
-        products = products + mask
-    if how.sinks is not None:
-        sinks = how.sinks.to(products).view(-1, 1, 1).expand(*products.shape[:-1], 1)
-        products = torch.cat((products, sinks), -1)
-    attention = products.softmax(-1, dtype=torch.float32).to(values.dtype)
-    return attention[..., : values.shape[-2]] @ values

@@ -7,15 +7,35 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_float, c_long, c_void_p
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from paceline_engine.torch_backend.attention import Span
+    from paceline_engine.torch_backend.key_values import KeyValues
 
 MOST_ATTENDED = 32
 """With more rows torch's kernel is faster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Rows of one sequence, which compiled code can attend with.
+
+    Attributes:
+        text: The sequence, with room for them.
+        first: The first one's number among the forward's rows.
+        count: How many they are.
+        start: The first one's place in the sequence.
+        length: How many keys torch's kernel would be given, also hidden ones.
+    """
+
+    text: KeyValues
+    first: int
+    count: int
+    start: int
+    length: int
 
 
 class _Span(ctypes.Structure):
@@ -55,7 +75,6 @@ class AttentionLayer:
     """
 
     def __init__(self, layer: int, *, heads: int, kv_heads: int, width: int, scale: float) -> None:
-        """Build it."""
         self.heads, self.group, self.width = heads, heads // kv_heads, width
         self._struct = _Attention(layer, kv_heads, self.group, width, scale)
         self.at = ctypes.addressof(self._struct)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from paceline_engine.torch_backend.attention import LEAST_MULTIPLE
 from paceline_engine.torch_backend.grouped_linear import GroupProduct
 from paceline_engine.torch_backend.int8_linear import Int8Product
+from paceline_engine.torch_backend.invariant import LEAST_MULTIPLE
 from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.packed_linear import (
     BLOCKS,

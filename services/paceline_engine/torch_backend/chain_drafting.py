@@ -94,6 +94,20 @@ class ChainDrafter:
 
     A proposal is a chain, with runners-up at each depth: what follows a runner-up is not computed.
 
+    Args:
+        adapter: With its card.
+        head: The adapter's module.
+        model: The one that the adapter was loaded for.
+        first_layer: The first layer of a sequence's buffers that is the head's.
+        vocabulary_size: The tokens that can be chosen: the model's head may have more rows.
+        takes_trees: Whether the model judges trees. If not, only the best guesses are proposed.
+        prune_below: A chain ends where the probability of all its guesses together is below
+            this; 0: it does not.
+
+    Raises:
+        ModelLoadError: its tree has no guesses that it can make, or too many; or it can guess
+            no token that can be chosen.
+
     Attributes:
         depth: The most tokens of a path that it proposes.
         kind: The adapter's kind.
@@ -112,22 +126,6 @@ class ChainDrafter:
         takes_trees: bool,
         prune_below: float,
     ) -> None:
-        """Build it.
-
-        Args:
-            adapter: With its card.
-            head: The adapter's module.
-            model: The one that the adapter was loaded for.
-            first_layer: The first layer of a sequence's buffers that is the head's.
-            vocabulary_size: The tokens that can be chosen: the model's head may have more rows.
-            takes_trees: Whether the model judges trees. If not, only the best guesses are proposed.
-            prune_below: A chain ends where the probability of all its guesses together is below
-                this; 0: it does not.
-
-        Raises:
-            ModelLoadError: its tree has no guesses that it can make, or too many; or it can guess
-                no token that can be chosen.
-        """
         self.kind = adapter.card.kind
         self._head: Any = head
         self._model = model

@@ -26,16 +26,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline_engine.torch_backend.attention import (
-    LEAST_MULTIPLE,
-    TILE,
-    Attention,
+from paceline_engine.torch_backend.attention_kernels import Attention, attend_apart, mask_of
+from paceline_engine.torch_backend.attention_tables import (
+    MOST_ATTENDED,
+    AttentionLayer,
     Span,
-    attend_apart,
-    mask_of,
+    Spans,
 )
-from paceline_engine.torch_backend.attention_tables import MOST_ATTENDED, AttentionLayer, Spans
 from paceline_engine.torch_backend.compiled_steps import one_thread
+from paceline_engine.torch_backend.invariant import LEAST_MULTIPLE, TILE
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 

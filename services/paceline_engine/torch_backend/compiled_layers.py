@@ -27,7 +27,7 @@ from paceline_engine.torch_backend.packed_linear import in_blocks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from paceline_engine.torch_backend.attention import Attention
+    from paceline_engine.torch_backend.attention_kernels import Attention
     from paceline_engine.torch_backend.attention_tables import Spans
     from paceline_engine.torch_backend.compiled_steps import Steps
     from paceline_engine.torch_backend.packed_linear import Product

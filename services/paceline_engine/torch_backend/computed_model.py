@@ -55,14 +55,14 @@ from paceline_engine.terms.backend import (
     ModelLoadError,
     TokenMemory,
 )
-from paceline_engine.torch_backend.attention import LEAST_MULTIPLE, TILE, TextRows
+from paceline_engine.torch_backend.attention import TextRows
 from paceline_engine.torch_backend.chain_drafting import layers_beside
 from paceline_engine.torch_backend.compiled_layers import LayerRun
 from paceline_engine.torch_backend.cuda_graphs import capture_forwards
 from paceline_engine.torch_backend.decoders import choose_decoder, take_sample, use_compiled
 from paceline_engine.torch_backend.device import on_device, wait_for
 from paceline_engine.torch_backend.families import rotations_change
-from paceline_engine.torch_backend.invariant import InvariantRows
+from paceline_engine.torch_backend.invariant import LEAST_MULTIPLE, TILE, InvariantRows
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.library import LibraryText, decoder_layers, score_alone

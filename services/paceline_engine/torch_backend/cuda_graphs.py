@@ -29,7 +29,8 @@ from paceline_engine.torch_backend.shared_rows import ForwardRows
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline_engine.torch_backend.attention import Attention, TextRows
+    from paceline_engine.torch_backend.attention import TextRows
+    from paceline_engine.torch_backend.attention_kernels import Attention
     from paceline_engine.torch_backend.decoders import Decoder
 
 _log = logging.getLogger(__name__)

@@ -19,15 +19,14 @@ if TYPE_CHECKING:
 
 
 class FeatureRows:
-    """Keeps the features of one forward's rows (`ForwardRows.features`)."""
+    """Keeps the features of one forward's rows (`ForwardRows.features`).
+
+    Args:
+        head: Reads the features.
+        store: Called with the reduced features: (T, E).
+    """
 
     def __init__(self, head: EagleHead | MtpHead, *, store: Callable[[Tensor], None]) -> None:
-        """Build it.
-
-        Args:
-            head: Reads the features.
-            store: Called with the reduced features: (T, E).
-        """
         self._head = head
         self._store = store
         self._entered: list[Tensor] = []

@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 
 from paceline_engine.terms.backend import first_line
-from paceline_engine.torch_backend.attention import FEW_ROWS, Attention, TextRows
+from paceline_engine.torch_backend.attention import FEW_ROWS, TextRows
+from paceline_engine.torch_backend.attention_kernels import Attention
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 
@@ -81,6 +82,13 @@ class Tables:
 class RowsInPlace:
     """Rows whose keys and values lie where tables on the device say.
 
+    Args:
+        kernels: Write and attend.
+        like: The sequence from which places are told.
+        rows, tiles: The tables on the device, int64, flat or not; see `Tables`.
+        tile_rows: The most rows of a tile.
+        longest: The length of the longest sequence with a tile.
+
     Letters: T rows in all, H heads, G key and value heads, D their width.
     """
 
@@ -94,15 +102,6 @@ class RowsInPlace:
         tile_rows: int,
         longest: int,
     ) -> None:
-        """Build it.
-
-        Args:
-            kernels: Write and attend.
-            like: The sequence from which places are told.
-            rows, tiles: The tables on the device, int64, flat or not; see `Tables`.
-            tile_rows: The most rows of a tile.
-            longest: The length of the longest sequence with a tile.
-        """
         self._kernels = kernels
         self._like = (like.keys, like.values)
         self._kv_heads = like.keys.shape[2]

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from paceline_engine.terms.backend import ModelLoadError
-from paceline_engine.torch_backend.attention import FEW_ROWS, TILE, Attention
+from paceline_engine.torch_backend.attention import FEW_ROWS
+from paceline_engine.torch_backend.attention_kernels import Attention
 from paceline_engine.torch_backend.blockwise import (
     BLOCK_SIZES,
     MOST_MULTIPLE,
@@ -19,7 +20,7 @@ from paceline_engine.torch_backend.blockwise import (
     rows_are_alike,
 )
 from paceline_engine.torch_backend.families import has_experts
-from paceline_engine.torch_backend.invariant import InvariantRows, Tile
+from paceline_engine.torch_backend.invariant import TILE, InvariantRows, Tile
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.llama import FusedLlama

@@ -32,25 +32,36 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline_engine.torch_backend.attention import (
-    LEAST_MULTIPLE,
-    TILE,
-    Span,
-    attend_apart,
-    mask_of,
-)
-from paceline_engine.torch_backend.attention_tables import Spans
+from paceline_engine.torch_backend.attention_kernels import attend_apart, mask_of
+from paceline_engine.torch_backend.attention_tables import Span, Spans
 from paceline_engine.torch_backend.shared_rows import SharedRows, joined_states, runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_engine.torch_backend.attention import Attention, TextRows, TreeRows
+    from paceline_engine.torch_backend.attention import TextRows, TreeRows
+    from paceline_engine.torch_backend.attention_kernels import Attention
     from paceline_engine.torch_backend.key_values import KeyValues
+
+TILE = 64
+"""How many keys a tile has. Smaller tiles waste fewer masked keys, but cut prompts into more."""
+
+LEAST_MULTIPLE = 4
+"""The least that m can be: 1, 2 and 3 rows have kernels of their own on each processor."""
 
 
 class InvariantRows(SharedRows):
-    """Rows of several sequences, filled up to a multiple; see `SharedRows`."""
+    """Rows of several sequences, filled up to a multiple; see `SharedRows`.
+
+    Args:
+        texts: With buffers of whole tiles, and room for their rows.
+        token_ids: The tokens of each sequence's rows, one or more.
+        scored_counts: How many of each sequence's last rows to score. Logits of fillings come
+            after theirs.
+        parents: The parents of each sequence's last rows, if they are a tree: see
+            `ModelCache.extend`.
+        multiple: m.
+    """
 
     def __init__(
         self,
@@ -61,17 +72,6 @@ class InvariantRows(SharedRows):
         parents: Sequence[Sequence[int]] | None = None,
         multiple: int = LEAST_MULTIPLE,
     ) -> None:
-        """Build it.
-
-        Args:
-            texts: With buffers of whole tiles, and room for their rows.
-            token_ids: The tokens of each sequence's rows, one or more.
-            scored_counts: How many of each sequence's last rows to score. Logits of fillings come
-                after theirs.
-            parents: The parents of each sequence's last rows, if they are a tree: see
-                `ModelCache.extend`.
-            multiple: m.
-        """
         super().__init__(texts, token_ids, scored_counts, parents=parents)
         self._count = len(self.token_ids)
         scored = torch.arange(self._count)[self.scored]
@@ -212,6 +212,11 @@ class _TilesSideBySide:
 class Tile:
     """The rows of a sequence, or of n alike sequences, in one tile of keys; and fillings.
 
+    Args:
+        rows: The indices of each sequence's rows among all rows, equally many of each.
+        positions: The position of each sequence's first row; the others follow it.
+        multiple: m.
+
     Attributes:
         rows: The indices of the first sequence's rows among all rows.
     """
@@ -219,13 +224,6 @@ class Tile:
     def __init__(
         self, rows: Sequence[Sequence[int]], positions: Sequence[int], *, multiple: int
     ) -> None:
-        """Build it.
-
-        Args:
-            rows: The indices of each sequence's rows among all rows, equally many of each.
-            positions: The position of each sequence's first row; the others follow it.
-            multiple: m.
-        """
         self.rows = rows[0]
         own_count = len(self.rows)
         self._end = _up_to(TILE, positions[0] + own_count)
@@ -279,6 +277,11 @@ class Tile:
 class _Path:
     """Rows of a tree that follow one another, attended to as if their path were the sequence.
 
+    Args:
+        rows: The path's last rows; another path has the others.
+        nodes: The path's tokens, among the tree's.
+        multiple: m.
+
     Attributes:
         rows: Their indices among all rows.
     """
@@ -286,13 +289,6 @@ class _Path:
     def __init__(
         self, rows: Sequence[int], *, nodes: Tensor, tree: TreeRows, multiple: int
     ) -> None:
-        """Build it.
-
-        Args:
-            rows: The path's last rows; another path has the others.
-            nodes: The path's tokens, among the tree's.
-            multiple: m.
-        """
         self.rows = rows
         self._nodes = nodes
         self._first, self._node_count = tree.first, tree.ages.shape[1]

@@ -25,7 +25,7 @@ from transformers import AttentionInterface, DynamicCache
 from transformers.masking_utils import AttentionMaskInterface
 
 from paceline_engine.terms.model_cache import ModelCache
-from paceline_engine.torch_backend.attention import Attention
+from paceline_engine.torch_backend.attention_kernels import Attention
 from paceline_engine.torch_backend.packed_linear import PackedModules
 from paceline_engine.torch_backend.shared_rows import SharedRows
 

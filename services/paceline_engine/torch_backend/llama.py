@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline_engine.torch_backend.attention import Attention
+from paceline_engine.torch_backend.attention_kernels import Attention
 from paceline_engine.torch_backend.compiled_layers import (
     CompiledLayer,
     LayerParts,

@@ -84,18 +84,17 @@ LoraWeights: TypeAlias = "Mapping[ProductKey, Factors]"
 
 
 class LoraRows:
-    """Which rows of one forward have which adapter."""
+    """Which rows of one forward have which adapter.
+
+    Args:
+        rows: For each sequence, in the order of the rows, its adapter's factors or None, and
+            how many rows it has.
+        device: Where the model computes.
+    """
 
     def __init__(
         self, rows: Iterable[tuple[LoraWeights | None, int]], *, device: torch.device
     ) -> None:
-        """Build it.
-
-        Args:
-            rows: For each sequence, in the order of the rows, its adapter's factors or None, and
-                how many rows it has.
-            device: Where the model computes.
-        """
         places: dict[int, list[int]] = {}
         weights: dict[int, LoraWeights] = {}
         start = 0

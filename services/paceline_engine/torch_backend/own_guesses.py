@@ -35,16 +35,14 @@ class OwnGuesses:
     guesses are added to the verdicts (`add_to`), and a sequence's next tree is compared with them
     (`mark_tree`).
 
+    Args:
+        vocabulary_size: How many tokens can be chosen; the head may have more rows.
+
     Attributes:
         drafter: Makes the guesses.
     """
 
     def __init__(self, drafter: SelfDrafter | ChainDrafter, *, vocabulary_size: int) -> None:
-        """Build it.
-
-        Args:
-            vocabulary_size: How many tokens can be chosen; the head may have more rows.
-        """
         self.drafter = drafter
         self._vocabulary_size = vocabulary_size
         self._read: dict[ModelCache, Tensor] = {}

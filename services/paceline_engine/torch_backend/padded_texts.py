@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline_engine.torch_backend.attention import FEW_ROWS, mask_of
+from paceline_engine.torch_backend.attention import FEW_ROWS
+from paceline_engine.torch_backend.attention_kernels import mask_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_engine.torch_backend.attention import Attention, TextRows
+    from paceline_engine.torch_backend.attention import TextRows
+    from paceline_engine.torch_backend.attention_kernels import Attention
 
 # Sequences up to this length go together: copying so few tokens takes about as long as a launch.
 _SHORT_LENGTH = 256

@@ -127,6 +127,17 @@ class FedTree:
 class SelfDrafter:
     """An adapter beside a loaded model.
 
+    Args:
+        model: The one that the adapter was loaded for.
+        takes_trees: Whether the model judges trees. If not, only the best guesses are proposed.
+        prune_below: A guess is dropped if its probability after its parent, by the early exit,
+            is below this; 0: no guess is dropped.
+        goes_along: Whether the model is computed by `FusedLlama`, in any shapes: then streams
+            can be rows of its forwards.
+
+    Raises:
+        ModelLoadError: its tree has no guesses that can be judged, or too many.
+
     Attributes:
         depth: The most tokens of a path that it proposes.
         kind: The adapter's kind.
@@ -145,19 +156,6 @@ class SelfDrafter:
         prune_below: float,
         goes_along: bool,
     ) -> None:
-        """Build it.
-
-        Args:
-            model: The one that the adapter was loaded for.
-            takes_trees: Whether the model judges trees. If not, only the best guesses are proposed.
-            prune_below: A guess is dropped if its probability after its parent, by the early exit,
-                is below this; 0: no guess is dropped.
-            goes_along: Whether the model is computed by `FusedLlama`, in any shapes: then streams
-                can be rows of its forwards.
-
-        Raises:
-            ModelLoadError: its tree has no guesses that can be judged, or too many.
-        """
         self.kind = adapter.card.kind
         assert not isinstance(adapter.module, EagleHead), "see ChainDrafter"
         self._adapter = adapter.module

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline_engine.torch_backend.attention import SideBySide, Span, TextRows
-from paceline_engine.torch_backend.attention_tables import MOST_ATTENDED, Spans
+from paceline_engine.torch_backend.attention import SideBySide, TextRows
+from paceline_engine.torch_backend.attention_tables import MOST_ATTENDED, Span, Spans
 from paceline_engine.torch_backend.in_place import TextsInPlace, in_place_kernels
 from paceline_engine.torch_backend.padded_texts import TextsTogether
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline_engine.torch_backend.attention import Attention
+    from paceline_engine.torch_backend.attention_kernels import Attention
     from paceline_engine.torch_backend.feature_rows import FeatureRows
     from paceline_engine.torch_backend.key_values import KeyValues
     from paceline_engine.torch_backend.lora_rows import LoraRows
@@ -95,6 +95,18 @@ class OtherRows:
 class SharedRows(ForwardRows):
     """Rows of several sequences, (T,) in all. No row sees another sequence's tokens.
 
+    Args:
+        texts: With room for their rows.
+        token_ids: The tokens of each sequence's rows, one or more.
+        scored_counts: How many of each sequence's last rows to score, not counting streams.
+        parents: The parents of each sequence's last rows, if they are a tree: see
+            `ModelCache.extend`.
+        stream_counts: How many of each sequence's last rows are streams; none of them is
+            scored.
+        together: Attend to sequences of similar length in one kernel, over padded copies,
+            instead of sequence by sequence. Pays where launching kernels takes most of the
+            time.
+
     Attributes: see `ForwardRows`.
     """
 
@@ -108,20 +120,6 @@ class SharedRows(ForwardRows):
         stream_counts: Sequence[int] | None = None,
         together: bool = False,
     ) -> None:
-        """Build it.
-
-        Args:
-            texts: With room for their rows.
-            token_ids: The tokens of each sequence's rows, one or more.
-            scored_counts: How many of each sequence's last rows to score, not counting streams.
-            parents: The parents of each sequence's last rows, if they are a tree: see
-                `ModelCache.extend`.
-            stream_counts: How many of each sequence's last rows are streams; none of them is
-                scored.
-            together: Attend to sequences of similar length in one kernel, over padded copies,
-                instead of sequence by sequence. Pays where launching kernels takes most of the
-                time.
-        """
         device = texts[0].keys.device
         self._counts = [len(each) for each in token_ids]
         self._texts = [

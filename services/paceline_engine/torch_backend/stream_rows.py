@@ -47,6 +47,10 @@ def fuse_weights(streams: Streams, *, first_layer: int) -> StreamWeights:
 class StreamRows:
     """The rows of one forward that are streams.
 
+    Args:
+        weights: The streams' weights.
+        places: The indices of the rows.
+
     Attributes:
         read: The last layer's output in these rows: (S, E).
     """
@@ -54,12 +58,6 @@ class StreamRows:
     read: Tensor
 
     def __init__(self, weights: StreamWeights, places: Tensor | slice) -> None:
-        """Build it.
-
-        Args:
-            weights: The streams' weights.
-            places: The indices of the rows.
-        """
         self._weights = weights
         self._places = places
 

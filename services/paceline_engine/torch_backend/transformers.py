@@ -29,6 +29,7 @@ from paceline_engine.torch_backend.adapters.mtp_files import (
     tell_of_module,
 )
 from paceline_engine.torch_backend.chain_drafting import ChainDrafter, layers_beside
+from paceline_engine.torch_backend.deciding_model import DecidingModel
 from paceline_engine.torch_backend.device import on_device, usable_device
 from paceline_engine.torch_backend.draft_head import DraftHead
 from paceline_engine.torch_backend.int8_linear import tell_what_is_faster
@@ -38,7 +39,6 @@ from paceline_engine.torch_backend.invariance import (
     make_invariant,
 )
 from paceline_engine.torch_backend.llama import FusedLlama
-from paceline_engine.torch_backend.loaded_model import LoadedModel
 from paceline_engine.torch_backend.lora_adapters import LoraAdapters
 from paceline_engine.torch_backend.lora_files import load_lora, lora_fingerprint
 from paceline_engine.torch_backend.model_loading import count_tokens, describe, load_model
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class TransformersBackend(LoadedModel):
+class TransformersBackend(DecidingModel):
     """A model of the transformers library that is loaded from its files."""
 
     def __init__(

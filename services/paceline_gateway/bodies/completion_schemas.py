@@ -17,33 +17,31 @@ from paceline_contract.limits import (
 from paceline_gateway.bodies.conversation_schemas import (
     ChatMessage,
     Choice,
+    PromptEnding,
     TemplateOptions,
     Tools,
     among_tools,
-    can_go_on,
     with_effort,
 )
-from paceline_gateway.bodies.fields import Fields, problem, unsupported
+from paceline_gateway.bodies.fields import problem, unsupported
 from paceline_gateway.bodies.parameter_types import (
     MOST_UINT32,
+    Effort,
     NoList,
     Prompt,
     Prompts,
     ResponseFormat,
-    one_of,
     only,
 )
-from paceline_gateway.bodies.request_schemas import Body, Extension
+from paceline_gateway.bodies.request_schemas import Body, PacelineOptions
 from paceline_gateway.conversations.conversation import Conversation, ToolChoice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
-
-class CompletionExtension(Extension):
-    """The same for a prompt that the caller wrote."""
+class CompletionPacelineOptions(PacelineOptions):
+    """Paceline's own parameters for a prompt that the caller wrote."""
 
     parse_special_tokens: bool | None = None
 
@@ -52,7 +50,7 @@ class CompletionBody(Body):
     """POST /v1/completions."""
 
     prompt: Prompts
-    paceline: CompletionExtension | None = None
+    paceline: CompletionPacelineOptions | None = None
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     best_of: int | None = None
     max_tokens: int | None = Field(None, ge=0, le=MOST_UINT32)
@@ -134,39 +132,7 @@ class CompletionBody(Body):
         return options
 
 
-class Ending(Fields):
-    """How a conversation's prompt ends: where an answer begins, or within one."""
-
-    messages: list[ChatMessage]
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = Field(None, validate_default=True)
-
-    @field_validator("continue_final_message")
-    @classmethod
-    def _is_possible(cls, value: bool | None, info: ValidationInfo) -> bool | None:
-        messages = info.data.get("messages", [])
-        if any(it.is_begun for it in messages[:-1]):
-            raise problem("is possible for the last message alone")
-        if not value and not (messages and messages[-1].is_begun):
-            return value
-        if info.data.get("add_generation_prompt"):
-            raise problem("needs `add_generation_prompt: false`")
-        if not messages or not can_go_on(messages[-1].message):
-            raise problem("needs a last message of the assistant, with text")
-        return True
-
-    @property
-    def continues_last(self) -> bool:
-        """Whether the answer goes on with the last message."""
-        return self.continue_final_message is True
-
-    @property
-    def opens_answer(self) -> bool:
-        """Whether the prompt has the beginning of the next answer."""
-        return self.add_generation_prompt is not False
-
-
-class ChatBody(Ending, Body):
+class ChatBody(PromptEnding, Body):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)
@@ -179,7 +145,7 @@ class ChatBody(Ending, Body):
     tool_choice: Choice = ToolChoice()
     parallel_tool_calls: bool = True
     chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
-    reasoning_effort: Annotated[str, one_of(*EFFORTS)] | None = None
+    reasoning_effort: Effort | None = None
     thinking_token_budget: int | None = Field(None, ge=0, le=MOST_UINT32)  # vLLM's
     modalities: Annotated[object, only(["text"])] = None
 

@@ -288,3 +288,35 @@ class ChatMessage(Fields):
             tool_calls=tuple(it.call for it in self.tool_calls),
             tool_call_id=self.tool_call_id,
         )
+
+
+class PromptEnding(Fields):
+    """How a conversation's prompt ends: where an answer begins, or within one."""
+
+    messages: list[ChatMessage]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = Field(None, validate_default=True)
+
+    @field_validator("continue_final_message")
+    @classmethod
+    def _is_possible(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+        messages = info.data.get("messages", [])
+        if any(it.is_begun for it in messages[:-1]):
+            raise problem("is possible for the last message alone")
+        if not value and not (messages and messages[-1].is_begun):
+            return value
+        if info.data.get("add_generation_prompt"):
+            raise problem("needs `add_generation_prompt: false`")
+        if not messages or not can_go_on(messages[-1].message):
+            raise problem("needs a last message of the assistant, with text")
+        return True
+
+    @property
+    def continues_last(self) -> bool:
+        """Whether the answer goes on with the last message."""
+        return self.continue_final_message is True
+
+    @property
+    def opens_answer(self) -> bool:
+        """Whether the prompt has the beginning of the next answer."""
+        return self.add_generation_prompt is not False

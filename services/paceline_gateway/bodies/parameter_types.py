@@ -216,6 +216,9 @@ def _predicted_text(part: object) -> str | None:
     return None
 
 
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+Effort: TypeAlias = Annotated[str, one_of(*_EFFORTS)]
 Prediction: TypeAlias = Annotated[str, PlainValidator(_prediction)]
 Prompts: TypeAlias = Annotated[list[str | list[int]], PlainValidator(_prompts)]
 Stops: TypeAlias = Annotated[list[str], PlainValidator(_stop)]

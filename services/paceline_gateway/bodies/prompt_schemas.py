@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from paceline_gateway.bodies.completion_schemas import Ending
-from paceline_gateway.bodies.conversation_schemas import (  # noqa: TC001 - pydantic reads them
+from paceline_gateway.bodies.conversation_schemas import (
     ChatMessage,
+    PromptEnding,
     TemplateOptions,
     Tools,
 )
@@ -87,7 +87,7 @@ class _TokenizedText(Fields):
     prompt: str | None = None
 
 
-class TokenizeBody(Ending, _TokenizedText):
+class TokenizeBody(PromptEnding, _TokenizedText):
     """POST /tokenize: a text or a conversation, in vLLM's form."""
 
     messages: list[ChatMessage] = Field(default_factory=list, validate_default=True)

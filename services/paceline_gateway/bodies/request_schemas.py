@@ -41,7 +41,7 @@ _DRAFTERS = tuple(it.value for it in DrafterKind if it is not DrafterKind.UNKNOW
 _RULES = tuple(it.value for it in VerificationRule if it is not VerificationRule.UNKNOWN)
 
 
-class Extension(Fields):
+class PacelineOptions(Fields):
     """Paceline's own parameters: the decoding, and limits that OpenAI does not have."""
 
     strategy: Annotated[str, one_of(*_STRATEGIES)] = "auto"
@@ -64,7 +64,7 @@ class AnyRequest(Fields):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-1, lt=1 << 64)  # elsewhere -1 is none
-    paceline: Extension | None = None
+    paceline: PacelineOptions | None = None
     # Ignored: the caller's own books.
     user: object = None
     metadata: object = None

@@ -14,7 +14,6 @@ from pydantic import (
     model_validator,
 )
 
-from paceline_gateway.bodies.completion_schemas import EFFORTS
 from paceline_gateway.bodies.conversation_schemas import (
     MOST_TOOLS,
     Choice,
@@ -27,6 +26,7 @@ from paceline_gateway.bodies.conversation_schemas import (
 from paceline_gateway.bodies.fields import Fields, known_kind, unsupported
 from paceline_gateway.bodies.parameter_types import (
     MOST_UINT32,
+    Effort,
     FalseOnly,
     NoList,
     NoText,
@@ -191,7 +191,7 @@ class _Tool(Function):
 class _Reasoning(Fields):
     """How the model thinks before it answers."""
 
-    effort: Annotated[str, one_of(*EFFORTS)] | None = None
+    effort: Effort | None = None
     summary: object = None
     generate_summary: object = None  # the older name
 

@@ -9,10 +9,18 @@ from __future__ import annotations
 from paceline_gateway.bodies.completion_schemas import ChatBody, CompletionBody
 from paceline_gateway.bodies.message_schemas import MessagesBody
 from paceline_gateway.bodies.prompt_schemas import LiveBody
-from paceline_gateway.bodies.request_schemas import Extension
+from paceline_gateway.bodies.request_schemas import PacelineOptions
 from paceline_gateway.bodies.response_schemas import InputItem, ResponseBody
 
-_BODIES = (ChatBody, CompletionBody, Extension, InputItem, LiveBody, MessagesBody, ResponseBody)
+_BODIES = (
+    ChatBody,
+    CompletionBody,
+    PacelineOptions,
+    InputItem,
+    LiveBody,
+    MessagesBody,
+    ResponseBody,
+)
 # Fields of our own requests that change nothing in the text.
 _HARMLESS = frozenset(
     {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline_contract.proposal import NOTHING, Proposal
 from paceline_engine.scheduling.model_text import ModelText
+from paceline_engine.terms.backend import ForwardInterrupted
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
 from paceline_engine.torch_backend.adapters.card import AdapterCard
@@ -175,3 +177,77 @@ def check_guesses(
         assert [*accepted, judged.next_token] == text[done : done + len(accepted) + 1]
         assert judged.proposal == expected([*prompt, *text[:done], *accepted], judged.next_token)
         done += len(accepted) + 1
+
+
+def check_any_past(
+    backend: Backend, spec: SessionSpec, expected: Callable[[list[int], int], Proposal] | None
+) -> None:
+    """Check that cuts, other texts, drafts, trees, interrupts and other calls leave no trace.
+
+    Args:
+        expected: Returns what is to be proposed after a text and the next token; None: guesses are
+            not compared.
+    """
+    chance, compared = random.Random(11), 0
+    for _ in range(3):
+        text, prefix = ModelText(backend, spec), [5, 6, 7]
+        for _ in range(40):
+            prefix = prefix[: chance.randint(1, len(prefix))]
+            prefix += [chance.choice([5, 6, 7]) for _ in range(chance.randint(0, 4))]
+            what = chance.random()
+            if what < 0.2:
+                text.interrupt = threading.Event()
+                text.interrupt.set()
+                with pytest.raises(ForwardInterrupted):
+                    text.judge(prefix, [7, 7], propose=True)
+                text.interrupt = threading.Event()
+            elif what < 0.3:
+                text.draft_chain(prefix, count=2)
+            elif what < 0.4:
+                text.rank(prefix, width=3)
+            else:
+                tree = random_tree(chance, [5, 6], size=5, vocabulary_size=300)
+                judged = text.judge(
+                    prefix, tree.token_ids, parents=tree.parents, propose=what > 0.6
+                )
+                if what > 0.6 and expected is not None:
+                    after = [*prefix, *tree.along(judged.accepted_path)]
+                    assert judged.proposal == expected(after, judged.next_token)
+                    compared += 1
+    assert compared > 30 or expected is None
+
+
+def check_kept_beginning(
+    backend: Backend, spec: SessionSpec, expected: Callable[[list[int], int], Proposal]
+) -> None:
+    """Check the guesses in a text that begins as a kept one, whose rows it copies."""
+    kept = ModelText(backend, spec)
+    for length in (3, 9):  # the head's own keys and values are there for a part
+        kept.judge([*range(5, 5 + length)], [7, 7], propose=length == 3)
+    kept.cache.end()
+    for prefix in ([*range(5, 14)], [5, 6, 7, 8, 60, 61]):
+        text = ModelText(backend, spec)
+        text.cache.begin_like(kept.cache)
+        judged = text.judge(prefix, propose=True)
+        assert text.row_count < len(prefix), "its beginning is copied"
+        assert judged.proposal == expected(prefix, judged.next_token)
+
+
+def check_prompt_in_parts(
+    backend: Backend,
+    spec: SessionSpec,
+    expected: Callable[[list[int], int], Proposal],
+    *,
+    length: int,
+    row_limit: int,
+) -> None:
+    """Check the guesses after a prompt that takes several forwards."""
+    prompt = [5 + n % 40 for n in range(length)]
+    task = Judge(Proposal(), propose=True)
+    item = Item(backend.new_cache(spec), spec, prefix=array("I", prompt), task=task)
+    steps, judgement = 0, None
+    while judgement is None:
+        (outcome,) = backend.run([item], NEVER, row_limit=row_limit)
+        judgement, steps = outcome.judgement, steps + 1
+    assert steps == -(-length // row_limit)
+    assert judgement.proposal == expected(prompt, judgement.next_token)

@@ -8,7 +8,8 @@ from array import array
 import pytest
 import torch
 
-from paceline_engine.torch_backend.attention import Attention, SideBySide
+from paceline_engine.torch_backend.attention import SideBySide
+from paceline_engine.torch_backend.attention_kernels import Attention
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 from paceline_engine.torch_backend.shared_rows import SharedRows

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import threading
 from array import array
 
 import pytest
@@ -13,7 +11,7 @@ from paceline_contract.proposal import Proposal
 from paceline_engine.deciding.decisions import rank_from
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.scheduling.model_text import ModelText
-from paceline_engine.terms.backend import ForwardInterrupted, ModelLoadError
+from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.items import Item, Judge
 from paceline_engine.terms.rank_paths import propose
 from paceline_engine.torch_backend.adapters.eagle import EagleHead
@@ -24,11 +22,13 @@ from paceline_training.run import AdapterSizes, TextPlan, run_training
 from paceline_training.training import TrainingPlan
 from support.eagle_reference import SlowHead
 from support.tiny_adapters import write_adapter
-from support.trees import random_tree
 from unit.engine.conftest import NEVER, continuation
 from unit.engine.models import (
+    check_any_past,
     check_as_alone,
     check_guesses,
+    check_kept_beginning,
+    check_prompt_in_parts,
     decode_by_proposals,
     drafting,
     mixed_judgements,
@@ -153,51 +153,13 @@ def test_a_trained_head_saves_forwards(tiny_pair, tmp_path):
 
 
 def test_whatever_happened_before_guesses_are_those_of_the_text_alone(backend, expected):
-    """Cuts, other texts, drafts, trees, interrupts and calls that do not ask leave no trace."""
-    chance = random.Random(11)
-    alphabet = [5, 6, 7]
-    compared = 0
-    for _ in range(3):
-        text, prefix = ModelText(backend, SPEC), [5, 6, 7]
-        for _ in range(40):
-            prefix = prefix[: chance.randint(1, len(prefix))]
-            prefix += [chance.choice(alphabet) for _ in range(chance.randint(0, 4))]
-            what = chance.random()
-            if what < 0.2:
-                text.interrupt = threading.Event()
-                text.interrupt.set()
-                with pytest.raises(ForwardInterrupted):
-                    text.judge(prefix, [7, 7], propose=True)
-                text.interrupt = threading.Event()
-            elif what < 0.3:
-                text.draft_chain(prefix, count=2)
-            elif what < 0.4:
-                text.rank(prefix, width=3)
-            else:
-                tree = random_tree(chance, [5, 6], size=5, vocabulary_size=VOCABULARY_SIZE)
-                judged = text.judge(
-                    prefix, tree.token_ids, parents=tree.parents, propose=what > 0.6
-                )
-                if what > 0.6 and not backend.is_rounded:
-                    after = [*prefix, *tree.along(judged.accepted_path)]
-                    assert judged.proposal == expected(after, judged.next_token)
-                    compared += 1
-    assert compared > 30 or backend.is_rounded
+    check_any_past(backend, SPEC, None if backend.is_rounded else expected)
 
 
 def test_a_text_that_begins_as_a_kept_one_has_its_features_too(backend, expected):
     if backend.is_rounded:
         pytest.skip("its features are others in eight bits")
-    kept = ModelText(backend, SPEC)
-    for length in (3, 9):  # the head's own keys and values are there for a part
-        kept.judge([*range(5, 5 + length)], [7, 7], propose=length == 3)
-    kept.cache.end()
-    for prefix in ([*range(5, 14)], [5, 6, 7, 8, 60, 61]):
-        text = ModelText(backend, SPEC)
-        text.cache.begin_like(kept.cache)
-        judged = text.judge(prefix, propose=True)
-        assert text.row_count < len(prefix), "its beginning is copied"
-        assert judged.proposal == expected(prefix, judged.next_token)
+    check_kept_beginning(backend, SPEC, expected)
 
 
 def test_what_long_texts_lack_is_made_in_parts(backend, expected, monkeypatch):
@@ -237,16 +199,7 @@ def test_each_gets_what_it_would_get_alone(backend):
 def test_a_long_prompt_in_parts_is_a_prompt(backend, expected):
     if backend.is_rounded:
         pytest.skip("its features are others in eight bits")
-    prompt = [5 + n % 40 for n in range(30)]
-    item = Item(backend.new_cache(SPEC), SPEC, prefix=array("I", prompt), task=Judge(Proposal()))
-    item.task = Judge(Proposal(), propose=True)
-    steps = 0
-    judgement = None
-    while judgement is None:
-        (outcome,) = backend.run([item], NEVER, row_limit=8)
-        judgement, steps = outcome.judgement, steps + 1
-    assert steps == 4
-    assert judgement.proposal == expected(prompt, judgement.next_token)
+    check_prompt_in_parts(backend, SPEC, expected, length=30, row_limit=8)
 
 
 def test_features_are_paid_for_and_logits_are_to_the_bit_as_without(tiny_pair, adapter):

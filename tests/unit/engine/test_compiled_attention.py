@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from paceline_engine.torch_backend import attention_tables, compiled_steps
-from paceline_engine.torch_backend.attention import TILE, Attention
+from paceline_engine.torch_backend.attention_kernels import Attention
 from paceline_engine.torch_backend.attention_tables import MOST_ATTENDED, AttentionLayer
 from paceline_engine.torch_backend.compiled_attention import agreeing_counts, can_attend
 from paceline_engine.torch_backend.compiled_steps import (
     Steps,
     compile_steps,
 )
-from paceline_engine.torch_backend.invariant import InvariantRows
+from paceline_engine.torch_backend.invariant import TILE, InvariantRows
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 from paceline_engine.torch_backend.shared_rows import SharedRows

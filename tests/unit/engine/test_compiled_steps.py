@@ -14,7 +14,6 @@ from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Item, Judge
 from paceline_engine.torch_backend import llama as llama_module
-from paceline_engine.torch_backend.attention import TILE
 from paceline_engine.torch_backend.compiled_attention import agreeing_counts
 from paceline_engine.torch_backend.compiled_steps import (
     MOST_ROWS,
@@ -24,7 +23,7 @@ from paceline_engine.torch_backend.compiled_steps import (
 )
 from paceline_engine.torch_backend.decoders import take_sample
 from paceline_engine.torch_backend.int8_linear import Int8Product
-from paceline_engine.torch_backend.invariant import InvariantRows
+from paceline_engine.torch_backend.invariant import TILE, InvariantRows
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.llama import FusedLlama

@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline_engine.torch_backend.attention import Attention, TextRows
+from paceline_engine.torch_backend.attention import TextRows
+from paceline_engine.torch_backend.attention_kernels import Attention
 from paceline_engine.torch_backend.in_place import TextsInPlace, in_place_kernels
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs

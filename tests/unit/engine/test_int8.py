@@ -15,10 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.torch_backend import int8_linear
-from paceline_engine.torch_backend.attention import TILE
 from paceline_engine.torch_backend.decoders import choose_decoder, take_sample
 from paceline_engine.torch_backend.int8_linear import Int8Product, check_exact
-from paceline_engine.torch_backend.invariant import InvariantRows
+from paceline_engine.torch_backend.invariant import TILE, InvariantRows
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.library import LibraryDecoder

@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
-from paceline_engine.torch_backend.attention import TILE, Attention, attend_apart
+from paceline_engine.torch_backend.attention_kernels import Attention, attend_apart
 from paceline_engine.torch_backend.blockwise import (
     BlockSizes,
     Kernel,
@@ -24,7 +24,7 @@ from paceline_engine.torch_backend.blockwise import (
 )
 from paceline_engine.torch_backend.decoders import take_sample
 from paceline_engine.torch_backend.invariance import is_invariant
-from paceline_engine.torch_backend.invariant import InvariantRows
+from paceline_engine.torch_backend.invariant import TILE, InvariantRows
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 from paceline_engine.torch_backend.library import LibraryDecoder

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
-import threading
 from array import array
 
 import pytest
@@ -14,9 +12,9 @@ from safetensors.torch import load_file
 from paceline_contract.proposal import Proposal
 from paceline_engine.deciding.decisions import rank_from
 from paceline_engine.scheduling.model_text import ModelText
-from paceline_engine.terms.backend import ForwardInterrupted, ModelLoadError
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.items import Item, Judge
+from paceline_engine.terms.rank_paths import propose
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.families import build_family
 from support.mtp_checkpoints import (
@@ -28,18 +26,22 @@ from support.mtp_checkpoints import (
     change_weights,
     module_reference,
 )
-from support.trees import random_tree
 from unit.engine.conftest import NEVER, continuation
+from unit.engine.models import (
+    check_any_past,
+    check_guesses,
+    check_kept_beginning,
+    check_prompt_in_parts,
+    decode_by_proposals,
+    specs,
+)
 
-SPECS = [
-    SessionSpec(300),
-    SessionSpec(300, SamplingParameters(0.8, top_p=0.9), seed=3),
-    SessionSpec(300, SamplingParameters(1.2, top_k=20), seed=8),
-]
+SPECS = specs(300)
 SPEC = SPECS[0]
 PROMPT = [5, 6, 7, 8, 9]
 REACH = 3
 VOCABULARY_SIZE = 300
+CHAIN = ((0,), (0, 0), (0, 0, 0))
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
@@ -78,49 +80,26 @@ def expected(family, checkpoint):
                     positions=[len(text) + 1 + step],
                     count=1,
                 )
-                found.append(ranked[0][0])
-                return found[-1]
+                found.append([ranked[0][0]])
+                return ranked[0][0]
 
             guess([*text, next_token], steps=REACH, choose=choose)
-            known[key] = Proposal(tuple(found), tuple(range(REACH)))
+            known[key] = propose(CHAIN, found)
         return known[key]
 
     return proposal
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=["greedy", "nucleus", "top-k"])
-def test_what_is_proposed_is_what_the_slow_module_guesses(backend, plain, expected, spec):
-    """Blocks are accepted in part, at each place, and trees along some path."""
-    chance = random.Random(spec.seed)
-    text = continuation(ModelText(plain, spec), PROMPT, 24)
-    served = ModelText(backend, spec)
-    done, accepted_counts = 0, set()
-    while done < 18:
-        right = text[done : done + chance.randint(0, 4)]
-        tree = random_tree(chance, right, size=9, vocabulary_size=VOCABULARY_SIZE)
-        given = tree if chance.random() < 0.5 else Proposal((*right, 7, 8))
-        judged = served.judge(
-            [*PROMPT, *text[:done]], given.token_ids, parents=given.parents, propose=True
-        )
-        accepted = given.along(judged.accepted_path)
-        assert [*accepted, judged.next_token] == text[done : done + len(accepted) + 1]
-        after = [*PROMPT, *text[:done], *accepted]
-        assert judged.proposal.token_ids == expected(after, judged.next_token, spec).token_ids
-        assert judged.proposal.depths() == [*range(REACH)]
-        accepted_counts.add(len(accepted))
-        done += len(accepted) + 1
-    assert len(accepted_counts) > 2
+def test_what_is_proposed_is_what_the_slow_module_guesses(backend, expected, spec):
+    check_guesses(backend, spec, PROMPT, lambda text, token: expected(text, token, spec))
 
 
 def test_decoding_by_its_proposals_is_plain_decoding(backend, plain):
     for spec in SPECS:
-        served, text, proposal = ModelText(backend, spec), list(PROMPT), Proposal()
-        while len(text) < (100 if spec is SPEC else 30):  # recurrent layers close rows on the way
-            judged = served.judge(text, proposal.token_ids, parents=proposal.parents, propose=True)
-            text += [*proposal.along(judged.accepted_path), judged.next_token]
-            proposal = judged.proposal
-            assert len(proposal)
-        made = text[len(PROMPT) :]
+        count = 95 if spec is SPEC else 25  # recurrent layers close rows on the way
+        made, judgements = decode_by_proposals(ModelText(backend, spec), PROMPT, count=count)
+        assert all(len(judged.proposal) for judged in judgements)
         assert made == continuation(ModelText(plain, spec), PROMPT, len(made))
 
 
@@ -135,34 +114,7 @@ def test_its_load_leaves_the_model_as_it_was(backend, plain):
 
 
 def test_whatever_happened_before_guesses_are_those_of_the_text_alone(backend, expected):
-    """Cuts, other texts, drafts, trees, interrupts and calls that do not ask leave no trace."""
-    chance = random.Random(11)
-    compared = 0
-    for _ in range(2):
-        text, prefix = ModelText(backend, SPEC), [5, 6, 7]
-        for _ in range(30):
-            prefix = prefix[: chance.randint(1, len(prefix))]
-            prefix += [chance.choice([5, 6, 7]) for _ in range(chance.randint(0, 4))]
-            what = chance.random()
-            if what < 0.2:
-                text.interrupt = threading.Event()
-                text.interrupt.set()
-                with pytest.raises(ForwardInterrupted):
-                    text.judge(prefix, [7, 7], propose=True)
-                text.interrupt = threading.Event()
-            elif what < 0.3:
-                text.draft_chain(prefix, count=2)
-            else:
-                tree = random_tree(chance, [5, 6], size=5, vocabulary_size=VOCABULARY_SIZE)
-                judged = text.judge(
-                    prefix, tree.token_ids, parents=tree.parents, propose=what > 0.5
-                )
-                if what > 0.5:
-                    after = [*prefix, *tree.along(judged.accepted_path)]
-                    found = judged.proposal.token_ids
-                    assert found == expected(after, judged.next_token).token_ids
-                    compared += 1
-    assert compared > 15
+    check_any_past(backend, SPEC, expected)
 
 
 def test_each_text_of_a_forward_gets_what_it_would_get_alone(backend, expected):
@@ -188,27 +140,11 @@ def test_each_text_of_a_forward_gets_what_it_would_get_alone(backend, expected):
 
 
 def test_a_text_that_begins_as_a_kept_one_has_its_features_too(backend, expected):
-    kept = ModelText(backend, SPEC)
-    for length in (3, 9):  # the module's own keys and values are there for a part
-        kept.judge([*range(5, 5 + length)], [7, 7], propose=length == 3)
-    kept.cache.end()
-    for prefix in ([*range(5, 14)], [5, 6, 7, 8, 60, 61]):
-        text = ModelText(backend, SPEC)
-        text.cache.begin_like(kept.cache)
-        judged = text.judge(prefix, propose=True)
-        assert text.row_count < len(prefix), "its beginning is copied"
-        assert judged.proposal.token_ids == expected(prefix, judged.next_token).token_ids
+    check_kept_beginning(backend, SPEC, expected)
 
 
 def test_a_long_prompt_in_parts_is_a_prompt(backend, expected):
-    prompt = [5 + n % 40 for n in range(100)]
-    item = Item(backend.new_cache(SPEC), SPEC, prefix=array("I", prompt), task=Judge(Proposal()))
-    item.task = Judge(Proposal(), propose=True)
-    judgement = None
-    while judgement is None:
-        (outcome,) = backend.run([item], NEVER, row_limit=30)
-        judgement = outcome.judgement
-    assert judgement.proposal.token_ids == expected(prompt, judgement.next_token).token_ids
+    check_prompt_in_parts(backend, SPEC, expected, length=100, row_limit=30)
 
 
 def test_its_state_is_paid_for_and_a_model_without_it_is_as_ever(family, backend, plain, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from paceline_engine.torch_backend.attention import Attention
+from paceline_engine.torch_backend.attention_kernels import Attention
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 from paceline_engine.torch_backend.shared_rows import SharedRows

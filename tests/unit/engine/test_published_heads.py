@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SessionSpec
-from paceline_engine.torch_backend.adapters.eagle import EagleShape
+from paceline_engine.torch_backend.adapters.eagle_shape import EagleShape
 from paceline_engine.torch_backend.adapters.files import load_adapter
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.tiny_adapters import random_adapter, write_adapter

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from paceline_engine.torch_backend import kv_arena as module
-from paceline_engine.torch_backend.attention import Attention, SideBySide, TextRows
+from paceline_engine.torch_backend.attention import SideBySide, TextRows
+from paceline_engine.torch_backend.attention_kernels import Attention
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 from paceline_engine.torch_backend.shared_rows import SharedRows

@@ -19,7 +19,7 @@ from paceline_gateway.bodies.completion_schemas import ChatBody, CompletionBody
 from paceline_gateway.bodies.json_body import parse
 from paceline_gateway.bodies.message_schemas import MessagesBody
 from paceline_gateway.bodies.prompt_schemas import LiveBody
-from paceline_gateway.bodies.request_schemas import Extension
+from paceline_gateway.bodies.request_schemas import PacelineOptions
 from paceline_gateway.bodies.response_schemas import ResponseBody
 from paceline_gateway.errors import RequestError, of_paceline
 from support.examples import examples
@@ -169,7 +169,7 @@ def test_a_number_may_be_as_far_as_its_limits_and_no_farther(kind, name):
         assert refused(body_class, body(value))["param"] == name
 
 
-OWN_NAMES = Extension.model_fields.keys() - {"ignore_eos", "top_k", "min_p"}
+OWN_NAMES = PacelineOptions.model_fields.keys() - {"ignore_eos", "top_k", "min_p"}
 USUAL_NAMES = {
     f"sampling.{name}"
     for name in (

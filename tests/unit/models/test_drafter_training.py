@@ -7,19 +7,17 @@ import json
 import random
 import shutil
 from array import array
-from itertools import pairwise
+from collections import deque
+from itertools import count, pairwise
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import distil_at_once
-import distil_drafter
-import target_texts
 from accepted_runs import Runs
 from device_texts import DeviceTexts
-from distil_drafter import Training
 from distillation import (
     Choice,
     Drafter,
@@ -31,6 +29,7 @@ from distillation import (
     shallow,
 )
 from drafter_card import measure
+from drafter_training import Training, write_own
 from led_rows import LedRows, Script
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
@@ -38,12 +37,21 @@ from paceline_engine.torch_backend.transformers import TransformersBackend
 from side_by_side import SideBySide
 from smollm2_drafter import CARD, OtherTargetError, lay_out
 from support.tiny_models import build_tokenizer
-from target_texts import KEPT, write_batch
-from text_writers import GIVEN, OWN, TEMPLATE, USER, Writer, Writers
+from text_writers import (
+    ANSWER_TOKENS,
+    GIVEN,
+    OWN,
+    TEMPLATE,
+    USER,
+    USER_TEMPERATURE,
+    USER_TOKENS,
+    Writer,
+    Writers,
+)
 
 torch.set_num_threads(1)
 
-SIZE, LENGTH = 300, 40
+SIZE, LENGTH, KEPT = 300, 40, 32
 END = 7
 TEMPLATE_SOURCE = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' +"
@@ -94,62 +102,59 @@ def writer(temperature=0.0, turns=None, answer=(8, 9)):
     )
 
 
-def written(model, *, rows=6, seed=1, length=LENGTH):
-    writers = [
-        writer(0.0 if row % 2 else 1.0, answer=(8, 9) if row % 4 < 2 else ()) for row in range(rows)
+def written(model, *, rows=24, seed=1, length=LENGTH):
+    """A batch of greedy texts and drawn ones, in turns; half of them are chats."""
+    scripts = [
+        Script.of(writer(float(row % 2), answer=(8, 9) if row % 4 < 2 else ()), length=length)
+        for row in range(rows)
     ]
-    return write_batch(
-        SideBySide(model, rows=rows, length=length),
-        writers,
-        length=length,
-        generator=torch.Generator().manual_seed(seed),
-    )
+    room = SideBySide(model, rows=rows, length=length)
+    writing = DeviceTexts(room, rows=rows, length=length, kept=KEPT)
+    return writing.write(scripts, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(scope="module")
 def texts(model):
-    return Texts(**written(model, rows=24))
-
-
-@torch.inference_mode()
-def test_the_stored_distributions_are_the_targets(model):
-    batch = written(model)
-    expected = model(batch["token_ids"].long()).logits.log_softmax(-1)
-    found = batch["best_log_probs"].float()
-    assert found.shape[-1] == KEPT
-    there = expected.gather(-1, batch["best_ids"].long())
-    # Products compute in bfloat16, which has three digits.
-    assert (found - there)[there > -5].abs().mean() < 0.05
-    assert (batch["best_ids"][..., 0] == expected.argmax(-1)).float().mean() > 0.95
-
-
-def test_a_greedy_answer_is_the_targets_best_token_at_each_place(model):
-    batch = written(model)
-    greedy = torch.arange(len(batch["origins"])) % 2 == 1
-    own = (batch["origins"][:, 1:] == OWN) & greedy[:, None]
-    assert own.any()
-    best = batch["best_ids"][:, :-1, 0]
-    assert batch["token_ids"][:, 1:][own].equal(best[own])
-
-
-def test_a_batch_follows_from_its_seed(model):
-    first, again, other = written(model), written(model), written(model, seed=2)
-    assert all(first[name].equal(again[name]) for name in first)
-    assert not first["token_ids"].equal(other["token_ids"])
+    return Texts(**written(model))
 
 
 def read(writer, drawn):
-    """Lead a text whose drawn tokens are these; return its tokens with their origins."""
-    found, drawn = [], iter(drawn)
+    """Lead a text until these tokens are drawn; return its tokens with their origins."""
+    found, left, length = [], deque(drawn), 400 + len(drawn)
+    rows = LedRows(rows=1, length=length, device=torch.device("cpu"))
+    rows.begin([Script.of(writer, length=length)])
+    while left:
+        token_id, origin = map(int, rows.advance(torch.tensor([left[0]])))
+        if origin in {USER, OWN}:
+            left.popleft()
+        found.append((token_id, origin))
+    return found
+
+
+def steps_of(writer):
+    """Lead one text, without tensors.
+
+    Yields what comes next, a given token or a temperature to draw at, with the token's origin. Is
+    sent the token that stands there.
+    """
+    is_user, length, waiting = bool(writer.answer), 0, deque(writer.open_turn())
     while True:
-        step = writer.next_step()
-        token = step.token_id
-        if token is None:
-            token = next(drawn, None)
-            if token is None:
-                return found
-        writer.read(token, step.origin)
-        found.append((token, step.origin))
+        limit = USER_TOKENS if is_user else ANSWER_TOKENS
+        if waiting:
+            given, origin = waiting.popleft()
+        elif writer.answer and length >= limit:
+            given, origin = writer.end_ids[0], TEMPLATE
+        else:
+            given, origin = None, USER if is_user else OWN
+        token_id = yield given, origin, USER_TEMPERATURE if is_user else writer.temperature
+        length += given is None
+        if token_id in writer.end_ids and not waiting:
+            length = 0
+            if is_user:
+                waiting.extend((each, TEMPLATE) for each in writer.answer)
+            else:
+                waiting.extend(writer.open_turn())
+            is_user = bool(writer.answer) and not is_user
 
 
 def test_a_chat_goes_on_with_a_turn_of_the_user_where_an_answer_ends():
@@ -203,23 +208,6 @@ def test_a_writer_of_the_models_own_template_opens_a_chat(target, tmp_path):
         assert [part.split("\n")[0] for part in parts[1:]] == ["user", "assistant", "user"]
         assert all(part.endswith("<|im_end|>\n") for part in parts[1:3])
     assert 3 <= chats < 12
-
-
-def test_a_run_that_was_killed_goes_on_with_the_missing_batch(target, tmp_path, monkeypatch):
-    folder = shutil.copytree(target, tmp_path / "chatting")
-    (folder / "chat_template.jinja").write_text(TEMPLATE_SOURCE)
-    monkeypatch.setattr(target_texts, "LENGTH", 24)
-    work = tmp_path / "work"
-    command = ["--target", str(folder), "--work", str(work), "--batches", "2", "--rows", "4"]
-    target_texts.main(command)
-    first, second = (target_texts.batch_path(work, number) for number in range(2))
-    written_first, expected = first.stat(), second.read_bytes()
-    second.unlink()
-    target_texts.main(command)
-    assert second.read_bytes() == expected
-    assert first.stat().st_mtime_ns == written_first.st_mtime_ns
-    assert first.read_bytes() != expected
-    assert sorted(work.iterdir()) == [first, second]
 
 
 def test_the_chosen_tokens_are_the_most_probable_ones_and_the_ends(texts):
@@ -282,58 +270,42 @@ def test_all_of_a_targets_layers_agree_with_it_everywhere(model, texts):
     assert list(reached.accepted) == sorted(reached.accepted)
 
 
-def training(folder, model, texts):
-    folder.mkdir(exist_ok=True)
+def training(folder, drafter, texts):
     return Training(
-        folder,
-        Drafter(model, CHOICE),
+        drafter,
         texts=texts.rows(slice(16)),
         held_out=texts.rows(slice(16, 24)),
         seed=3,
         rows=4,
-        report_steps=3,
+        rate=1e-3,
+        longest_gradient=1.0,
+        curve=folder / "curve.jsonl",
+        clock=count().__next__,
     )
 
 
-def weights_of(run):
-    return run._drafter.own_weights()
-
-
-def test_training_learns_and_goes_on_from_its_checkpoint_bit_for_bit(model, texts, tmp_path):
-    whole = training(tmp_path / "whole", model, texts)
-    whole.train(steps=9)
-    training(tmp_path / "parts", model, texts).train(steps=6)
-    rest = training(tmp_path / "parts", model, texts)
-    assert rest.step == 6
-    rest.train(steps=9)
-    assert all(weights_of(whole)[name].equal(it) for name, it in weights_of(rest).items())
-    curves = [
-        [json.loads(line) for line in (tmp_path / run / "curve.jsonl").read_text().splitlines()]
-        for run in ("whole", "parts")
-    ]
-    assert curves[0] == curves[1]
-    assert [row["step"] for row in curves[0]] == [0, 3, 6, 9]
-    assert curves[0][-1]["loss"] < curves[0][0]["loss"]
-
-
-def test_finishing_leaves_the_checkpoint_as_it_was(model, texts, tmp_path):
-    training(tmp_path, model, texts).train(steps=3)
-    before = (tmp_path / "checkpoint.pt").read_bytes()
-    training(tmp_path, model, texts).finish(steps=2)
-    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+def test_a_drafter_learns_and_each_report_is_a_line_of_the_curve(model, texts, tmp_path):
+    before = evaluate(Drafter(model, CHOICE), texts.rows(slice(16, 24)))
+    told = []
+    run = training(tmp_path, Drafter(model, CHOICE), texts)
+    reached = run.train_for(40, report_seconds=15, keep=told.append)
+    assert told[-1] == reached
+    assert reached.loss < before.loss
+    curve = [json.loads(line) for line in (tmp_path / "curve.jsonl").read_text().splitlines()]
+    assert [row["loss"] for row in curve] == [each.loss for each in told]
+    # A second passes with each look at the clock: a step takes two, a report one more.
+    assert [row["step"] for row in curve] == [8, 16, 19]
 
 
 @pytest.fixture
-def finished(target, model, tmp_path):
-    """The folder of a drafter's own weights, made by the commands."""
-    work = tmp_path / "work"
-    for name, seed in (("texts", 1), ("held-out", 2)):
-        (work / name).mkdir(parents=True)
-        save_file(written(model, rows=12, seed=seed), target_texts.batch_path(work / name, 0))
-    common = ["--target", str(target), "--work", str(work), "--batches", "1"]
-    distil_drafter.main(["choose", *common, "--tokens", "100", "--layers", "0", "3"])
-    distil_drafter.main(["train", *common, "--steps", "2"])
-    distil_drafter.main(["finish", *common, "--steps", "1", "--output", str(tmp_path / "own")])
+def finished(model, texts, tmp_path):
+    """The folder of a trained drafter's own weights."""
+    chosen, _ = choose_tokens(texts, count=100, always=(END,), vocabulary_size=SIZE)
+    drafter = Drafter(model, Choice((0, 3), chosen))
+    run = training(tmp_path, drafter, texts)
+    reached = run.train_for(6, report_seconds=9, keep=lambda _: None)
+    card = reached.as_row(run.step)
+    write_own(tmp_path / "own", drafter, embeddings=embeddings_digest(model), training=card)
     return tmp_path / "own"
 
 
@@ -368,7 +340,7 @@ def test_a_drafter_holds_none_of_the_targets_embeddings(finished, model):
     card = json.loads((finished / CARD).read_text())
     assert card["embeddings"] == embeddings_digest(model)
     assert card["layers"] == [0, 3]
-    assert card["training"]["step"] == 3
+    assert card["training"]["step"] > 0
 
 
 def test_it_is_refused_for_another_target(finished, model, tmp_path):
@@ -452,32 +424,23 @@ def test_texts_led_in_tensors_are_those_that_their_writers_lead():
     )
     rows = LedRows(rows=48, length=length, device=torch.device("cpu"))
     rows.begin([Script.of(each, length=length) for each in many_writers()])
-    writers = many_writers()
+    leading = [steps_of(each) for each in many_writers()]
+    steps = [next(each) for each in leading]
     seen = set()
     for column in drawn.unbind(1):
         temperatures = rows.temperatures().tolist()
         token_ids, origins = rows.advance(column)
-        for row, each in enumerate(writers):
-            step = each.next_step()
-            token_id = int(column[row]) if step.token_id is None else step.token_id
-            assert (int(token_ids[row]), int(origins[row])) == (token_id, step.origin)
-            assert step.token_id is not None or step.temperature == temperatures[row]
-            each.read(token_id, step.origin)
-            seen.add((step.origin, token_id == END))
+        for row, (given, origin, temperature) in enumerate(steps):
+            token_id = int(column[row]) if given is None else given
+            assert (int(token_ids[row]), int(origins[row])) == (token_id, origin)
+            assert given is not None or temperature == temperatures[row]
+            steps[row] = leading[row].send(token_id)
+            seen.add((origin, token_id == END))
     assert len(seen) == 7, "every kind of token but a given end, in every kind of place"
 
 
 def test_texts_that_are_written_on_the_device_are_the_targets(model):
-    device_texts = DeviceTexts(SideBySide(model, rows=24, length=70), rows=24, length=70, kept=KEPT)
-
-    def batch(seed):
-        scripts = [
-            Script.of(writer(float(row % 2), answer=(8, 9) if row % 4 < 2 else ()), length=70)
-            for row in range(24)
-        ]
-        return device_texts.write(scripts, generator=torch.Generator().manual_seed(seed))
-
-    first, again, other = batch(1), batch(1), batch(2)
+    first, again, other = (written(model, length=70, seed=seed) for seed in (1, 1, 2))
     assert all(first[name].equal(again[name]) for name in first)
     assert not first["token_ids"].equal(other["token_ids"])
     with torch.inference_mode():

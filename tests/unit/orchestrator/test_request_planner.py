@@ -651,10 +651,10 @@ async def test_where_there_is_never_a_moment_at_rest_plans_are_refined_beside_re
     before = a_plan(planning)
     async with asyncio.TaskGroup() as tasks:
         for _ in range(10):
-            planning.refinement.go_on_beside_requests(tasks)
+            planning.refinement.note_request(tasks)
             assert refining() is None
             clock.seconds += 1
-        planning.refinement.go_on_beside_requests(tasks)
+        planning.refinement.note_request(tasks)
         assert planning.refinement._computing._has_company, "it makes way"
     assert a_plan(planning).lookahead < before.lookahead
 
@@ -666,15 +666,15 @@ async def test_the_wait_for_a_moment_at_rest_begins_with_what_there_is_to_refine
     planning = a_planning(targets, planner=planner, clock=lambda: clock.seconds)
     a_plan(planning)
     async with asyncio.TaskGroup() as tasks:
-        planning.refinement.go_on_beside_requests(tasks)
+        planning.refinement.note_request(tasks)
         planning.refinement.begin_at_rest(tasks)
-    planning.refinement.go_on_beside_requests(None)  # all was refined at rest
+    planning.refinement.note_request(None)  # all was refined at rest
     del targets[3:]
     a_plan(planning)
     assert planner.is_missing_some
     clock.seconds += 60
     # It has waited for no time: there is nowhere to refine.
-    planning.refinement.go_on_beside_requests(None)
+    planning.refinement.note_request(None)
     assert planner.is_missing_some
 
 
@@ -685,7 +685,7 @@ async def test_a_simulation_makes_way_as_soon_as_a_request_begins():
         planning.refinement.begin_at_rest(tasks)
         await until(planner.running.is_set, what="a simulation runs")
         assert not planning.refinement._computing._has_company
-        planning.refinement.go_on_beside_requests(tasks)
+        planning.refinement.note_request(tasks)
         assert planning.refinement._computing._has_company
         planning.refinement.begin_at_rest(tasks)
         assert not planning.refinement._computing._has_company, "the last request has ended"

@@ -140,7 +140,7 @@ async def test_a_client_that_leaves_withdraws_everything_at_once(strategy):
 async def test_the_planner_hears_of_each_request_that_runs_so_that_it_makes_way(monkeypatch):
     async with virtual_system(*drafters(1), *targets(1)) as system:
         told = []
-        monkeypatch.setattr(system.planning.refinement, "go_on_beside_requests", told.append)
+        monkeypatch.setattr(system.planning.refinement, "note_request", told.append)
         for _ in range(3):
             await system.generate(strategy=pb.STRATEGY_AUTO)
         assert len(told) == 3

@@ -10,7 +10,7 @@ from paceline.plain_files import read_plain_file
 from paceline_engine.model_files.small_files import refuse_pointer
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.rank_paths import check_tree
-from paceline_engine.torch_backend.adapters.eagle import EagleShape
+from paceline_engine.torch_backend.adapters.eagle_shape import EagleShape
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline_engine.torch_backend.adapters.card import AdapterKind
-    from paceline_engine.torch_backend.adapters.eagle import EagleShape
+    from paceline_engine.torch_backend.adapters.eagle_shape import EagleShape
 
 WEIGHTS_FILE = "adapter.safetensors"
 

@@ -79,6 +79,12 @@ _step: ContextVar[SeenRows | _OnlyKeys] = ContextVar("step")
 class MtpHead:
     """A module beside the loaded model that it belongs to.
 
+    Args:
+        module: The library's layer with the norms and the product before it, and the norm after
+            it; on the model's device.
+        model: The library's.
+        makes_keys: Whether the layer makes keys and values of what it keeps.
+
     Attributes:
         feature_layers: What it reads: the number of layers stands for the output of the final norm.
         width: E.
@@ -86,14 +92,6 @@ class MtpHead:
     """
 
     def __init__(self, module: nn.Module, model: Any, *, makes_keys: bool) -> None:
-        """Build it.
-
-        Args:
-            module: The library's layer with the norms and the product before it, and the norm after
-                it; on the model's device.
-            model: The library's.
-            makes_keys: Whether the layer makes keys and values of what it keeps.
-        """
         module.config._attn_implementation = _NAME  # type: ignore[union-attr]  # noqa: SLF001
         config = model.config.get_text_config(decoder=True)
         self._module: Any = module

@@ -26,7 +26,7 @@ from paceline.plain_files import read_plain_file
 from paceline_engine.model_files.small_files import refuse_pointer
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.torch_backend.adapters.card import CARD_FILE, AdapterCard
-from paceline_engine.torch_backend.adapters.eagle import EagleShape, default_layers
+from paceline_engine.torch_backend.adapters.eagle_shape import EagleShape, default_layers
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,13 +23,19 @@ from paceline_engine.torch_backend.shared_rows import SharedRows
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline_engine.torch_backend.attention import Attention, TextRows
+    from paceline_engine.torch_backend.attention import TextRows
+    from paceline_engine.torch_backend.attention_kernels import Attention
     from paceline_engine.torch_backend.key_values import KeyValues
     from paceline_engine.torch_backend.recurrent.open_tile import RecurrentInput
 
 
 class RecurrentRows(SharedRows):
-    """Rows of several sequences; see `SharedRows`. Recurrent layers go text by text."""
+    """Rows of several sequences; see `SharedRows`. Recurrent layers go text by text.
+
+    Args:
+        texts, token_ids, scored_counts, parents, together: See `SharedRows`.
+        attention_places: The place, among the layers with keys and values, of each such layer.
+    """
 
     def __init__(
         self,
@@ -41,12 +47,6 @@ class RecurrentRows(SharedRows):
         parents: Sequence[Sequence[int]] | None = None,
         together: bool = False,
     ) -> None:
-        """Build it.
-
-        Args:
-            texts, token_ids, scored_counts, parents, together: See `SharedRows`.
-            attention_places: The place, among the layers with keys and values, of each such layer.
-        """
         super().__init__(texts, token_ids, scored_counts, parents=parents, together=together)
         self._attention_places = attention_places
         self._recurrent = [
@@ -100,14 +100,13 @@ class _Piece:
 
 
 class _TextLayers:
-    """One sequence's new rows in all recurrent layers."""
+    """One sequence's new rows in all recurrent layers.
+
+    Args:
+        block_count: How many of the rows are a proposal, which may be rejected.
+    """
 
     def __init__(self, rows: TextRows, *, block_count: int) -> None:
-        """Build it.
-
-        Args:
-            block_count: How many of the rows are a proposal, which may be rejected.
-        """
         self._rows = rows
         self._before = cast("RecurrentText", rows.kept).layers.cut(rows.start)
         self._made: dict[int, LayerRows] = {}

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from paceline_engine.terms.items import Item
 
 
-class LoadedModel(ComputedModel):
-    """A loaded model whose logits decide: see `ComputedModel`."""
+class DecidingModel(ComputedModel):
+    """A computed model whose logits decide: see `ComputedModel`."""
 
     def run(
         self, items: Sequence[Item], interrupt: Interrupt, *, row_limit: int | None = None

@@ -28,7 +28,7 @@ _MOST_STATUS_BYTES = 8 << 10
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
-class StreamCall:
+class MultiplexedCall:
     """A call on a stream, with the methods of grpc.aio's calls that are in use.
 
     Args:
@@ -132,7 +132,7 @@ class StreamCall:
             self._waiter.set_result(None)
 
 
-class UnaryCall(StreamCall):
+class UnaryUnaryCall(MultiplexedCall):
     """A call of a method that answers once."""
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -147,10 +147,10 @@ class UnaryCall(StreamCall):
             self.cancel()  # does nothing if the server has ended the call, as it has to
 
 
-class StreamedCall(StreamCall):
+class UnaryStreamCall(MultiplexedCall):
     """A call of a method that answers with a stream."""
 
-    def __aiter__(self) -> StreamedCall:
+    def __aiter__(self) -> UnaryStreamCall:
         return self
 
     async def __anext__(self) -> Any:
