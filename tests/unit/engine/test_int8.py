@@ -166,7 +166,7 @@ class Rounded:
                     "a model", model, sample=sample, together=False, packs=False
                 )
             assert isinstance(self.decoder, FusedLlama if fused else LibraryDecoder)
-            replace_products(model, self.decoder, kind="int8")
+            replace_products("a model", model, self.decoder, kind="int8")
         self.shape = sample.shape
 
     @torch.inference_mode()
