@@ -340,10 +340,10 @@ def compile_steps(
         made = directory / "compiled_steps.so"
         source = _SOURCE_WITH_PRODUCTS if products else _SOURCE
         command = [compiler, str(source), "-o", str(made), *_FLAGS, "-lm"]
-        if not products:
+        if products:
+            _compile_products(command, directory, seconds)
+        else:
             _run(command, directory, seconds)
-        elif not (has_tiles() and _compiles_with_tiles(command, directory, seconds)):
-            _run([*command, *_PRODUCT_FLAGS], directory, seconds)
         return Steps(str(made))
 
 
@@ -373,14 +373,23 @@ def has_tiles() -> bool:
     return bool(capabilities.get("amx_int8")) and bool(may_use())
 
 
-def _compiles_with_tiles(command: Sequence[str], directory: Path, seconds: float) -> bool:
-    """Compile with tiles; tell in the log if the compiler, or its assembler, does not know them."""
-    try:
-        _run([*command, *_PRODUCT_FLAGS, *_TILE_FLAGS], directory, seconds)
-    except StepsUnavailableError as error:
-        _log.info("compiled without AMX, so that many rows take longer: %s", error)
-        return False
-    return True
+def _compile_products(command: Sequence[str], directory: Path, seconds: float) -> None:
+    """Compile with tiles; without them if compiler or assembler do not know them, and tell it.
+
+    Raises:
+        StepsUnavailableError: neither compiles.
+    """
+    without: StepsUnavailableError | None = None
+    if has_tiles():
+        try:
+            _run([*command, *_PRODUCT_FLAGS, *_TILE_FLAGS], directory, seconds)
+        except StepsUnavailableError as error:
+            without = error
+        else:
+            return
+    _run([*command, *_PRODUCT_FLAGS], directory, seconds)
+    if without is not None:
+        _log.info("products are compiled without AMX, so many rows take longer: %s", without)
 
 
 @contextmanager

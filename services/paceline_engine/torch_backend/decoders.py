@@ -222,7 +222,7 @@ def use_compiled(
     if fused is None and not few:
         return
     try:
-        steps, few = _compiled(name, few)
+        steps, few = _compiled(name, few, has_layers=fused is not None)
     except StepsUnavailableError as error:
         _log.info("model %r: nothing is compiled, which would be faster: %s", name, error)
         return
@@ -245,8 +245,12 @@ def use_compiled(
         )
 
 
-def _compiled(name: str, few: list[Product]) -> tuple[Steps, list[Product]]:
+def _compiled(name: str, few: list[Product], *, has_layers: bool) -> tuple[Steps, list[Product]]:
     """Compile steps, and the products that are compiled, too: none, if that fails.
+
+    Args:
+        few: The products that could be compiled.
+        has_layers: Whether the model has layers for the steps.
 
     Raises:
         ModelLoadError: Products in groups cannot be computed.
@@ -259,6 +263,8 @@ def _compiled(name: str, few: list[Product]) -> tuple[Steps, list[Product]]:
     except StepsUnavailableError as error:
         if any(isinstance(each, GroupProduct) for each in few):
             raise ModelLoadError(f"--weights int4 cannot be computed here: {error}") from error
+        if not has_layers:
+            raise
         steps = compile_steps()
         _log.info("model %r: its products are not compiled: %s", name, error)
         return steps, []

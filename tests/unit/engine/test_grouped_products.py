@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from shutil import which
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.torch_backend import compiled_steps
 from paceline_engine.torch_backend.compiled_products import FewProduct, FewRows, use_few_rows
-from paceline_engine.torch_backend.compiled_steps import compile_steps
+from paceline_engine.torch_backend.compiled_steps import compile_steps, has_tiles
 from paceline_engine.torch_backend.grouped_linear import GROUP, GroupProduct, takes_groups
 from paceline_engine.torch_backend.int8_linear import Int8Product, has_vnni
 from paceline_engine.torch_backend.invariant import InvariantRows
@@ -131,6 +132,59 @@ def test_a_processor_without_tiles_computes_the_same_bits(bits, steps, monkeypat
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: False)
     without = compile_steps(products=True)
     assert torch.equal(compiled(product, without)(hidden), expected)
+
+
+def old_compiler(folder, *, lacks):
+    """Write a compiler that takes an option, and whose assembler does not know the instructions."""
+    checks = 'case "$*" in *-fsyntax-only*) exit 0;; esac'
+    fails = f"case \"$*\" in *{lacks}*) echo 'Error: no such instruction' >&2; exit 1;; esac"
+    for name in ("old-cc", "cc"):
+        (folder / name).write_text(f'#!/bin/sh\n{checks}\n{fails}\nexec {which("cc")} "$@"\n')
+        (folder / name).chmod(0o755)
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(not has_tiles(), reason="the processor has no tiles, or may not use them")
+def test_an_assembler_without_tiles_gives_the_same_bits_and_is_told_once(
+    steps, tmp_path, monkeypatch, caplog
+):
+    product = compiled(GroupProduct(numbers(130, 160), None), steps)
+    hidden = numbers(150, 160, seed=2)
+    expected = product(hidden)
+    old_compiler(tmp_path, lacks="-mamx")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with caplog.at_level("INFO"):
+        without = compile_steps(["old-cc"], products=True)
+    assert torch.equal(compiled(product, without)(hidden), expected)
+    (told,) = caplog.messages
+    assert "without AMX" in told
+    assert "no such instruction" in told
+
+
+def test_tiles_for_other_numbers_than_whole_ones_are_not_used(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: True)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_int8": False})
+    assert not has_tiles()
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_int8": True})
+    assert has_tiles()
+
+
+@on_a_cpu
+def test_an_assembler_without_vnni_compiles_the_steps_alone(
+    model, steps, tmp_path, monkeypatch, caplog
+):
+    del steps
+    model.save_pretrained(tmp_path / "model")
+    build_tokenizer(SIZES["vocab_size"]).save(str(tmp_path / "model" / "tokenizer.json"))
+    old_compiler(tmp_path, lacks="-mavx512vnni")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with caplog.at_level("INFO"):
+        TransformersBackend(str(tmp_path / "model"), weights="int8")
+    assert "its products are not compiled: " in caplog.text
+    assert "without AMX" not in caplog.text
+    assert "what it computes between products is compiled" in caplog.text
+    with pytest.raises(ModelLoadError, match="no such instruction"):
+        TransformersBackend(str(tmp_path / "model"), weights="int4")
 
 
 @torch.inference_mode()
