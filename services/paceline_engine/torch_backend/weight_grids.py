@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _MIDDLE = 128  # which a grid's numbers of eight bits have more than signed ones
-_NUMBERS_AT_ONCE = 1 << 18  # a megabyte: a core's cache holds it
+_NUMBERS_AT_ONCE = 1 << 16  # so that a core's cache holds what is computed of them
 # A file's reader rounds at most three times where a grid rounds twice, each time to float32.
 _ROUNDINGS = 4
 
@@ -69,7 +69,8 @@ class Grid:
         """Return the whole numbers nearest to a weight, (O, I): uint8."""
         found = torch.empty(weight.shape, dtype=torch.uint8)
         for rows in _slices(weight):
-            found[rows] = self._nearest(weight, rows).flatten(1).to(torch.uint8)
+            groups = _grouped(weight, rows, self.scales.shape[1])
+            found[rows] = self._nearest(groups, rows).flatten(1).to(torch.uint8)
         return found
 
     def gives_back(self, weight: Tensor) -> bool:
@@ -81,18 +82,21 @@ class Grid:
         for rows in _slices(weight):
             scales, least = self.scales[rows, :, None], self.least[rows, :, None]
             expected = _grouped(weight, rows, count)
-            error = (self._nearest(weight, rows) * scales).add_(least).sub_(expected).abs_()
+            error = (
+                self._nearest(expected.clone(), rows).mul_(scales).add_(least).sub_(expected).abs_()
+            )
+            if rounding > own:
+                error.sub_(expected.abs_(), alpha=rounding)
             most = _ROUNDINGS * own * ((1 << self.bits) * scales.abs() + least.abs())
             # Written so that NaN and infinity agree with nothing.
-            if not bool((error.sub_(expected.abs_() * rounding) <= most).all()):
+            if not bool((error <= most).all()):
                 return False
         return True
 
-    def _nearest(self, weight: Tensor, rows: slice) -> Tensor:
-        """Return them of some rows: (rows, G, I / G) float32."""
+    def _nearest(self, groups: Tensor, rows: slice) -> Tensor:
+        """Return them of some rows, (rows, G, I / G) float32: in place of their weight."""
         scales = self.scales[rows, :, None]
-        groups = _grouped(weight, rows, scales.shape[1]).sub_(self.least[rows, :, None])
-        groups.div_(torch.where(scales == 0, 1, scales))
+        groups.sub_(self.least[rows, :, None]).div_(torch.where(scales == 0, 1, scales))
         return groups.round_().clamp_(0, (1 << self.bits) - 1)
 
 
