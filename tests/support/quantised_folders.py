@@ -242,6 +242,10 @@ LAYOUTS = {
         lambda weight: _packed(weight, bits=8, group=None),
         _compressed("int", "pack-quantized", num_bits=8, strategy="channel"),
     ),
+    "w8a16 with zero points": Layout(
+        lambda weight: _packed(weight, bits=8, group=None, shift=True),
+        _compressed("int", "pack-quantized", num_bits=8, strategy="channel"),
+    ),
     "w4a16": Layout(_packed, _PACKED),
     "w4a16 with zero points": Layout(lambda weight: _packed(weight, shift=True), _PACKED),
     "w4a16 in another order": Layout(lambda weight: _packed(weight, shuffled=True), _PACKED),

@@ -134,12 +134,13 @@ def products_of(
 @torch.inference_mode()
 def _has_w4a16(model: nn.Module) -> bool:
     """Whether the kernel takes some weights in four bits, and computes each row by itself."""
-    found = {
-        linear.weight.shape: W4A16Product(linear.weight, None, grid)
+    of_shapes = {
+        linear.weight.shape: (linear.weight, grid)
         for linear in _linears(model)
         if (grid := grid_of([linear])) and takes_w4a16(grid, linear.weight.shape)
     }
-    return bool(found) and rows_are_alone(found.values())
+    found = [W4A16Product(weight, None, grid) for weight, grid in of_shapes.values()]
+    return bool(found) and rows_are_alone(found)
 
 
 @torch.inference_mode()

@@ -357,7 +357,7 @@ def test_a_tied_head_has_the_embeddings_numbers(steps, tmp_path):
     "layout",
     [
         *("w4a16", "w4a16 with zero points", "gptq", "awq", "gptq, second format"),
-        *("w8a8", "w8a8, one scale", "w8a16", "gptq in eight bits"),
+        *("w8a8", "w8a8, one scale", "w8a16", "w8a16 with zero points", "gptq in eight bits"),
     ],
 )
 def test_a_quantised_folders_numbers_are_kept(layout, written, steps):  # noqa: F811 - a fixture

@@ -230,6 +230,18 @@ def test_other_products_do_not_use_such_a_grid_either(
         assert torch.equal(layers[0][DOWN].weight(), before)
 
 
+@pytest.mark.parametrize("layout", ["w8a16 with zero points", "gptq in eight bits"])
+def test_eight_bits_of_a_file_that_are_not_signed_are_rounded_again_with_weights_int8(
+    layout, written  # noqa: F811 - a fixture
+):  # fmt: skip
+    """These products know no zero points."""
+    loaded = load(written(layout)[0])
+    before = loaded.model.layers[0].mlp.down_proj.weight.detach().clone()
+    _, layers = computed_by(loaded, kind="int8")
+    off = (layers[0][DOWN].weight() - before).abs()
+    assert bool((off <= before.abs().amax(1, keepdim=True) / 250).all())
+
+
 @pytest.mark.parametrize("row", [0, 300, 2999])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_grid_is_tried_with_every_row_and_number(row, dtype):
