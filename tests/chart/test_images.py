@@ -112,6 +112,21 @@ def test_the_dockerfile_and_the_scripts_lint():
     subprocess.run([TOOLS / "shellcheck", "--shell=sh", *scripts], check=True)
 
 
+@pytest.mark.parametrize("torch", ["cpu", "cuda"])
+def test_a_model_server_has_the_compiler_that_it_starts_at_its_start(torch, tmp_path):
+    """With the headers of the C library; what installs it runs here with programs that only say."""
+    for program in ("apt-get", "rm"):
+        (tmp_path / program).write_text(f'#!/bin/sh\necho {program} "$@"\n')
+        (tmp_path / program).chmod(0o755)
+    (command,) = instructions("model-server", "RUN")
+    environment = {"PATH": str(tmp_path), "TORCH": torch}
+    said = subprocess.run(
+        ["/bin/sh", "-c", command], env=environment, capture_output=True, text=True, check=True
+    )
+    (installed,) = [line for line in said.stdout.splitlines() if "apt-get install" in line]
+    assert {"gcc", "libc6-dev"} <= {*installed.split()}
+
+
 @pytest.mark.parametrize("image", ["orchestrator", "model-server"])
 def test_an_image_runs_as_a_number_that_is_not_root(image):
     assert instructions(image, "FROM") == ["runtime"]

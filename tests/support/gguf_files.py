@@ -34,7 +34,11 @@ _NAMES = {
 }
 _PERMUTED = frozenset({"granite", "llama", "smollm3"})
 # Where a block of a quantisation has numbers of 16 bits that multiply the others.
-_SCALES = {"Q4_K": (144, 256, (0, 2)), "Q6_K": (210, 256, (208,))}
+_SCALES = {
+    "Q4_K": (144, 256, (0, 2)),
+    "Q5_K": (176, 256, (0, 2)),
+    "Q6_K": (210, 256, (208,)),
+}
 
 
 @dataclass
@@ -42,6 +46,8 @@ class GgufParts:
     """What a file is written of.
 
     Attributes:
+        kind: How weights are quantised.
+        kinds: How some are, by their module's last name: "v_proj", "lm_head".
         values: Metadata beside the sizes and the tokenizer, or in their place; None: leave it out.
         tensors: Arrays beside the model's, by name.
         numbers: The weights as the file has them, by the library's names: filled when written.
@@ -49,6 +55,7 @@ class GgufParts:
 
     architecture: str = "llama"
     kind: str = "F32"
+    kinds: dict[str, str] = field(default_factory=dict)
     pre: str = "gpt-2"
     values: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
@@ -67,15 +74,16 @@ def write_gguf(path: Path, model: Any, tokenizer: Tokenizer, parts: GgufParts) -
     for name, weight in model.state_dict().items():
         if is_tied and name == "lm_head.weight":
             continue
-        stored, numbers = _quantised(weight.float().numpy(), parts.kind)
+        own = name.split(".")[-2]
+        kind = parts.kinds.get(own, parts.kind)
+        stored, numbers = _quantised(weight.float().numpy(), kind)
         parts.numbers[name] = torch.from_numpy(numbers.copy())
         if is_tied and name == "model.embed_tokens.weight":
             parts.numbers["lm_head.weight"] = parts.numbers[name]
-        own = name.split(".")[-2]
         if parts.architecture in _PERMUTED and own in heads:
             stored = _permuted(stored, heads[own])
-        kind = Kind.F32 if weight.ndim == 1 else Kind[parts.kind]
-        writer.add_tensor(_gguf_name(name), stored, raw_dtype=kind)
+        raw = Kind.F32 if weight.ndim == 1 else Kind[kind]
+        writer.add_tensor(_gguf_name(name), stored, raw_dtype=raw)
     for name, array in parts.tensors.items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()

@@ -242,10 +242,18 @@ LAYOUTS = {
         lambda weight: _packed(weight, bits=8, group=None),
         _compressed("int", "pack-quantized", num_bits=8, strategy="channel"),
     ),
+    "w8a16 with zero points": Layout(
+        lambda weight: _packed(weight, bits=8, group=None, shift=True),
+        _compressed("int", "pack-quantized", num_bits=8, strategy="channel"),
+    ),
     "w4a16": Layout(_packed, _PACKED),
     "w4a16 with zero points": Layout(lambda weight: _packed(weight, shift=True), _PACKED),
     "w4a16 in another order": Layout(lambda weight: _packed(weight, shuffled=True), _PACKED),
     "w4a16 with an order that is not set": Layout(_without_order, _PACKED),
+    "w4a16 in groups of 16": Layout(
+        lambda weight: _packed(weight, group=GROUP // 2),
+        _compressed("int", "pack-quantized", num_bits=4, group_size=GROUP // 2),
+    ),
     "w8a16 in another order": Layout(
         _whole_in_order, _compressed("int", "int-quantized", num_bits=8, group_size=GROUP)
     ),

@@ -143,8 +143,8 @@ class GgufFamily:
 
     def named_weights(
         self,
-    ) -> Iterator[tuple[str, NDArray[np.float32], GgufGroups | None]]:
-        """Yield each weight: the library's name, dequantised numbers, and their groups' scales.
+    ) -> Iterator[tuple[str, NDArray[np.float32], str, GgufGroups | None]]:
+        """Yield each weight: the library's name, dequantised numbers, kind, and its groups' scales.
 
         Raises:
             ModelLoadError: The file cannot be read.
@@ -156,7 +156,7 @@ class GgufFamily:
                     order = partial(_halves, head_size=self._head_size)
                     weights = order(weights)
                     groups = None if groups is None else groups.changed(order)
-                yield named, weights, groups
+                yield named, weights, self._file.tensors[name].kind, groups
 
     def _refuse_other_contents(self) -> None:
         metadata = self._file.metadata

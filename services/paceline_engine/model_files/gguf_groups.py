@@ -24,6 +24,8 @@ _HALF = np.dtype("<f2")
 _BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_0": 5, "Q5_1": 5, "Q5_K": 5, "Q8_0": 8}
 # Their numbers are signed in the file; this is what 0 of the unsigned ones stands for.
 _MIDDLES = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 128}
+FLOATING_KINDS = frozenset({"F32", "F16", "BF16"})
+"""The kinds of tensors that are not quantised."""
 _OF_BLOCKS = frozenset({"Q4_K", "Q5_K"})
 _FACTORS_END = 2 * _HALF.itemsize + Q4_K.K_SCALE_SIZE
 

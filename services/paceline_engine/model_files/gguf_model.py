@@ -74,8 +74,8 @@ class GgufModel:
 
     def named_weights(
         self,
-    ) -> Iterator[tuple[str, NDArray[np.float32], GgufGroups | None]]:
-        """Yield each weight: the library's name, dequantised numbers, and their groups' scales.
+    ) -> Iterator[tuple[str, NDArray[np.float32], str, GgufGroups | None]]:
+        """Yield each weight: the library's name, dequantised numbers, kind, and its groups' scales.
 
         Cost: one weight's numbers in memory at a time, besides what the caller keeps.
 

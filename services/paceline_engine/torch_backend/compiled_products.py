@@ -423,7 +423,7 @@ def _is_exact(product: GroupProduct, few: FewProduct) -> bool:
         *range(max(0, outputs - _CHECKED_OUTPUTS), outputs),
     }
     places = torch.tensor(sorted(ends))
-    parts = [each[places].contiguous() for each in product.numbers()]
+    parts = product.numbers(places)
     bias = None if product.bias is None else product.bias[places]
     expected = torch.empty(len(hidden), len(places))
     few.few.yielding.multiply_slowly(

@@ -75,6 +75,15 @@ _FLAGS = (
 )  # fmt: skip
 _PRODUCT_FLAGS = ("-mavx512vnni",)
 _TILE_FLAGS = ("-mamx-tile", "-mamx-int8")
+# It takes compiler, assembler, linker and the C library's headers. It is never called.
+_TRIED = """
+#include <math.h>
+#include <string.h>
+void tried(float *sum) {
+  __asm__("vpdpbusd %zmm0, %zmm0, %zmm0");
+  *sum = fmaf(*sum, 2, lrintf(*sum));
+}
+"""
 _COMPILE_SECONDS = 60
 # With more numbers a step takes more than some 100 microseconds, and others may have the
 # interpreter's lock meanwhile. With fewer, to give it away and wait for it again would take longer.
@@ -327,35 +336,80 @@ def compile_steps(
     """
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         raise StepsUnavailableError("the processor has no AVX-512")
+    with _compiling(compilers) as (compiler, directory):
+        made = directory / "compiled_steps.so"
+        source = _SOURCE_WITH_PRODUCTS if products else _SOURCE
+        command = [compiler, str(source), "-o", str(made), *_FLAGS, "-lm"]
+        if products:
+            _compile_products(command, directory, seconds)
+        else:
+            _run(command, directory, seconds)
+        return Steps(str(made))
+
+
+def check_products_compile(
+    compilers: Sequence[str] = COMPILERS, *, seconds: float = _COMPILE_SECONDS
+) -> None:
+    """Check that what `compiled_products.py` needs can be compiled and loaded.
+
+    Cost: some 50 ms.
+
+    Raises:
+        StepsUnavailableError: it cannot be; the message says why.
+    """
+    with _compiling(compilers) as (compiler, directory):
+        source, made = directory / "tried.c", directory / "tried.so"
+        source.write_text(_TRIED)
+        command = [compiler, str(source), "-o", str(made), *_FLAGS, *_PRODUCT_FLAGS, "-lm"]
+        _run(command, directory, seconds)
+        ctypes.CDLL(str(made))
+
+
+def has_tiles() -> bool:
+    """Whether processor and system let this process multiply whole numbers in tiles (AMX)."""
+    # This also asks the system for the right to use tiles; older torches do not know it.
+    may_use = getattr(torch.cpu, "_init_amx", lambda: False)
+    capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("amx_int8")) and bool(may_use())
+
+
+def _compile_products(command: Sequence[str], directory: Path, seconds: float) -> None:
+    """Compile with tiles; without them if compiler or assembler do not know them, and tell it.
+
+    Raises:
+        StepsUnavailableError: neither compiles.
+    """
+    without: StepsUnavailableError | None = None
+    if has_tiles():
+        try:
+            _run([*command, *_PRODUCT_FLAGS, *_TILE_FLAGS], directory, seconds)
+        except StepsUnavailableError as error:
+            without = error
+        else:
+            return
+    _run([*command, *_PRODUCT_FLAGS], directory, seconds)
+    if without is not None:
+        _log.info("products are compiled without AMX, so many rows take longer: %s", without)
+
+
+@contextmanager
+def _compiling(compilers: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """Find the compiler, and give a directory for what it makes.
+
+    Raises:
+        StepsUnavailableError: there is none; or it cannot be started, or takes too long.
+    """
     compiler = next((path for each in compilers if (path := shutil.which(each))), None)
     if compiler is None:
         raise StepsUnavailableError(f"there is no C compiler ({', '.join(compilers)})")
     try:
         with tempfile.TemporaryDirectory(prefix="paceline-") as directory:
-            made = Path(directory) / "compiled_steps.so"
-            source = _SOURCE_WITH_PRODUCTS if products else _SOURCE
-            command = [compiler, str(source), "-o", str(made), *_FLAGS, "-lm"]
-            command += _product_flags(compiler, directory, seconds) if products else ()
-            _run(command, directory, seconds)
-            return Steps(str(made))
+            yield compiler, Path(directory)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StepsUnavailableError(f"{compiler}: {error}") from error
 
 
-def _product_flags(compiler: str, directory: str, seconds: float) -> tuple[str, ...]:
-    """Return the flags for products: with tiles, if processor, system and compiler have them."""
-    # This also asks the system for the right to use tiles; older torches do not know it.
-    if not getattr(torch.cpu, "_init_amx", lambda: False)():
-        return _PRODUCT_FLAGS
-    empty = [compiler, *_TILE_FLAGS, "-xc", "-fsyntax-only", os.devnull]
-    try:
-        _run(empty, directory, seconds)
-    except StepsUnavailableError:
-        return _PRODUCT_FLAGS
-    return (*_PRODUCT_FLAGS, *_TILE_FLAGS)
-
-
-def _run(command: Sequence[str], directory: str, seconds: float) -> None:
+def _run(command: Sequence[str], directory: Path, seconds: float) -> None:
     """Run a compiler, and end all that it started if it takes too long.
 
     Raises:
@@ -366,7 +420,7 @@ def _run(command: Sequence[str], directory: str, seconds: float) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env={**os.environ, "TMPDIR": directory},
+        env={**os.environ, "TMPDIR": str(directory)},
         start_new_session=True,
     ) as running:
         try:
@@ -376,7 +430,8 @@ def _run(command: Sequence[str], directory: str, seconds: float) -> None:
             raise
         if running.returncode != 0:
             said = errors.decode(errors="replace").strip().splitlines()
-            raise StepsUnavailableError(f"{command[0]} fails: {said[:1]}")
+            wrong = [line for line in said if "error" in line.casefold()] or said
+            raise StepsUnavailableError(f"{command[0]} fails: {wrong[:1]}")
 
 
 def _room_for(rows: int, width: int) -> _Room:

@@ -168,7 +168,7 @@ class ComputedModel(ModelBackend):
             products: list[Product] = []
             large: Mapping[torch.Size, Int8Product] = {}
             if weights != PLAIN:
-                products, large = replace_products(model, self.decoder, kind=weights)
+                products, large = replace_products(name, model, self.decoder, kind=weights)
             if compiled and device.type == "cpu":
                 use_compiled(name, self.decoder, products, large)
         del products, large  # a large product of each shape

@@ -28,6 +28,7 @@ from paceline_engine.torch_backend.shared_rows import SharedRows
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from paceline_engine.torch_backend.compiled_steps import Steps
     from paceline_engine.torch_backend.int8_linear import Int8Product
     from paceline_engine.torch_backend.packed_linear import Product
     from paceline_engine.torch_backend.shared_rows import ForwardRows
@@ -221,14 +222,12 @@ def use_compiled(
     if fused is None and not few:
         return
     try:
-        steps = compile_steps(products=bool(few))
-        count = use_few_rows(few, steps, large=large) if few else 0
+        steps, few = _compiled(name, few, has_layers=fused is not None)
     except StepsUnavailableError as error:
-        if any(isinstance(each, GroupProduct) for each in few):
-            raise ModelLoadError(f"--weights int4 cannot be computed here: {error}") from error
         _log.info("model %r: nothing is compiled, which would be faster: %s", name, error)
         return
     if few:
+        count = use_few_rows(few, steps, large=large)
         _log.info("model %r: few rows of %d of %d products are compiled", name, count, len(few))
     if fused is None:
         return
@@ -244,3 +243,28 @@ def use_compiled(
             "model %r: what was compiled gives other bits than torch's operators, and is not used",
             name,
         )
+
+
+def _compiled(name: str, few: list[Product], *, has_layers: bool) -> tuple[Steps, list[Product]]:
+    """Compile steps, and the products that are compiled, too: none, if that fails.
+
+    Args:
+        few: The products that could be compiled.
+        has_layers: Whether the model has layers for the steps.
+
+    Raises:
+        ModelLoadError: Products in groups cannot be computed.
+        StepsUnavailableError: Nothing can be compiled.
+    """
+    if not few:
+        return compile_steps(), few
+    try:
+        return compile_steps(products=True), few
+    except StepsUnavailableError as error:
+        if any(isinstance(each, GroupProduct) for each in few):
+            raise ModelLoadError(f"--weights int4 cannot be computed here: {error}") from error
+        if not has_layers:
+            raise
+        steps = compile_steps()
+        _log.info("model %r: its products are not compiled: %s", name, error)
+        return steps, []

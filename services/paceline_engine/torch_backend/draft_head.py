@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.torch_backend.weight_grids import StoredAs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,4 +70,7 @@ def _narrowed(head: nn.Linear, token_ids: Tensor) -> nn.Linear:
     narrow.weight = nn.Parameter(head.weight.detach()[token_ids], requires_grad=False)
     if has_bias:
         narrow.bias = nn.Parameter(head.bias.detach()[token_ids], requires_grad=False)
+    stored = getattr(head, "stored_as", None)
+    if isinstance(stored, StoredAs):
+        narrow.stored_as = stored.of_outputs(token_ids.cpu())  # type: ignore[assignment]
     return narrow

@@ -13,10 +13,11 @@ is rounded to eight bits, each group of it with a scale of its own:
 groups' parts are added one after the other, so a row's product has the same bits whatever other
 rows there are. `compiled_products.py` proves at load that the code computes that.
 
-A file's numbers stay as they are (`Grid`): GGUF's Q4_0, Q4_1, Q4_K, Q5_0, Q5_1 and Q8_0 have such
-groups, and larger groups, as GPTQ and AWQ have them, are several of 32. Other weights are rounded
-from each group's least number to its largest. Scales and least numbers have 16 bits where these
-hold them exactly, and 32 where they do not. So a weight in four bits takes 5 or 6 bits in all.
+A file's numbers stay as they are (`Grid`): GGUF's Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K and Q8_0 have
+such groups, and larger groups, as GPTQ and AWQ have them, are several of 32. Other weights are
+rounded from each group's least number to its largest (`rounding`). A product may have outputs of
+both. Scales and least numbers have 16 bits where these hold them exactly, and 32 where they do not.
+So a weight in four bits takes 5 or 6 bits in all.
 
 Rows with one scale each, as `int8_linear.py` has them, would change far more tokens: a few of a
 row's numbers are much larger than all others (bench/LOG.md).
@@ -24,7 +25,6 @@ row's numbers are much larger than all others (bench/LOG.md).
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,14 +32,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline_engine.terms.backend import INT4, ModelLoadError
-from paceline_engine.torch_backend.compiled_steps import COMPILERS
+from paceline_engine.torch_backend.compiled_steps import (
+    StepsUnavailableError,
+    check_products_compile,
+)
 from paceline_engine.torch_backend.int8_linear import has_vnni
 from paceline_engine.torch_backend.packed_linear import Product
+from paceline_engine.torch_backend.weight_grids import Grid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from paceline_engine.torch_backend.stored_weights import Grid
 
 GROUP = 32
 _PANEL, _FOUR = 16, 4
@@ -70,19 +72,16 @@ class GroupProduct(Product):
             bits: To how many it is rounded.
         """
         self.shape, self.bias = weight.shape, bias
-        self.bits = _container(grid.bits if grid is not None else bits)
-        outputs, inputs = weight.shape
-        groups = weight.reshape(outputs, inputs // GROUP, GROUP)
         if grid is None:
-            scales, least = _rounding(groups, most=(1 << self.bits) - 1)
-        else:
-            times = inputs // GROUP // grid.scales.shape[1]
-            scales, least = (each.repeat_interleave(times, 1) for each in (grid.scales, grid.least))
-        divisors = torch.where(scales == 0, 1, scales)[..., None]
-        numbers = ((groups - least[..., None]) / divisors).round_().clamp_(0, (1 << self.bits) - 1)
-        self.has_halves = all(torch.equal(each.half().float(), each) for each in (scales, least))
+            grid = rounding(weight, bits=bits)
+        self.bits = 4 if grid.bits <= 4 else _BYTE
+        grid = grid.divided(weight.shape[1] // GROUP)
+        self.has_halves = all(
+            torch.equal(each.half().float(), each) for each in (grid.scales, grid.least)
+        )
+        numbers = grid.nearest(weight).view(*grid.scales.shape, GROUP)
         self.packed = _packed(
-            numbers.to(torch.uint8), scales, least, bits=self.bits, has_halves=self.has_halves
+            numbers, grid.scales, grid.least, bits=self.bits, has_halves=self.has_halves
         )
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -90,23 +89,30 @@ class GroupProduct(Product):
         assert self.few is not None, "it is compiled"
         return self.few(hidden)
 
-    def numbers(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, (outputs, inputs) uint8, and scales and least numbers: (outputs, groups)."""
-        outputs, inputs = self.shape
-        panels, groups, _ = self.packed.shape
+    def numbers(self, places: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, (outputs, inputs) uint8, and scales and least numbers: (outputs, groups).
+
+        Args:
+            places: Of which outputs, ascending; None: of all.
+        """
+        if places is None:
+            places = torch.arange(self.shape[0])
+        lie_in, within = torch.unique(places // _PANEL, return_inverse=True)
+        packed, wanted = self.packed[lie_in], within * _PANEL + places % _PANEL
+        panels, groups, _ = packed.shape
         kind = torch.float16 if self.has_halves else torch.float32
         beside = 2 * _PANEL * kind.itemsize
-        cells = self.packed[..., :beside].contiguous().view(kind).float()
+        cells = packed[..., :beside].contiguous().view(kind).float()
         cells = cells.view(panels, groups, 2, _PANEL).permute(2, 0, 3, 1)
-        scales, least = cells.reshape(2, -1, groups)[:, :outputs]
-        vectors = self.packed[..., beside:].view(panels, groups, -1, _PANEL, _FOUR)
+        scales, least = cells.reshape(2, -1, groups)[:, wanted]
+        vectors = packed[..., beside:].view(panels, groups, -1, _PANEL, _FOUR)
         if self.bits == _BYTE:
             found = vectors.permute(0, 3, 1, 2, 4)
         else:
             # Panel, output, group, vector, half, input.
             both = torch.stack((vectors & _LOW_BITS, vectors >> 4), 3)
             found = both.permute(0, 4, 1, 2, 3, 5)
-        whole = found.reshape(-1, inputs)[:outputs]
+        whole = found.reshape(-1, self.shape[1])[wanted]
         return whole.contiguous(), scales.contiguous(), least.contiguous()
 
     def weight(self) -> Tensor:
@@ -116,14 +122,27 @@ class GroupProduct(Product):
         return groups.view(self.shape)
 
 
-def _container(bits: int) -> int:
-    return 4 if bits <= 4 else _BYTE
+def rounding(weight: Tensor, *, bits: int) -> Grid:
+    """Return the grid that rounds a weight, (outputs, inputs), in groups.
 
-
-def _rounding(groups: Tensor, *, most: int) -> tuple[Tensor, Tensor]:
-    """Return scales and least numbers, (outputs, groups): `most` stands for the largest number."""
-    least = groups.amin(-1).half().float()
-    return ((groups.amax(-1) - least) / most).half().float(), least
+    Its scales and least numbers are numbers of 16 bits, which take less memory, unless that would
+    add much to what is rounded anyway: outside of what 16 bits can say, and near 0, where they have
+    few digits.
+    """
+    outputs, inputs = weight.shape
+    groups = weight.reshape(outputs, inputs // GROUP, GROUP)
+    least, largest, most = groups.amin(-1), groups.amax(-1), (1 << bits) - 1
+    steps = largest / most - least / most  # each by itself: the difference can be infinite
+    short_least = least.half().float()
+    short_steps = (largest / most - short_least / most).half().float()
+    added = (short_steps - steps).abs() * most + (short_least - least).abs()
+    sizes = torch.maximum(least.abs(), largest.abs())
+    # Each of the roundings to 16 bits is of 2^-11 at most, of numbers that they say in full. What
+    # is small beside the output's other groups may be rounded by little beside these.
+    allowed = steps / 4 + sizes * 2**-9 + steps.amax(-1, keepdim=True) * 2**-8
+    if bool((added <= allowed).all()):
+        return Grid(bits, short_steps, short_least)
+    return Grid(bits, steps, least)
 
 
 def _packed(
@@ -149,7 +168,9 @@ def takes_groups(shape: torch.Size, grid: Grid | None = None) -> bool:
     if shape[1] % GROUP:
         return False
     return grid is None or (
-        grid.bits in _GROUP_BITS and shape[1] // grid.scales.shape[1] % GROUP == 0
+        grid.bits in _GROUP_BITS
+        and shape[1] % grid.scales.shape[1] == 0
+        and shape[1] // grid.scales.shape[1] % GROUP == 0
     )
 
 
@@ -182,8 +203,10 @@ def refuse_int4(*, dtype: str, device: torch.device, compiled: bool) -> None:
             f"--weights {INT4} is compiled when the server starts: leave out --no-compile-steps, or"
             " give --weights int8"
         )
-    if not any(map(shutil.which, COMPILERS)):
+    try:
+        check_products_compile()
+    except StepsUnavailableError as error:
         raise ModelLoadError(
-            f"--weights {INT4} needs a C compiler ({', '.join(COMPILERS)}), and there is none:"
-            f" install one, {instead}"
-        )
+            f"--weights {INT4} is compiled when the server starts, and cannot be: {error}. Mend"
+            f" this, {instead}"
+        ) from error

@@ -29,7 +29,6 @@ for (bench/LOG.md).
 
 from __future__ import annotations
 
-import logging
 import platform
 from typing import TYPE_CHECKING
 
@@ -45,8 +44,6 @@ from paceline_engine.torch_backend.packed_linear import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-_log = logging.getLogger(__name__)
 
 _ONEDNN, _PACKED = torch.ops.onednn, torch.ops.mkldnn
 _MACHINES = frozenset({"x86_64", "AMD64"})
@@ -191,28 +188,6 @@ def has_vnni() -> bool:
     """Whether this processor adds products of eight bits in 32 bits."""
     is_known = platform.machine() in _MACHINES
     return is_known and torch.cpu._is_vnni_supported()  # noqa: SLF001 - no public word
-
-
-def tell_what_is_faster(name: str, *, dtype: str, device: torch.device) -> None:
-    """Tell in a line of the log what would be faster on this processor than to compute in `dtype`.
-
-    Args:
-        name: The model's.
-    """
-    options = []
-    if device.type == "cpu" and has_vnni():
-        options.append("--weights int8 or int4")
-    has_bfloat16 = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    if device.type == "cpu" and dtype != "bfloat16" and has_bfloat16():
-        options.append("--dtype bfloat16")
-    if options:
-        _log.info(
-            "model %r: computed in %s; on this processor %s would be faster and take less memory,"
-            " and now and then choose another token",
-            name,
-            dtype,
-            " or ".join(options),
-        )
 
 
 def check_exact(products: Iterable[Product]) -> dict[torch.Size, Int8Product]:

@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from paceline.panics import taking_panics
 from paceline_contract.calls import VerificationRule
+from paceline_engine.model_files.gguf_groups import FLOATING_KINDS
 from paceline_engine.model_files.report import known_defaults, known_ends, known_fim, report
 from paceline_engine.terms.backend import ModelLoadError, few_names
 from paceline_engine.terms.calls import ModelDescription
@@ -22,7 +23,8 @@ from paceline_engine.torch_backend.families import quiet_library
 from paceline_engine.torch_backend.library import decoder_layers
 from paceline_engine.torch_backend.memory import free_memory
 from paceline_engine.torch_backend.recurrent.library_state import has_recurrent_state
-from paceline_engine.torch_backend.stored_weights import Grid, stored_weights
+from paceline_engine.torch_backend.stored_weights import stored_weights
+from paceline_engine.torch_backend.weight_grids import Grid, StoredAs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -71,12 +73,15 @@ def count_tokens(files: ModelFiles) -> int:
     return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
-def load_model(files: ModelFiles, *, dtype: str, device: torch.device = _CPU) -> Any:
+def load_model(
+    files: ModelFiles, *, dtype: str, device: torch.device = _CPU, keeps_grids: bool = False
+) -> Any:
     """Load a checked model's weights, into the memory of the machine.
 
     Args:
         dtype: What to compute in; one of bfloat16, float16, float32, float64.
         device: Where they go later.
+        keeps_grids: Leave each linear module a `StoredAs`, `stored_as`, for `whole_products.py`.
 
     Raises:
         ModelLoadError: it is none of these; or the model is broken, has no room, or no decoder.
@@ -86,7 +91,9 @@ def load_model(files: ModelFiles, *, dtype: str, device: torch.device = _CPU) ->
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         with files.laid_out() as directory, quiet_library():
-            loaded = _load(files, directory, dtype=_DTYPES[dtype], device=device)
+            loaded = _load(
+                files, directory, dtype=_DTYPES[dtype], device=device, keeps_grids=keeps_grids
+            )
     except ModelLoadError:
         raise
     except Exception as error:  # a configuration is a stranger's, and may break anything
@@ -101,7 +108,14 @@ def load_model(files: ModelFiles, *, dtype: str, device: torch.device = _CPU) ->
     return model.eval()
 
 
-def _load(files: ModelFiles, directory: Path, *, dtype: torch.dtype, device: torch.device) -> Any:
+def _load(
+    files: ModelFiles,
+    directory: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    keeps_grids: bool,
+) -> Any:
     how = files.quantisation
     config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     _refuse_nonsense(files.name, config)
@@ -110,10 +124,13 @@ def _load(files: ModelFiles, directory: Path, *, dtype: torch.dtype, device: tor
         vars(each).pop("quantization_config", None)  # the library would ask for other packages
     _refuse_what_has_no_room(files.name, config, dtype=dtype, device=device)
     files.begin_hashing()
+    weights: Iterable[tuple[str, Tensor, StoredAs | None]] | None = None
     if files.gguf is not None:
-        return _load_in_groups(config, _gguf_weights(files.gguf, dtype=dtype), dtype=dtype)
-    if how is not None:
-        return _load_in_groups(config, stored_weights(files, how, dtype=dtype), dtype=dtype)
+        weights = _gguf_weights(files.gguf, dtype=dtype)
+    elif how is not None:
+        weights = stored_weights(files, how, dtype=dtype)
+    if weights is not None:
+        return _load_quantised(config, weights, dtype=dtype, keeps_grids=keeps_grids)
     return AutoModelForCausalLM.from_pretrained(
         directory,
         config=config,
@@ -128,35 +145,40 @@ def _load(files: ModelFiles, directory: Path, *, dtype: torch.dtype, device: tor
 
 def _gguf_weights(
     gguf: GgufModel, *, dtype: torch.dtype
-) -> Iterator[tuple[str, Tensor, Grid | None]]:
+) -> Iterator[tuple[str, Tensor, StoredAs | None]]:
     """Yield a GGUF file's weights, as `stored_weights` yields a folder's."""
-    for name, numbers, groups in gguf.named_weights():
+    for name, numbers, kind, groups in gguf.named_weights():
         grid = None
         if groups is not None:
             grid = Grid(groups.bits, *map(torch.from_numpy, (groups.scales, groups.least)))
-        yield name, torch.from_numpy(numbers).to(dtype), grid
+        stored = None if kind in FLOATING_KINDS else StoredAs(kind, grid)
+        yield name, torch.from_numpy(numbers).to(dtype), stored
 
 
-def _load_in_groups(
-    config: Any, weights: Iterable[tuple[str, Tensor, Grid | None]], *, dtype: torch.dtype
+def _load_quantised(
+    config: Any,
+    weights: Iterable[tuple[str, Tensor, StoredAs | None]],
+    *,
+    dtype: torch.dtype,
+    keeps_grids: bool,
 ) -> Any:
-    """Load dequantised weights, and leave each linear module the grid of its whole numbers."""
-    grids: dict[str, Grid] = {}
+    """Load dequantised weights."""
+    kept: dict[str, StoredAs] = {}
 
     def named() -> Iterator[tuple[str, Tensor]]:
-        for name, numbers, grid in weights:
-            if grid is not None:
-                grids[name.removesuffix(".weight")] = grid
+        for name, numbers, stored in weights:
+            if keeps_grids and stored is not None:
+                kept[name.removesuffix(".weight")] = stored
             yield name, numbers
 
     model, found = _of_weights(config, named(), dtype=dtype)
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     is_tied = type(head) is nn.Linear and head.weight is embeddings.weight
     for name, module in model.named_modules():
-        if type(module) is nn.Linear and name in grids:
-            module.grid = grids[name]  # type: ignore[assignment]
-        elif is_tied and module is embeddings and name in grids:
-            head.grid = grids[name]
+        if type(module) is nn.Linear and name in kept:
+            module.stored_as = kept[name]  # type: ignore[assignment]
+        elif is_tied and module is embeddings and name in kept:
+            head.stored_as = kept[name]
     return model, found
 
 

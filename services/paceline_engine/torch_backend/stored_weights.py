@@ -14,9 +14,9 @@ eight bits of floating point), and for each cell of a grid over them a scale and
       --> | scale[0, 0]             | scale[0, 1], ...        blocks of FP8
 
 A layout is read by one function, which unpacks its tensors into a `Stored`. What follows is common
-to all: `Stored.numbers` dequantises, in float32; `Stored.grid` remembers the scales with which a
-product can find the whole numbers again (`int8_linear.py`, `int4_linear.py`). The library's model
-gets the dequantised weights, so that each decoder proves itself as for any other model.
+to all: `Stored.numbers` dequantises, in float32; `Stored.as_stored` remembers the scales with which
+a product can find the whole numbers again (`weight_grids.py`). The library's model gets the
+dequantised weights, so that each decoder proves itself as for any other model.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.torch_backend.weight_grids import Grid, StoredAs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -40,36 +41,11 @@ if TYPE_CHECKING:
 
 _THREADS = 4
 _WORD_BITS = 32
-_MIDDLE = 128  # of unsigned numbers of eight bits
+_MIDDLE = 128  # what is added to signed numbers of eight bits
 # Where the eight numbers of a word of AWQ belong.
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 _FLOATS = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 _UNSCALED = _FLOATS | {torch.int8, torch.uint8}  # what is no weight by itself
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """The scales of a weight's whole numbers.
-
-    A number q, in [0, 2^bits), stands for scale * q + least.
-
-    Attributes:
-        bits: Of a number.
-        scales: (O, G) float32; a group has I / G inputs.
-        least: (O, G) float32.
-    """
-
-    bits: int
-    scales: Tensor
-    least: Tensor
-
-    @staticmethod
-    def stacked(grids: list[Grid]) -> Grid | None:
-        """Return the grid of weights with the same inputs, one below the other, if it is one."""
-        if len({(each.bits, each.scales.shape[1]) for each in grids}) != 1:
-            return None
-        scales = torch.cat([each.scales for each in grids])
-        return Grid(grids[0].bits, scales, torch.cat([each.least for each in grids]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,20 +90,22 @@ class Stored:
                 f" group_size {told}"
             )
 
-    def grid(self) -> Grid | None:
-        """Return the grid, if a product can have it: each output has scales of its own."""
-        outputs, inputs = self.stored.shape
-        count = self.scales.shape[1]
-        if self.stored.dtype in _FLOATS or self.groups is not None or inputs % count:
-            return None
+    def as_stored(self, method: str) -> StoredAs:
+        """Return how a file of a method has it; with a grid, if each output has its own scales."""
+        (outputs, inputs), (rows, count) = self.stored.shape, self.scales.shape
+        if self.stored.dtype in _FLOATS:
+            return StoredAs(f"{method} in floating point of 8 bits", None)
+        words = f"{method} in {self.bits} bits"
+        if self.groups is not None:
+            return StoredAs(f"{words}, inputs in an order of their own", None)
+        if self.block is not None or rows not in {1, outputs}:
+            return StoredAs(f"{words}, scales of blocks", None)
         scales = self.scales.float().expand(outputs, count).contiguous()
-        zeros = torch.zeros_like(scales) if self.zeros is None else self.zeros.float()
-        if self.bits == 8:
-            is_signed = self.stored.dtype == torch.int8
-            if count > 1 or bool((zeros != (0 if is_signed else _MIDDLE)).any()):
-                return None
-            zeros = torch.full_like(scales, _MIDDLE)
-        return Grid(self.bits, scales, -zeros.expand(outputs, count) * scales)
+        zeros = torch.zeros(1) if self.zeros is None else self.zeros.float()
+        if self.stored.dtype == torch.int8:
+            zeros = zeros + _MIDDLE
+        grid = Grid(self.bits, scales, -zeros.expand(outputs, count) * scales)
+        return StoredAs(f"{words}, groups of {inputs // count}" if count > 1 else words, grid)
 
     def _spread(self, cells: Tensor) -> Tensor:
         """Return the number of the cell of each place: (O, I), or what broadcasts to it."""
@@ -233,8 +211,10 @@ _PARTS = frozenset[str]().union(*_READERS, _BESIDE, _LEFT_OUT)
 
 def stored_weights(
     files: ModelFiles, how: Quantisation, *, dtype: torch.dtype
-) -> Iterator[tuple[str, Tensor, Grid | None]]:
-    """Yield a folder's weights: name, numbers in a dtype, and the grid of their whole numbers.
+) -> Iterator[tuple[str, Tensor, StoredAs | None]]:
+    """Yield a folder's weights: name, numbers in a dtype, and how the folder has them.
+
+    What it has in floating point has no third part.
 
     Cost: several weights are dequantised at a time, on as many threads as there are cores.
 
@@ -248,7 +228,7 @@ def stored_weights(
         module, _, part = name.rpartition(".")
         modules[module if part in _PARTS else name][part if part in _PARTS else ""] = name
 
-    def read(each: tuple[str, dict[str, str]]) -> list[tuple[str, Tensor, Grid | None]]:
+    def read(each: tuple[str, dict[str, str]]) -> list[tuple[str, Tensor, StoredAs | None]]:
         module, names = each
         parts = {part: places[name].get_tensor(name) for part, name in names.items()}
         try:
@@ -266,7 +246,7 @@ def stored_weights(
 
 def _read(
     module: str, parts: Mapping[str, Tensor], how: Quantisation, *, dtype: torch.dtype
-) -> list[tuple[str, Tensor, Grid | None]]:
+) -> list[tuple[str, Tensor, StoredAs | None]]:
     """Read the weights of a module, of which all other parts are known by their last names."""
     layout = frozenset(parts) - _BESIDE - _LEFT_OUT
     if layout <= {"", "weight"}:
@@ -280,7 +260,7 @@ def _read(
         raise ValueError(f"it has {', '.join(sorted(parts))}, which no layout of {how.method} has")
     stored = reader(parts, how)
     stored.check_groups(how.group_sizes)
-    return [(f"{module}.weight", stored.numbers().to(dtype), stored.grid())]
+    return [(f"{module}.weight", stored.numbers().to(dtype), stored.as_stored(how.method))]
 
 
 def _unpacked(words: Tensor, *, bits: int) -> Tensor:

@@ -32,7 +32,6 @@ from paceline_engine.torch_backend.chain_drafting import ChainDrafter, layers_be
 from paceline_engine.torch_backend.deciding_model import DecidingModel
 from paceline_engine.torch_backend.device import on_device, usable_device
 from paceline_engine.torch_backend.draft_head import DraftHead
-from paceline_engine.torch_backend.int8_linear import tell_what_is_faster
 from paceline_engine.torch_backend.invariance import (
     MOST_INT8_THREADS,
     is_invariant,
@@ -44,7 +43,11 @@ from paceline_engine.torch_backend.lora_files import load_lora, lora_fingerprint
 from paceline_engine.torch_backend.model_loading import count_tokens, describe, load_model
 from paceline_engine.torch_backend.own_guesses import OwnGuesses
 from paceline_engine.torch_backend.self_drafting import SelfDrafter, load_for
-from paceline_engine.torch_backend.whole_products import products_of, refuse_weights
+from paceline_engine.torch_backend.whole_products import (
+    products_of,
+    refuse_weights,
+    tell_what_is_faster,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,9 +126,14 @@ class TransformersBackend(DecidingModel):
         token_count = count_tokens(files)
         self.tokenizer = files.tokenizer
         self.chat_template = files.chat_template
-        loaded = load_model(files, dtype=dtype, device=computed_on).to(computed_on)
-        computed_in = weights
-        if weights == PLAIN:
+        loaded = load_model(
+            files,
+            dtype=dtype,
+            device=computed_on,
+            keeps_grids=weights != PLAIN or files.quantisation is not None,
+        ).to(computed_on)
+        computed_in = dtype if weights == PLAIN else weights
+        if weights == PLAIN and files.quantisation is not None:
             computed_in = products_of(
                 files.name, loaded, files.quantisation, dtype=dtype, device=computed_on
             )
@@ -157,7 +165,9 @@ class TransformersBackend(DecidingModel):
         self._prepare_grammars()
         noise_kernel(computed_on)  # compiled now, so that no request waits for it
         if computed_in == dtype:
-            tell_what_is_faster(files.name, dtype=dtype, device=computed_on)
+            tell_what_is_faster(
+                files.name, loaded, dtype=dtype, device=computed_on, compiled=compiled
+            )
         if invariant:
             self._prove_invariance(threads=threads)
         if lora_folders:

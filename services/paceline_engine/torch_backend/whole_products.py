@@ -7,15 +7,14 @@ would hide an error.
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from paceline_engine.terms.backend import INT4, INT8
-from paceline_engine.torch_backend.grouped_linear import GroupProduct, refuse_int4, takes_groups
-from paceline_engine.torch_backend.int4_linear import Int4Product, rows_are_alone, takes_int4
+from paceline_engine.terms.backend import INT4, INT8, ModelLoadError
+from paceline_engine.torch_backend.grouped_linear import GROUP, refuse_int4
+from paceline_engine.torch_backend.grouped_products import GroupedProducts
 from paceline_engine.torch_backend.int8_linear import (
     Int8Product,
     check_exact,
@@ -31,7 +30,8 @@ from paceline_engine.torch_backend.packed_linear import (
     take_weights,
     warm_up,
 )
-from paceline_engine.torch_backend.stored_weights import Grid
+from paceline_engine.torch_backend.w4a16_linear import W4A16Product, rows_are_alone, takes_w4a16
+from paceline_engine.torch_backend.weight_grids import fitting_grid, grid_of, scales_of_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,28 +61,66 @@ def refuse_weights(kind: str, *, dtype: str, device: torch.device, compiled: boo
         refuse_int4(dtype=dtype, device=device, compiled=compiled)
 
 
+def tell_what_is_faster(
+    name: str, model: nn.Module, *, dtype: str, device: torch.device, compiled: bool
+) -> None:
+    """Tell in a line of the log what would be faster on this machine than to compute in `dtype`.
+
+    Args:
+        name: The model's.
+        compiled: Whether code may be compiled.
+    """
+    widths = [each.in_features for each in _linears(model)]
+    kinds = [
+        kind
+        for kind, takes in ((INT8, bool(widths)), (INT4, any(it % GROUP == 0 for it in widths)))
+        if takes and has_vnni() and not _is_refused(kind, device=device, compiled=compiled)
+    ]
+    options = []
+    if kinds:
+        alone = "" if dtype == "float32" else " without --dtype"
+        options.append(f"--weights {' or '.join(kinds)}{alone}")
+    has_bfloat16 = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    if device.type == "cpu" and dtype != "bfloat16" and has_bfloat16():
+        options.append("--dtype bfloat16")
+    if options:
+        _log.info(
+            "model %r: computed in %s; on this machine %s would be faster and take less memory,"
+            " and now and then choose another token",
+            name,
+            dtype,
+            " or ".join(options),
+        )
+
+
+def _is_refused(kind: str, *, device: torch.device, compiled: bool) -> bool:
+    try:
+        refuse_weights(kind, dtype="float32", device=device, compiled=compiled)
+    except ModelLoadError:
+        return True
+    return False
+
+
 def products_of(
-    name: str, model: nn.Module, how: Quantisation | None, *, dtype: str, device: torch.device
+    name: str, model: nn.Module, how: Quantisation, *, dtype: str, device: torch.device
 ) -> str:
     """Choose how a quantised model is computed, and tell it in a line of the log.
 
     Args:
         name: The model's.
-        how: How its files have it; None: not quantised.
+        how: How its files have it.
 
     Returns:
         W8A8, W4A16, or the dtype: it is computed as any other.
     """
-    if how is None:
-        _forget_grids(model)
-        return dtype
-    grids = [(grid, each.weight.shape) for each in _linears(model) if (grid := _grid_of([each]))]
+    grids = [(grid, each.weight.shape) for each in _linears(model) if (grid := grid_of([each]))]
     is_here = device.type == "cpu" and bool(grids)
-    eight, four = (sum(grid.bits == bits for grid, _ in grids) for bits in (8, 4))
+    eight = sum(scales_of_outputs(grid) is not None for grid, _ in grids)
+    four = sum(takes_w4a16(grid, shape) for grid, shape in grids)
     if is_here and how.rounds_rows and eight and dtype == "float32" and has_vnni():
         _log.info("model %r: %d of its weights are computed in eight bits", name, eight)
         return W8A8
-    if is_here and dtype == "bfloat16" and _has_int4(model):
+    if is_here and dtype == "bfloat16" and _has_w4a16(model):
         _log.info("model %r: %d of its weights are computed in four bits", name, four)
         return W4A16
     hint = ""
@@ -94,23 +132,25 @@ def products_of(
 
 
 @torch.inference_mode()
-def _has_int4(model: nn.Module) -> bool:
+def _has_w4a16(model: nn.Module) -> bool:
     """Whether the kernel takes some weights in four bits, and computes each row by itself."""
-    found = {
-        linear.weight.shape: Int4Product(linear.weight, None, grid)
+    of_shapes = {
+        linear.weight.shape: (linear.weight, grid)
         for linear in _linears(model)
-        if (grid := _grid_of([linear])) and takes_int4(grid, linear.weight.shape)
+        if (grid := grid_of([linear])) and takes_w4a16(grid, linear.weight.shape)
     }
-    return bool(found) and rows_are_alone(found.values())
+    found = [W4A16Product(weight, None, grid) for weight, grid in of_shapes.values()]
+    return bool(found) and rows_are_alone(found)
 
 
 @torch.inference_mode()
 def replace_products(
-    model: Any, decoder: Decoder | None, *, kind: str
+    name: str, model: Any, decoder: Decoder | None, *, kind: str
 ) -> tuple[list[Product], Mapping[torch.Size, Int8Product]]:
     """Let a model, and what was chosen to compute it, compute with whole numbers.
 
     Args:
+        name: The model's, for the log.
         kind: INT8 or INT4: all products, rounded where the files did not round them; W8A8 or
             W4A16: those of the files.
 
@@ -120,12 +160,9 @@ def replace_products(
     Raises:
         ModelLoadError: They would not be exact.
     """
-    make: MakeProduct = _as_stored
-    if kind == INT8:
-        make = _in_eight_bits
-    elif kind == INT4:
-        has_grids = any(_grid_of([each]) is not None for each in _linears(model))
-        make = partial(_in_groups, head=model.get_output_embeddings(), has_grids=has_grids)
+    grouped = GroupedProducts(model)
+    makers: dict[str, MakeProduct] = {INT8: _in_eight_bits, INT4: grouped.make}
+    make = makers.get(kind, _as_stored)
     if isinstance(decoder, FusedLlama):
         products = decoder.replace_products(model, make)
     else:
@@ -133,45 +170,25 @@ def replace_products(
     large = check_exact(products)
     warm_up(each for each in products if not isinstance(each, Int8Product))
     _forget_grids(model)
+    if kind == INT4:
+        grouped.tell(name)
     return products, large
 
 
 def _in_eight_bits(product: Product, linears: Sequence[nn.Linear]) -> Product:
-    grid = _grid_of(linears)
-    return Int8Product(product.weight(), product.bias, _scales_of_outputs(grid))
-
-
-def _scales_of_outputs(grid: Grid | None) -> Tensor | None:
-    """Return the scales of eight bits, (O, 1), if each output has one scale."""
-    is_such = grid is not None and grid.bits == 8 and grid.scales.shape[1] == 1
-    return grid.scales if grid is not None and is_such else None
-
-
-def _in_groups(
-    product: Product, linears: Sequence[nn.Linear], *, head: nn.Module | None, has_grids: bool
-) -> Product:
-    """Return a product in four bits, or in eight where the model needs more.
-
-    Weights that the file has in groups keep its numbers. Of the others the head gets eight bits,
-    and all do if the file has groups: it has these weights in more bits for a reason.
-    """
-    weight, grid = product.weight(), _grid_of(linears)
-    if not takes_groups(weight.shape):
-        return _in_eight_bits(product, linears)
-    if grid is not None and not takes_groups(weight.shape, grid):
-        grid = None
-    bits = 8 if has_grids or head in linears else 4
-    return GroupProduct(weight, product.bias, grid, bits=bits)
+    weight = product.weight()
+    return Int8Product(weight, product.bias, scales_of_outputs(fitting_grid(weight, linears)))
 
 
 def _as_stored(product: Product, linears: Sequence[nn.Linear]) -> Product:
     """Return a product as the files have its weight, packed if they do not have whole numbers."""
-    weight, grid = product.weight(), _grid_of(linears)
-    scales = _scales_of_outputs(grid)
+    weight = product.weight()
+    grid = fitting_grid(weight, linears)
+    scales = scales_of_outputs(grid)
     if scales is not None and weight.dtype == torch.float32:
         return Int8Product(weight, product.bias, scales)
-    if grid is not None and weight.dtype == torch.bfloat16 and takes_int4(grid, weight.shape):
-        return Int4Product(weight, product.bias, grid)
+    if grid is not None and weight.dtype == torch.bfloat16 and takes_w4a16(grid, weight.shape):
+        return W4A16Product(weight, product.bias, grid)
     return product_of(weight, product.bias, packs=can_pack([weight]))
 
 
@@ -191,14 +208,8 @@ def _replace_modules(model: nn.Module, make: MakeProduct) -> list[Product]:
 def _forget_grids(model: nn.Module) -> None:
     """Give back the memory of grids: of groups of 32 they are half as large as four bits."""
     for each in _linears(model):
-        vars(each).pop("grid", None)
+        vars(each).pop("stored_as", None)
 
 
 def _linears(model: nn.Module) -> list[nn.Linear]:
     return [each for each in model.modules() if type(each) is nn.Linear]
-
-
-def _grid_of(linears: Sequence[nn.Linear]) -> Grid | None:
-    """Return the grid of modules' weights, side by side, if they have one."""
-    grids = [grid for each in linears if isinstance(grid := getattr(each, "grid", None), Grid)]
-    return Grid.stacked(grids) if len(grids) == len(linears) else None

@@ -79,7 +79,9 @@ class Computed:
             self.shape = take_sample(model).shape
             self.decoder = FusedLlama(model, packs=kind == "packed")
             if kind in {"int8", "int4"}:
-                self.products, self.large = replace_products(model, self.decoder, kind=kind)
+                self.products, self.large = replace_products(
+                    "a model", model, self.decoder, kind=kind
+                )
 
     @property
     def is_compiled(self):

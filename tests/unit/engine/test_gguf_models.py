@@ -188,7 +188,7 @@ def test_each_quantisation_is_the_numbers_that_it_stands_for(kind, tokenizer, tm
     model, parts = randomised(llama()), GgufParts(kind=kind)
     path = write_gguf(tmp_path / "model.gguf", model, tokenizer, parts)
     files = find_model_files(str(path))
-    named = {name: torch.from_numpy(weights) for name, weights, _ in files.gguf.named_weights()}
+    named = {name: torch.from_numpy(weights) for name, weights, *_ in files.gguf.named_weights()}
     assert named.keys() == parts.numbers.keys()
     assert all(weights.dtype == torch.float32 for weights in named.values())
     model.load_state_dict(parts.numbers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from shutil import which
 
 import pytest
 import torch
@@ -17,15 +18,14 @@ from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.torch_backend import compiled_steps
 from paceline_engine.torch_backend.compiled_products import FewProduct, FewRows, use_few_rows
-from paceline_engine.torch_backend.compiled_steps import compile_steps
+from paceline_engine.torch_backend.compiled_steps import compile_steps, has_tiles
 from paceline_engine.torch_backend.grouped_linear import GROUP, GroupProduct, takes_groups
 from paceline_engine.torch_backend.int8_linear import Int8Product, has_vnni
 from paceline_engine.torch_backend.invariant import InvariantRows
-from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.model_loading import load_model
-from paceline_engine.torch_backend.stored_weights import Grid, stored_weights
+from paceline_engine.torch_backend.stored_weights import stored_weights
 from paceline_engine.torch_backend.transformers import TransformersBackend
-from paceline_engine.torch_backend.whole_products import replace_products
+from paceline_engine.torch_backend.weight_grids import Grid
 from support.device import on_a_cpu
 from support.draft_vocabularies import narrowed
 from support.gguf_files import GgufParts, write_gguf
@@ -132,6 +132,59 @@ def test_a_processor_without_tiles_computes_the_same_bits(bits, steps, monkeypat
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: False)
     without = compile_steps(products=True)
     assert torch.equal(compiled(product, without)(hidden), expected)
+
+
+def old_compiler(folder, *, lacks):
+    """Write a compiler that takes an option, and whose assembler does not know the instructions."""
+    checks = 'case "$*" in *-fsyntax-only*) exit 0;; esac'
+    fails = f"case \"$*\" in *{lacks}*) echo 'Error: no such instruction' >&2; exit 1;; esac"
+    for name in ("old-cc", "cc"):
+        (folder / name).write_text(f'#!/bin/sh\n{checks}\n{fails}\nexec {which("cc")} "$@"\n')
+        (folder / name).chmod(0o755)
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(not has_tiles(), reason="the processor has no tiles, or may not use them")
+def test_an_assembler_without_tiles_gives_the_same_bits_and_is_told_once(
+    steps, tmp_path, monkeypatch, caplog
+):
+    product = compiled(GroupProduct(numbers(130, 160), None), steps)
+    hidden = numbers(150, 160, seed=2)
+    expected = product(hidden)
+    old_compiler(tmp_path, lacks="-mamx")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with caplog.at_level("INFO"):
+        without = compile_steps(["old-cc"], products=True)
+    assert torch.equal(compiled(product, without)(hidden), expected)
+    (told,) = caplog.messages
+    assert "without AMX" in told
+    assert "no such instruction" in told
+
+
+def test_tiles_for_other_numbers_than_whole_ones_are_not_used(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: True)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_int8": False})
+    assert not has_tiles()
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_int8": True})
+    assert has_tiles()
+
+
+@on_a_cpu
+def test_an_assembler_without_vnni_compiles_the_steps_alone(
+    model, steps, tmp_path, monkeypatch, caplog
+):
+    del steps
+    model.save_pretrained(tmp_path / "model")
+    build_tokenizer(SIZES["vocab_size"]).save(str(tmp_path / "model" / "tokenizer.json"))
+    old_compiler(tmp_path, lacks="-mavx512vnni")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with caplog.at_level("INFO"):
+        TransformersBackend(str(tmp_path / "model"), weights="int8")
+    assert "its products are not compiled: " in caplog.text
+    assert "without AMX" not in caplog.text
+    assert "what it computes between products is compiled" in caplog.text
+    with pytest.raises(ModelLoadError, match="no such instruction"):
+        TransformersBackend(str(tmp_path / "model"), weights="int4")
 
 
 @torch.inference_mode()
@@ -269,6 +322,7 @@ def products_of(backend):
         ("Q4_K", 4, False),
         ("Q5_0", 8, True),
         ("Q5_1", 8, True),
+        ("Q5_K", 8, False),
         ("Q8_0", 8, True),
     ],
 )
@@ -282,10 +336,10 @@ def test_a_gguf_files_numbers_are_kept(kind, bits, has_halves, model, steps, tmp
     for name, product in found.items():
         assert (product.bits, product.has_halves) == (bits, has_halves)
         assert torch.equal(product.weight(), parts.numbers[name])
-    loaded = load_model(find_model_files(str(path)), dtype="float32")
+    loaded = load_model(find_model_files(str(path)), dtype="float32", keeps_grids=True)
     for name, module in loaded.named_modules():
         if type(module) is nn.Linear:
-            again = GroupProduct(module.weight.detach(), None, module.grid).weight()
+            again = GroupProduct(module.weight.detach(), None, module.stored_as.grid).weight()
             assert torch.equal(again, parts.numbers[f"{name}.weight"])
 
 
@@ -299,35 +353,23 @@ def test_a_tied_head_has_the_embeddings_numbers(steps, tmp_path):
     assert torch.equal(head.weight(), parts.numbers["lm_head.weight"])
 
 
-def test_what_a_file_has_in_other_ways_gets_eight_bits(model, steps, tmp_path):
-    """As the tensors of a mixed file; q, k and v are one product, and would have two kinds."""
-    del steps
-    path = tmp_path / "model.gguf"
-    parts = GgufParts(kind="Q4_1")
-    write_gguf(path, model, build_tokenizer(SIZES["vocab_size"]), parts)
-    loaded = load_model(find_model_files(str(path)), dtype="float32")
-    kinds = {type(each.grid) for each in loaded.modules() if type(each) is nn.Linear}
-    assert kinds == {Grid}
-    for layer in loaded.model.layers:
-        del layer.self_attn.v_proj.grid
-        del layer.mlp.down_proj.grid
-    with torch.inference_mode():
-        decoder = FusedLlama(loaded, packs=False)
-        replace_products(loaded, decoder, kind="int4")
-    assert [each.bits for each in decoder.layers[0].products] == [8, 4, 4, 8]
-
-
-@pytest.mark.parametrize("layout", ["w4a16", "w4a16 with zero points", "gptq", "awq"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *("w4a16", "w4a16 with zero points", "gptq", "awq", "gptq, second format"),
+        *("w8a8", "w8a8, one scale", "w8a16", "w8a16 with zero points", "gptq in eight bits"),
+    ],
+)
 def test_a_quantised_folders_numbers_are_kept(layout, written, steps):  # noqa: F811 - a fixture
     compared = 0
     folder = str(written(layout)[0])
     files = find_model_files(folder)
     with torch.inference_mode():
-        for _, weight, grid in stored_weights(files, files.quantisation, dtype=torch.float32):
-            if grid is None or not takes_groups(weight.shape, grid):
+        for _, weight, stored in stored_weights(files, files.quantisation, dtype=torch.float32):
+            if stored is None or not takes_groups(weight.shape, stored.grid):
                 continue
-            product = compiled(GroupProduct(weight, None, grid), steps)
-            assert product.bits == 4
+            product = compiled(GroupProduct(weight, None, stored.grid), steps)
+            assert product.bits == stored.grid.bits
             torch.testing.assert_close(product.weight(), weight, rtol=0, atol=1e-6)
             compared += 1
     assert compared
@@ -373,13 +415,13 @@ def test_what_a_machine_lacks_for_four_bits_is_named(tiny_pair, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setenv("PATH", os.devnull)
-        assert "needs a C compiler (cc, gcc, clang), and there is none" in refusal()
+        assert "cannot be: there is no C compiler (cc, gcc, clang). Mend this" in refusal()
     with monkeypatch.context() as patch:
         patch.setattr("paceline_engine.torch_backend.grouped_linear.has_vnni", lambda: False)
         assert "AVX-512 and VNNI" in refusal()
     with monkeypatch.context() as patch:
         patch.setattr(compiled_steps, "_FLAGS", ("--no-such-option",))
-        assert "--weights int4 cannot be computed here" in refusal()
+        assert "cannot be: " in refusal()
     monkeypatch.setattr(
         "paceline_engine.torch_backend.transformers.usable_device",
         lambda *_, **__: torch.device("cuda"),

@@ -13,12 +13,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SessionSpec
-from paceline_engine.torch_backend.int4_linear import Int4Product
 from paceline_engine.torch_backend.int8_linear import Int8Product
 from paceline_engine.torch_backend.model_loading import load_model
 from paceline_engine.torch_backend.shared_rows import SharedRows
 from paceline_engine.torch_backend.stored_weights import stored_weights
 from paceline_engine.torch_backend.transformers import TransformersBackend
+from paceline_engine.torch_backend.w4a16_linear import W4A16Product
 from paceline_engine.torch_backend.whole_products import replace_products
 from support.lora_folders import merge, write_lora
 from support.quantised_folders import GROUP, LAYOUTS, write_folder
@@ -62,8 +62,8 @@ def written(tokenizer, tmp_path):
     return write
 
 
-def load(folder, dtype="float32"):
-    return load_model(find_model_files(str(folder)), dtype=dtype)
+def load(folder, dtype="float32", *, keeps_grids=False):
+    return load_model(find_model_files(str(folder)), dtype=dtype, keeps_grids=keeps_grids)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -165,9 +165,9 @@ def test_whole_numbers_can_be_served_invariantly(layout, dtype, kind, written):
 @torch.inference_mode()
 def test_products_in_eight_bits_have_the_whole_numbers_of_the_file(written):
     quantised, _, weights = written("w8a8")
-    model = load(quantised)
-    products, _ = replace_products(model, None, kind="w8a8")
-    assert not any(hasattr(each, "grid") for each in model.modules())
+    model = load(quantised, keeps_grids=True)
+    products, _ = replace_products("a model", model, None, kind="w8a8")
+    assert not any(hasattr(each, "stored_as") for each in model.modules())
     whole = [each for each in products if isinstance(each, Int8Product)]
     assert len(whole) == len(weights)
     for product, weight in zip(whole, in_order(weights, load(quantised)), strict=True):
@@ -187,10 +187,11 @@ def test_a_product_in_four_bits_is_that_of_its_numbers_for_any_rows(layout, writ
     hidden = torch.randn(COUNTS[-1], 128, generator=torch.Generator().manual_seed(1))
     hidden = hidden.to(torch.bfloat16)
     compared = 0
-    for _, numbers, grid in stored_weights(files, files.quantisation, dtype=torch.float32):
-        if grid is None or numbers.shape[1] != 128:
+    for _, numbers, stored in stored_weights(files, files.quantisation, dtype=torch.float32):
+        if stored is None or numbers.shape[1] != 128:
             continue
-        product = Int4Product(numbers.to(torch.bfloat16), None, grid)
+        grid = stored.grid
+        product = W4A16Product(numbers.to(torch.bfloat16), None, grid)
         levels = (grid.least / grid.scales + 8).abs().max() + 8
         steps = grid.scales.repeat_interleave(32, 1) * levels
         assert bool(((product.weight().float() - numbers).abs() <= steps * 2**-7).all())
@@ -205,12 +206,12 @@ def test_a_product_in_four_bits_is_that_of_its_numbers_for_any_rows(layout, writ
 
 
 def test_four_bits_whose_rows_depend_on_others_are_dequantised(written, monkeypatch):
-    product = Int4Product.__call__
+    product = W4A16Product.__call__
 
     def summed(self, hidden):
         return product(self, hidden) + hidden.sum()
 
-    monkeypatch.setattr(Int4Product, "__call__", summed)
+    monkeypatch.setattr(W4A16Product, "__call__", summed)
     backend = TransformersBackend(str(written("awq")[0]), dtype="bfloat16")
     assert backend.description.dtype == "bfloat16"
 

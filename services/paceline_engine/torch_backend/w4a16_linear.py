@@ -1,4 +1,6 @@
-"""Products with weights that are stored in four bits.
+"""Products of folders in four bits whose rows are not rounded (W4A16), for `--dtype bfloat16`.
+
+With `--weights int4` rows are rounded, too: `grouped_linear.py` has those products.
 
 The weight stays as its file has it, with scales and zero points for groups of inputs, and rows are
 in bfloat16. torch's kernel makes bfloat16 of a group's numbers while it computes, so a weight takes
@@ -23,10 +25,10 @@ from paceline_engine.torch_backend.packed_linear import Product
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from paceline_engine.torch_backend.stored_weights import Grid
+    from paceline_engine.torch_backend.weight_grids import Grid
 
 _ATEN = torch.ops.aten
-_MOST, _MIDDLE = 15, 8
+_MIDDLE = 8
 _GROUPS = frozenset({32, 64, 128, 256})  # what the kernel knows
 _OUTPUTS_TOGETHER = 16
 _TILES = 1  # the operator wants a number, and a CPU's kernel has no use for it
@@ -34,20 +36,15 @@ _TILES = 1  # the operator wants a number, and a CPU's kernel has no use for it
 _CHECKED_COUNTS = (1, 2, 3, 4, 5, 8, 13)
 
 
-class Int4Product(Product):
+class W4A16Product(Product):
     """With a weight of whole numbers in groups, for rows in bfloat16."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, grid: Grid) -> None:
         """Find the whole numbers of a dequantised weight, (outputs, inputs), again."""
         self.shape, self.bias = weight.shape, bias
-        outputs, inputs = weight.shape
-        count = grid.scales.shape[1]
-        self._group = inputs // count
-        scales = torch.where(grid.scales == 0, 1, grid.scales)[..., None]
-        groups = weight.float().view(outputs, count, self._group)
-        whole = ((groups - grid.least[..., None]) / scales).round_().clamp_(0, _MOST)
+        self._group = weight.shape[1] // grid.scales.shape[1]
         self._packed = _ATEN._convert_weight_to_int4pack_for_cpu(  # noqa: SLF001 - no public word
-            whole.to(torch.int32).view(outputs, inputs), _TILES
+            grid.nearest(weight).to(torch.int32), _TILES
         )
         offsets = _MIDDLE * grid.scales + grid.least
         # (G, outputs, 2), as the kernel reads them.
@@ -71,7 +68,7 @@ class Int4Product(Product):
             self.bias = bias
 
 
-def takes_int4(grid: Grid, shape: torch.Size) -> bool:
+def takes_w4a16(grid: Grid, shape: torch.Size) -> bool:
     """Whether the kernel can compute a weight of this grid and shape."""
     outputs, inputs = shape
     return (
@@ -85,11 +82,11 @@ def takes_int4(grid: Grid, shape: torch.Size) -> bool:
 
 def rows_are_alone(products: Iterable[Product]) -> bool:
     """Whether a row's product has the same bits whatever rows are beside it, in each shape."""
-    shapes = {each.shape: each for each in products if isinstance(each, Int4Product)}
+    shapes = {each.shape: each for each in products if isinstance(each, W4A16Product)}
     return all(map(_are_alone, shapes.values()))
 
 
-def _are_alone(product: Int4Product) -> bool:
+def _are_alone(product: W4A16Product) -> bool:
     count, inputs = _CHECKED_COUNTS[-1], product.shape[1]
     numbers = torch.arange(count * inputs) * 7919 % 255 - 127
     rows = (numbers / 64).to(torch.bfloat16).view(count, inputs)
