@@ -39,11 +39,8 @@ import torch
 from torch import Tensor
 
 from paceline_engine.terms.backend import ModelLoadError
-from paceline_engine.torch_backend.compiled_steps import (
-    TOGETHER,
-    StepsUnavailableError,
-    take_functions,
-)
+from paceline_engine.torch_backend.compiled_steps import TOGETHER, take_functions
+from paceline_engine.torch_backend.compiler import StepsUnavailableError
 from paceline_engine.torch_backend.grouped_linear import GROUP, GroupProduct
 from paceline_engine.torch_backend.int8_linear import (
     EXACT_FLOAT,

@@ -34,12 +34,6 @@ The code is compiled at each load, which takes half a second, and leaves no file
 from __future__ import annotations
 
 import ctypes
-import logging
-import os
-import shutil
-import signal
-import subprocess
-import tempfile
 from contextlib import contextmanager
 from ctypes import c_float, c_int, c_long, c_uint, c_void_p
 from pathlib import Path
@@ -48,14 +42,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from paceline_engine.torch_backend.compiler import (
+    COMPILE_SECONDS,
+    COMPILERS,
+    StepsUnavailableError,
+    compiled,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from paceline_engine.torch_backend.attention_tables import AttentionLayer, Spans
 
 _Room: TypeAlias = tuple[Tensor, Tensor]
-
-_log = logging.getLogger(__name__)
 
 MOST_ROWS = 1024
 """With more rows torch's operators compute."""
@@ -66,25 +65,6 @@ TOGETHER = 16
 # Each has what is in the one before it.
 _SOURCE = Path(__file__).with_name("compiled_attention.c")
 _SOURCE_WITH_PRODUCTS = _SOURCE.with_name("compiled_products.c")
-COMPILERS = ("cc", "gcc", "clang")
-"""The names of C compilers, in the order in which they are looked for."""
-# Nothing may be contracted, so that each operation rounds as torch's operator does.
-_FLAGS = (
-    "-O3", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-ffp-contract=off",
-    "-shared", "-fPIC",
-)  # fmt: skip
-_PRODUCT_FLAGS = ("-mavx512vnni",)
-_TILE_FLAGS = ("-mamx-tile", "-mamx-int8")
-# It takes compiler, assembler, linker and the C library's headers. It is never called.
-_TRIED = """
-#include <math.h>
-#include <string.h>
-void tried(float *sum) {
-  __asm__("vpdpbusd %zmm0, %zmm0, %zmm0");
-  *sum = fmaf(*sum, 2, lrintf(*sum));
-}
-"""
-_COMPILE_SECONDS = 60
 # With more numbers a step takes more than some 100 microseconds, and others may have the
 # interpreter's lock meanwhile. With fewer, to give it away and wait for it again would take longer.
 _HOLDING_NUMBERS = 1 << 17
@@ -104,10 +84,6 @@ _FUNCTIONS = {
     ),
 }  # fmt: skip
 _OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-
-
-class StepsUnavailableError(Exception):
-    """The steps cannot be compiled here; the message says why."""
 
 
 class Steps:
@@ -321,7 +297,7 @@ def _openmp_functions() -> list[c_void_p] | None:
 def compile_steps(
     compilers: Sequence[str] = COMPILERS,
     *,
-    seconds: float = _COMPILE_SECONDS,
+    seconds: float = COMPILE_SECONDS,
     products: bool = False,
 ) -> Steps:
     """Compile the steps for this processor.
@@ -336,102 +312,9 @@ def compile_steps(
     """
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         raise StepsUnavailableError("the processor has no AVX-512")
-    with _compiling(compilers) as (compiler, directory):
-        made = directory / "compiled_steps.so"
-        source = _SOURCE_WITH_PRODUCTS if products else _SOURCE
-        command = [compiler, str(source), "-o", str(made), *_FLAGS, "-lm"]
-        if products:
-            _compile_products(command, directory, seconds)
-        else:
-            _run(command, directory, seconds)
+    source = _SOURCE_WITH_PRODUCTS if products else _SOURCE
+    with compiled(source, compilers=compilers, seconds=seconds, products=products) as made:
         return Steps(str(made))
-
-
-def check_products_compile(
-    compilers: Sequence[str] = COMPILERS, *, seconds: float = _COMPILE_SECONDS
-) -> None:
-    """Check that what `compiled_products.py` needs can be compiled and loaded.
-
-    Cost: some 50 ms.
-
-    Raises:
-        StepsUnavailableError: it cannot be; the message says why.
-    """
-    with _compiling(compilers) as (compiler, directory):
-        source, made = directory / "tried.c", directory / "tried.so"
-        source.write_text(_TRIED)
-        command = [compiler, str(source), "-o", str(made), *_FLAGS, *_PRODUCT_FLAGS, "-lm"]
-        _run(command, directory, seconds)
-        ctypes.CDLL(str(made))
-
-
-def has_tiles() -> bool:
-    """Whether processor and system let this process multiply whole numbers in tiles (AMX)."""
-    # This also asks the system for the right to use tiles; older torches do not know it.
-    may_use = getattr(torch.cpu, "_init_amx", lambda: False)
-    capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(capabilities.get("amx_int8")) and bool(may_use())
-
-
-def _compile_products(command: Sequence[str], directory: Path, seconds: float) -> None:
-    """Compile with tiles; without them if compiler or assembler do not know them, and tell it.
-
-    Raises:
-        StepsUnavailableError: neither compiles.
-    """
-    without: StepsUnavailableError | None = None
-    if has_tiles():
-        try:
-            _run([*command, *_PRODUCT_FLAGS, *_TILE_FLAGS], directory, seconds)
-        except StepsUnavailableError as error:
-            without = error
-        else:
-            return
-    _run([*command, *_PRODUCT_FLAGS], directory, seconds)
-    if without is not None:
-        _log.info("products are compiled without AMX, so many rows take longer: %s", without)
-
-
-@contextmanager
-def _compiling(compilers: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    """Find the compiler, and give a directory for what it makes.
-
-    Raises:
-        StepsUnavailableError: there is none; or it cannot be started, or takes too long.
-    """
-    compiler = next((path for each in compilers if (path := shutil.which(each))), None)
-    if compiler is None:
-        raise StepsUnavailableError(f"there is no C compiler ({', '.join(compilers)})")
-    try:
-        with tempfile.TemporaryDirectory(prefix="paceline-") as directory:
-            yield compiler, Path(directory)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise StepsUnavailableError(f"{compiler}: {error}") from error
-
-
-def _run(command: Sequence[str], directory: Path, seconds: float) -> None:
-    """Run a compiler, and end all that it started if it takes too long.
-
-    Raises:
-        StepsUnavailableError: it fails.
-    """
-    with subprocess.Popen(  # noqa: S603 - our own source
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(directory)},
-        start_new_session=True,
-    ) as running:
-        try:
-            _, errors = running.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(running.pid, signal.SIGKILL)
-            raise
-        if running.returncode != 0:
-            said = errors.decode(errors="replace").strip().splitlines()
-            wrong = [line for line in said if "error" in line.casefold()] or said
-            raise StepsUnavailableError(f"{command[0]} fails: {wrong[:1]}")
 
 
 def _room_for(rows: int, width: int) -> _Room:

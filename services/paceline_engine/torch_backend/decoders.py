@@ -15,7 +15,8 @@ from transformers.utils import logging as transformers_logging
 
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.torch_backend.compiled_products import few_row_products, use_few_rows
-from paceline_engine.torch_backend.compiled_steps import StepsUnavailableError, compile_steps
+from paceline_engine.torch_backend.compiled_steps import compile_steps
+from paceline_engine.torch_backend.compiler import StepsUnavailableError
 from paceline_engine.torch_backend.families import can_fuse
 from paceline_engine.torch_backend.grouped_linear import GroupProduct
 from paceline_engine.torch_backend.int8_linear import has_vnni

@@ -32,10 +32,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline_engine.terms.backend import INT4, ModelLoadError
-from paceline_engine.torch_backend.compiled_steps import (
-    StepsUnavailableError,
-    check_products_compile,
-)
+from paceline_engine.torch_backend.compiler import StepsUnavailableError, check_products_compile
 from paceline_engine.torch_backend.int8_linear import has_vnni
 from paceline_engine.torch_backend.packed_linear import Product
 from paceline_engine.torch_backend.weight_grids import Grid

@@ -17,7 +17,8 @@ from paceline_engine.model_backend import Feed, ModelBackend
 from paceline_engine.sessions.host import HostLimits, ModelHost
 from paceline_engine.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.terms.backend import Backend, Interrupt
-from paceline_engine.torch_backend.compiled_steps import StepsUnavailableError, compile_steps
+from paceline_engine.torch_backend.compiled_steps import compile_steps
+from paceline_engine.torch_backend.compiler import StepsUnavailableError
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.prefix_digest import prefix_digest
 from support.tiny_models import TinyPair, sixteen_token_model, tiny_pair

@@ -15,12 +15,8 @@ from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Item, Judge
 from paceline_engine.torch_backend import llama as llama_module
 from paceline_engine.torch_backend.compiled_attention import agreeing_counts
-from paceline_engine.torch_backend.compiled_steps import (
-    MOST_ROWS,
-    Steps,
-    StepsUnavailableError,
-    compile_steps,
-)
+from paceline_engine.torch_backend.compiled_steps import MOST_ROWS, Steps, compile_steps
+from paceline_engine.torch_backend.compiler import StepsUnavailableError
 from paceline_engine.torch_backend.decoders import take_sample
 from paceline_engine.torch_backend.int8_linear import Int8Product
 from paceline_engine.torch_backend.invariant import TILE, InvariantRows
@@ -327,7 +323,7 @@ def test_without_a_compiler_there_are_no_steps():
     ("script", "reason"),
     [
         ("echo 'out of luck' >&2; exit 1", "out of luck"),
-        ("shift; while [ $# -gt 1 ]; do shift; done; exit 0", "compiled_steps.so"),
+        ("shift; while [ $# -gt 1 ]; do shift; done; exit 0", "compiled_attention.so"),
         ("sleep 1000 & wait", "timed out"),
     ],
     ids=["it fails", "it makes nothing", "it hangs, and what it started"],

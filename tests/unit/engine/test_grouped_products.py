@@ -16,9 +16,10 @@ from paceline_engine.model_files.gguf_file import GgufFile
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SessionSpec
-from paceline_engine.torch_backend import compiled_steps
+from paceline_engine.torch_backend import compiled_steps, compiler
 from paceline_engine.torch_backend.compiled_products import FewProduct, FewRows, use_few_rows
-from paceline_engine.torch_backend.compiled_steps import compile_steps, has_tiles
+from paceline_engine.torch_backend.compiled_steps import compile_steps
+from paceline_engine.torch_backend.compiler import has_tiles
 from paceline_engine.torch_backend.grouped_linear import GROUP, GroupProduct, takes_groups
 from paceline_engine.torch_backend.int8_linear import Int8Product, has_vnni
 from paceline_engine.torch_backend.invariant import InvariantRows
@@ -420,7 +421,7 @@ def test_what_a_machine_lacks_for_four_bits_is_named(tiny_pair, monkeypatch):
         patch.setattr("paceline_engine.torch_backend.grouped_linear.has_vnni", lambda: False)
         assert "AVX-512 and VNNI" in refusal()
     with monkeypatch.context() as patch:
-        patch.setattr(compiled_steps, "_FLAGS", ("--no-such-option",))
+        patch.setattr(compiler, "_FLAGS", ("--no-such-option",))
         assert "cannot be: " in refusal()
     monkeypatch.setattr(
         "paceline_engine.torch_backend.transformers.usable_device",
