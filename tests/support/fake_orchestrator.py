@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PROMPT_LENGTH = 3
 SEED = 7
+_MOST_TOKENS = 10_000
 
 
 class BareCancelError(PacelineError):
@@ -99,7 +100,7 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
         for chunk in _prompt_chunks(request, leg):
             yield pb.GenerateResponse(prompt_chunk=chunk)
         received = len(request.resume_token_ids)
-        total = request.max_tokens if request.HasField("max_tokens") else 5
+        total = min(request.max_tokens, _MOST_TOKENS) if request.HasField("max_tokens") else 5
         if leg.said:
             async for response in _said(leg, request):
                 yield response

@@ -55,8 +55,9 @@ class Shaper:
         self._sampling = spec.sampling
         self._prompt_length = spec.prompt_length
         self._end_token_ids = list(spec.end_token_ids)
-        self._bias_ids = [token for token, _ in spec.sampling.logit_bias]
-        self._biases = [bias for _, bias in spec.sampling.logit_bias]
+        bias = spec.sampling.logit_bias
+        self._bias_ids = torch.tensor([token for token, _ in bias], dtype=torch.int64)
+        self._biases = torch.tensor([each for _, each in bias], dtype=torch.float64)
         self._grammar = grammar
         self._failures: dict[int, str] = {}  # by row of the last call
         self._tokens = array("I")
@@ -165,16 +166,18 @@ class Shaper:
     def _shape_row(self, row: Tensor) -> None:
         sampling = self._sampling
         if sampling.repetition_penalty != 1:
-            token_ids = _nonzero(self._in_sequence, row)
+            token_ids = torch.from_numpy(_nonzero(self._in_sequence)).to(row.device)
             own = row[token_ids]
             penalty = sampling.repetition_penalty
             row[token_ids] = torch.where(own > 0, own / penalty, own * penalty)
         if sampling.frequency_penalty or sampling.presence_penalty:
-            token_ids = _nonzero(self._in_answer, row)
-            counts = torch.from_numpy(self._in_answer).to(row)[token_ids]
-            row[token_ids] -= counts * sampling.frequency_penalty + sampling.presence_penalty
-        if self._bias_ids:
-            row[self._bias_ids] += row.new_tensor(self._biases)
+            own_ids = _nonzero(self._in_answer)
+            counts = torch.from_numpy(self._in_answer[own_ids]).to(row)
+            row[torch.from_numpy(own_ids).to(row.device)] -= (
+                counts * sampling.frequency_penalty + sampling.presence_penalty
+            )
+        if len(self._bias_ids):
+            row[self._bias_ids.to(row.device)] += self._biases.to(row)
         self._end_row(row)
 
     def _end_row(self, row: Tensor) -> None:
@@ -235,5 +238,6 @@ def _path(proposal: Proposal, row: int) -> Iterator[int]:
     yield from proposal.along(reversed(indices))
 
 
-def _nonzero(counts: np.ndarray, row: Tensor) -> Tensor:
-    return torch.from_numpy(np.flatnonzero(counts)).to(row.device)
+def _nonzero(counts: np.ndarray) -> np.ndarray:
+    # In two steps, because numpy takes ten times as long for numbers as for truth values.
+    return np.flatnonzero(counts != 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from functools import partial
 
 import pytest
@@ -21,6 +22,8 @@ from paceline_gateway.dialects.dialect import find_dialect
 from paceline_gateway.dialects.grammar import AnswerGrammar
 from paceline_gateway.dialects.grammar_rules import Tokens, TooLargeError
 from paceline_gateway.errors import RequestError
+from support.gateway import gateway_over
+from support.spoken import CALL, model
 
 USER = (Message(role="user", content="x"),)
 NOTES = {"description": "d" * 9000, "title": "t" * 9000, "$comment": "c" * 9000}
@@ -191,3 +194,20 @@ def test_a_response_repeats_a_format_with_its_notes():
     body = parse(ResponseBody, json.dumps({"model": "m", "input": "x", "text": text}).encode())
     assert body.text is not None
     assert body.text.json_schema == SCHEMA
+
+
+async def test_a_grammar_of_tools_is_written_on_a_thread(monkeypatch):
+    threads = []
+
+    def watched(*arguments, **options):
+        threads.append(threading.get_ident())
+        return plan_answer(*arguments, **options)
+
+    monkeypatch.setattr("paceline_gateway.generating.turns.plan_answer", watched)
+    tool = {"type": "function", "function": {"name": "weather", "parameters": BARE}}
+    asked = {"messages": [{"role": "user", "content": "x"}], "tool_choice": "required"}
+    async with gateway_over(model(CALL)) as gateway:
+        answer = await gateway.post("/v1/chat/completions", **asked, tools=[tool])
+    assert answer.status_code == 200, answer.text
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
