@@ -32,6 +32,7 @@ for each in "$@"; do
 done
 [ -n "$source" ] && [ -n "$output" ] || exec {real} "$@"
 key=$({{ echo "$key ${{source##*/}}"; cat "${{source%/*}}"/*.c; }} | sha256sum | cut -c1-64)
+[ -n "$key" ] || exec {real} "$@"
 kept={folder}/$key.so
 [ -e "$kept" ] && exec cp "$kept" "$output"
 {real} "$@" || exit

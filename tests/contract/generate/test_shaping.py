@@ -81,10 +81,11 @@ def as_told(folder, shape, temperature) -> tuple[int, ...]:
 async def test_every_strategy_says_what_is_told(tiny_pair, temperature):
     async with system_of_pair(tiny_pair) as system:
         plain = as_told(tiny_pair.target, {}, temperature)
-        for shape in SHAPES.values():
+        for index, shape in enumerate(SHAPES.values()):
             expected = as_told(tiny_pair.target, shape, temperature)
             assert expected != plain, "the shape changes something"
-            for way in WAYS.values():
+            # Drawn, each shape meets every other way, and each way a shape.
+            for way in list(WAYS.values())[index % 2 :: 2 if temperature else 1]:
                 done = await system.client.generate(
                     PROMPT, max_tokens=LENGTH, temperature=temperature, seed=SEED, **shape, **way
                 ).collect()
