@@ -2,29 +2,35 @@
 
 Timor et al. 2024 (arXiv 2405.14105), Algorithm 1, with lookahead and a fixed number of servers.
 
-Design. What is known is a token tree (`tree.py`): what was drafted, and facts about it, which
-verdicts are taken apart into. What runs are drafts, each growing the tree at its tip
-(`drafts_in_flight.py`), and verifications, each of a part of it (`verification.py`) at some target
-(`target_schedule.py`). An event only changes what is known or what runs; `_settle` then derives
-every command from those two, in the same five steps, whatever the event was. So there is no case
-for each interleaving, and servers that are lost, late or new are no special case either.
+Design. The method keeps what it knows apart from what runs.
 
-Difference: the algorithm starts a thread for each model and token, here each drafter extends one
-chain of a token tree. Equal tokens share a node; where drafters disagree the main path follows the
-smallest drafter index (the algorithm's j*), and the branches off it are verified by targets that
-would otherwise idle.
+- It knows a token tree (`tree.py`): the drafted tokens, and facts about them. Each verdict is taken
+  apart into facts.
+- Drafts run, each of which grows the tree at its tip (`drafts_in_flight.py`), and verifications,
+  each of which judges a part of the tree (`verification.py`) at a target (`target_schedule.py`).
 
-Difference: a correction that is known before it can be committed, because a later verdict came
-first, restarts the drafter at once.
+An event changes only what is known or what runs. `_settle` then derives every command from the two,
+in the same five steps, whatever the event was. So no interleaving of events has code of its own,
+and neither has a server that is lost, late or new.
 
-Where targets draft for themselves, their guesses may ride along (`DecodingTask.own_guesses`): after
-a verdict the next verification at that place judges them, too, as rows beside its own. They are no
-part of the tree, so no block waits for them or differs because of them; a verdict on them is
-only more facts. So they take rows, and neither a target nor a place in a drafter's chain.
+Difference: the algorithm starts a thread for each model and token. Here each drafter extends one
+chain of a token tree, and equal tokens share a node. Where drafters disagree, the main path follows
+the smallest drafter index (the algorithm's j*), and targets that would otherwise idle verify the
+other branches.
+
+Difference: a later verdict can come first, and show a correction before it can be committed. Such a
+correction restarts the drafter at once.
+
+The guesses of a target that drafts for itself may ride along (`DecodingTask.own_guesses`). After a
+verdict, the next verification at that place judges the guesses, too, as rows beside its own.
+Guesses are no part of the tree: no block waits for them or changes because of them, and a verdict
+on them only adds facts. So guesses cost rows, but neither a target nor a place in a drafter's
+chain.
 
 The text itself may be a drafter (`max_gram.py`), which costs nothing and answers at once. It goes
 on where the main path ends, a block at a time, for the frontier and for targets that would idle.
-What a model drafts comes first: what the text said beyond it is a branch, and gives way.
+A model's draft comes first: then the tokens that the text proposed instead are a branch, and give
+way.
 """
 
 from __future__ import annotations

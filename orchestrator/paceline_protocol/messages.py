@@ -308,3 +308,28 @@ Command: TypeAlias = (
     | EmitTokens
     | Finish
 )
+
+StartCall: TypeAlias = StartDraft | StartVerify | StartDecode
+StopCall: TypeAlias = StopDraft | AbandonVerify | StopDecode
+
+
+def failure_of(call: StartCall) -> VerifyFailed | DecodeFailed | DraftFailed:
+    """Return the event by which a method hears that a call has failed."""
+    match call:
+        case StartVerify():
+            return VerifyFailed(call.verify_id)
+        case StartDecode():
+            return DecodeFailed(call.decode_id)
+        case StartDraft():
+            return DraftFailed(call.draft_id)
+
+
+def call_name(message: StartCall | PromoteVerify | StopCall) -> str:
+    """Name the call that a command is about: calls of each kind have numbers of their own."""
+    match message:
+        case StartVerify() | PromoteVerify() | AbandonVerify():
+            return f"verify {message.verify_id}"
+        case StartDraft() | StopDraft():
+            return f"draft {message.draft_id}"
+        case StartDecode() | StopDecode():
+            return f"decode {message.decode_id}"

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.errors import PacelineError
 from paceline_contract.calls import DecodeOptions, DraftOptions, VerifyOptions
@@ -16,19 +16,19 @@ from paceline_contract.limits import MOST_CHUNK_TOKENS
 from paceline_contract.proposal import Proposal
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_protocol.messages import (
-    AbandonVerify,
     BlockVerified,
     DecodeEnded,
     DraftEnded,
     Event,
     PromoteVerify,
+    StartCall,
     StartDecode,
     StartDraft,
     StartVerify,
-    StopDecode,
-    StopDraft,
+    StopCall,
     TokensDecoded,
     TokensDrafted,
+    call_name,
 )
 
 if TYPE_CHECKING:
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
 
 _log = logging.getLogger(__name__)
-
-StartCall: TypeAlias = StartDraft | StartVerify | StartDecode
-StopCall: TypeAlias = StopDraft | AbandonVerify | StopDecode
 
 COURTESY_SECONDS = 0.002
 """Cancels wait so long: new calls reach their servers before others are woken to drop work."""
@@ -141,7 +138,7 @@ class CallsInFlight:
         in the queue. The server hands the old call's work over to the new call, and ends the old
         one. The old call is not cancelled here: the cancel would arrive before the new call.
         """
-        running = self._running.get(_name(command))
+        running = self._running.get(call_name(command))
         if running is None:
             return
         queue_ns = running.session.server.latency.queue_ns
@@ -155,7 +152,7 @@ class CallsInFlight:
 
     def withdraw(self, command: StopCall, *, by_rejection: bool) -> None:
         """Withdraw a call, unless it has ended."""
-        running = self._running.pop(_name(command), None)
+        running = self._running.pop(call_name(command), None)
         if running is None:
             return
         if not by_rejection:
@@ -270,7 +267,7 @@ class CallsInFlight:
     # --- ending -------------------------------------------------------------------------------
 
     def _follow(self, running: _Running, take: Callable[[Any], None]) -> None:
-        name = _name(running.call)
+        name = call_name(running.call)
         # First, for it fails where the request is ending: what runs has a task.
         running.task = self._tasks.create_task(self._wait(running, take), name=name)
         self._running[name] = running
@@ -323,7 +320,7 @@ class CallsInFlight:
 
     def _retire(self, running: _Running) -> bool:
         """Take a call that has ended off the list; False if it was withdrawn a moment before."""
-        name = _name(running.call)
+        name = call_name(running.call)
         if self._running.get(name) is not running:
             return False
         del self._running[name]
@@ -334,7 +331,7 @@ class CallsInFlight:
 
     def _break_off(self, call: StartDecode) -> None:
         """End a decode between two tokens, so that it goes on where its slot's work goes now."""
-        running = self._running.pop(_name(call), None)
+        running = self._running.pop(call_name(call), None)
         if running is not None:
             self._let_go(running)
             self._answered(DecodeEnded(call.decode_id))
@@ -382,17 +379,6 @@ def _understood(error: Exception, server: ModelServer) -> PacelineError:
         return error
     _log.error("an answer of %s could not be read", server.name, exc_info=error)
     return BadAnswerError("an answer could not be read")
-
-
-def _name(message: StartCall | PromoteVerify | StopCall) -> str:
-    """Name the call that a command is about: each kind is numbered by itself."""
-    match message:
-        case StartVerify() | PromoteVerify() | AbandonVerify():
-            return f"verify {message.verify_id}"
-        case StartDraft() | StopDraft():
-            return f"draft {message.draft_id}"
-        case StartDecode() | StopDecode():
-            return f"decode {message.decode_id}"
 
 
 def _within(call: StartVerify, session: RemoteSession) -> StartVerify:

@@ -77,9 +77,7 @@ from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.messages import (
     AbandonVerify,
     BlockVerified,
-    DecodeFailed,
     DraftEnded,
-    DraftFailed,
     EmitTokens,
     Event,
     Finish,
@@ -92,7 +90,7 @@ from paceline_protocol.messages import (
     StopDraft,
     TokensDecoded,
     TokensDrafted,
-    VerifyFailed,
+    failure_of,
 )
 from paceline_protocol.succession import SuccessiveDecoding
 
@@ -100,7 +98,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline_contract.calls import LikeliestTokens
-    from paceline_orchestrator.decoding.calls_in_flight import StartCall
     from paceline_orchestrator.decoding.deadline import Deadline
     from paceline_orchestrator.decoding.prompt_scoring import PromptScoring
     from paceline_orchestrator.decoding.recorder import Recorder
@@ -109,7 +106,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.decoding.slots import ServerNeeds
     from paceline_orchestrator.decoding.text_drafter import TextDrafter
     from paceline_orchestrator.fleet.pool import ServerPool
-    from paceline_protocol.messages import CapacityChanged, Command, FinishReason
+    from paceline_protocol.messages import CapacityChanged, Command, FinishReason, StartCall
     from paceline_protocol.methods import DecodingMethod
     from paceline_protocol.succession import Successor
 
@@ -394,7 +391,7 @@ class Driver:
 
     def _start(self, call: StartCall, session: RemoteSession | None) -> None:
         if session is None:
-            self._post(_failed(call))
+            self._post(failure_of(call))
         else:
             self._calls.start(call, session)
 
@@ -436,19 +433,9 @@ class Driver:
             return  # `run` is about to say so
         if not isinstance(error, SessionError):
             self._servers.lose(session, error)
-        self._post(_failed(call))
+        self._post(failure_of(call))
 
     def _fail(self, failure: Exception) -> None:
         self._failure = self._failure or failure
         self._servers.stop_waiting()
         self._turned.set()
-
-
-def _failed(call: StartCall) -> Event:
-    match call:
-        case StartVerify():
-            return VerifyFailed(call.verify_id)
-        case StartDecode():
-            return DecodeFailed(call.decode_id)
-        case StartDraft():
-            return DraftFailed(call.draft_id)

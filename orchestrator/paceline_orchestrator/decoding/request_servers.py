@@ -52,8 +52,8 @@ class RequestServers:
         text: The request's text as a drafter, if it is one.
 
     Attributes:
-        assigned: See above; for questions.
-        text: See above.
+        assigned: The servers and their sessions, for questions only.
+        text: The text as a drafter, or None.
     """
 
     def __init__(
