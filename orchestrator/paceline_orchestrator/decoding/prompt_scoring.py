@@ -50,6 +50,9 @@ class PromptScoring:
         deliver: Takes what is known, in the prompt's order; it may wait for a slow reader.
         suspect: Told of a server that had not answered when the request ended, later than it
             should have.
+
+    Attributes:
+        scored_count: The tokens that were delivered.
     """
 
     def __init__(
@@ -66,17 +69,17 @@ class PromptScoring:
         self._block_length = min(MOST_PROMPT_CHUNK_TOKENS, most_scored_tokens(vocabulary_size))
         self._deliver = deliver
         self._suspect = suspect
-        self._scored_count = 0  # tokens that were delivered
+        self.scored_count = 0
 
     @property
     def is_done(self) -> bool:
         """Whether every token was delivered."""
-        return self._scored_count == len(self._prompt)
+        return self.scored_count == len(self._prompt)
 
     async def begin(self) -> None:
         """Deliver the first token, which follows nothing."""
         await self._deliver(ScoredTokens(0, self._prompt[:1]))
-        self._scored_count = 1
+        self.scored_count = 1
 
     async def score(self, session: RemoteSession) -> Judged:
         """Have the next block scored in a target's session, and deliver it.
@@ -87,7 +90,7 @@ class PromptScoring:
         Raises:
             PacelineError: It could not. Nothing was delivered.
         """
-        start = self._scored_count
+        start = self.scored_count
         prefix = self._prompt[:start]
         block = self._prompt[start : start + self._block_length]
         call = session.verify(prefix, Proposal(block), self._options, final_length=start)
@@ -100,5 +103,5 @@ class PromptScoring:
             call.cancel()
             raise
         await self._deliver(ScoredTokens(start, block, judged.logprobs, judged.top_logprobs))
-        self._scored_count += len(block)
+        self.scored_count += len(block)
         return judged
