@@ -116,6 +116,16 @@ class AssignedServers:
         return not self._targets.all_sessions and self._candidates.all_refuse
 
     @property
+    def verdict(self) -> PacelineError | None:
+        """What the request ends with, if targets fail for its own fault; None: not known."""
+        return self._candidates.verdict
+
+    @property
+    def shortage(self) -> PacelineError:
+        """What the request ends with, if no target is left for it."""
+        return self._candidates.doubts.shortage
+
+    @property
     def has_opened_all(self) -> bool:
         """Whether no session is being opened."""
         return not (self._targets.opening or self._drafters.opening)
@@ -166,8 +176,15 @@ class AssignedServers:
         before, self._known = self._known, self.capacity
         return before != self._known
 
-    def vacate(self, session: RemoteSession, error: PacelineError) -> float | None:
-        """Take a session out of its slot after a call of it failed.
+    def note_final(self, length: int) -> None:
+        """Take notice of how many tokens are final."""
+        if self._candidates.doubts.exist:
+            self._candidates.doubts.note_final(length, targets=self.target_servers)
+
+    def vacate(
+        self, session: RemoteSession, error: PacelineError, *, reach: int = 0
+    ) -> float | None:
+        """Take a session out of its slot after a call of it failed, which reached so far.
 
         The caller is to pass on the capacity that is left.
 
@@ -178,7 +195,7 @@ class AssignedServers:
             return None
         session.close()
         fallback, pause_seconds = self._candidates.blame(
-            session.server, error, asked_at=session.asked_at
+            session.server, error, asked_at=session.asked_at, reach=reach
         )
         self._note_fallback(fallback)
         if session.server.role is Role.DRAFTER and not self._drafters.all_sessions:

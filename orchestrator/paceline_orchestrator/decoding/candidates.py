@@ -17,6 +17,7 @@ from paceline.errors import (
     UnsupportedError,
 )
 from paceline_contract.calls import VerificationRule
+from paceline_orchestrator.decoding.doubts import Doubts, is_doubtful
 from paceline_orchestrator.decoding.statistics import Fallback
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.fitting import fits
@@ -59,6 +60,7 @@ class Candidates:
 
     Attributes:
         model: See above.
+        doubts: The failures that may be the request's own fault.
         tolerance: How many times as long as at first a server may have a call in sight. It doubles
             with each that is given up, so that one which needs long is let finish in the end.
     """
@@ -80,18 +82,20 @@ class Candidates:
         self._text = text
         self._suits = suits
         self._barred_until: dict[ModelServer, float] = {}
+        self.doubts = Doubts(pool)
         self.tolerance = 1.0
 
     def not_among(self, assigned: Collection[ModelServer], *, role: Role) -> list[ModelServer]:
         """Return those of a role that can be assigned and are not yet, the least loaded first."""
         now = time.monotonic()
-        return [
+        free = [
             server
             for server in self._ready(role)
             if server not in assigned
             and (server.facts is None or self._suits(server.facts, role))
             and now >= self._barred_until.get(server, 0.0)
         ]
+        return self.doubts.allow(free, assigned=assigned)
 
     def have_come_since(self, at: float) -> bool:
         """Whether a server has become ready since then, on the monotonic clock."""
@@ -110,6 +114,13 @@ class Candidates:
             if it.facts and fits(it.facts, self.model) and self._suits(it.facts, Role.TARGET)
         )
 
+    @property
+    def verdict(self) -> PacelineError | None:
+        """What the request ends with, if targets fail for its own fault; None: not known."""
+        if not self.doubts.exist:
+            return None
+        return self.doubts.verdict(self.not_among((), role=Role.TARGET))
+
     def note_opening(self, server: ModelServer) -> None:
         """Note that a session is being opened at a server for the request."""
         self._pool.note_order_at(server)
@@ -120,14 +131,15 @@ class Candidates:
             self._text.note(server.process_name)
 
     def blame(
-        self, server: ModelServer, error: PacelineError, *, asked_at: float
+        self, server: ModelServer, error: PacelineError, *, asked_at: float, reach: int = 0
     ) -> tuple[Fallback, float | None]:
-        """Draw the consequences of a failure: bar the server, or report it to the pool.
+        """Draw the consequences of a failure: bar the server, doubt it, or report it to the pool.
 
         Args:
             server: Where a call failed.
             error: What with.
             asked_at: When it was made, on the monotonic clock.
+            reach: How long the text is with all tokens that the call was about.
 
         Returns:
             What the failure counts as; and after how many seconds the server may be assigned again,
@@ -149,6 +161,10 @@ class Candidates:
             self._barred_until[server] = time.monotonic() + pause_seconds
             self._pool.suspect(server)
             return Fallback.DEADLINE, pause_seconds
+        if is_doubtful(error):
+            self.doubts.add(server, error, asked_at=asked_at, reach=reach)
+            return _LOST[server.role], None
+        self.doubts.note_other(server)
         self._pool.report_failure(server, error, asked_at=asked_at)
         is_late = isinstance(error, DeadlineError)
         return Fallback.DEADLINE if is_late else _LOST[server.role], None

@@ -370,6 +370,7 @@ class Driver:
         match command:
             case EmitTokens():
                 self._decided.finalize(command.token_ids)
+                self._servers.note_final(self._decided.final_length)
                 if self._text is not None:
                     self._text.finalize(command.token_ids)
                 kept = self._likeliest
@@ -432,8 +433,18 @@ class Driver:
         if self._deadline.remaining_seconds == 0:
             return  # `run` is about to say so
         if not isinstance(error, SessionError):
-            self._servers.lose(session, error)
+            self._servers.lose(session, error, reach=self._reach(call))
         self._post(failure_of(call))
+
+    def _reach(self, call: StartCall) -> int:
+        """Return how long the text is with all tokens that a failed call was about."""
+        match call:
+            case StartVerify():
+                return len(call.prefix) + len(call.proposal)
+            case StartDraft():
+                return len(call.prefix) + call.max_tokens
+            case StartDecode():
+                return self._decided.final_length  # a message brings the tokens after these
 
     def _fail(self, failure: Exception) -> None:
         self._failure = self._failure or failure

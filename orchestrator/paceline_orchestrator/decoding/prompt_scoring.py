@@ -101,9 +101,10 @@ class PromptScoring:
             except SessionError:
                 continue  # the call was dropped, which its session puts up with once
             except PacelineError as error:
-                servers.lose(session, error)
+                servers.lose(session, error, reach=self._scored_count)
                 continue
             servers.note_verdict()
+            servers.note_final(self._scored_count)
             judged(session, answer)
 
     async def _score(self, session: RemoteSession) -> Judged:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from paceline.errors import (
     CacheExhaustedError,
     InvalidFieldError,
-    NoTargetError,
     OverloadedError,
     PacelineError,
     UnsupportedError,
@@ -69,7 +68,7 @@ class RequestServers:
         self._changed: Callable[[CapacityChanged], None] = lambda _: None
         self._given_up: Callable[[PacelineError], None] = lambda _: None
         self._barrier = StartBarrier()
-        self._shortages = ShortageTimer(self._give_up)
+        self._shortages = ShortageTimer(self._give_up, find_reason=lambda: assigned.shortage)
         self._timers: list[asyncio.TimerHandle] = []
         self._tasks: asyncio.TaskGroup | None = None  # while at work
         self._reading: asyncio.Task[None] | None = None
@@ -123,14 +122,24 @@ class RequestServers:
         """Take notice that a target has room."""
         self._shortages.note_verdict()
 
-    def lose(self, session: RemoteSession, error: PacelineError) -> None:
-        """Do without a session that failed, or could not be opened, and find another server."""
+    def note_final(self, length: int) -> None:
+        """Take notice of how many tokens are final."""
+        self.assigned.note_final(length)
+
+    def lose(self, session: RemoteSession, error: PacelineError, *, reach: int = 0) -> None:
+        """Do without a session that failed, or could not be opened, and find another server.
+
+        Args:
+            session: The session.
+            error: What failed.
+            reach: How long the text is with all tokens that the call was about.
+        """
         is_target = session.server.role is Role.TARGET
         if is_target and isinstance(error, CacheExhaustedError | OverloadedError):
             self._shortages.note_refusal(
                 session.server, error, targets=self.assigned.target_servers
             )
-        pause = self.assigned.vacate(session, error)
+        pause = self.assigned.vacate(session, error, reach=reach)
         self._tell()
         self._refill()
         if is_target and is_refusal(error):
@@ -182,8 +191,10 @@ class RequestServers:
         return capacity if self.text is None else self.text.join(capacity)
 
     def _refill(self) -> None:
-        """Find servers that are ready for empty slots."""
-        if self.assigned.fill():
+        """Find servers that are ready for empty slots, unless it is the request that fails."""
+        if verdict := self.assigned.verdict:
+            self._give_up(verdict)
+        elif self.assigned.fill():
             self._tell()
 
     def _tell(self) -> None:
@@ -249,10 +260,17 @@ class ShortageTimer:
 
     Args:
         give_up: Told why, once or more often.
+        find_reason: Says what became of targets that are missing.
     """
 
-    def __init__(self, give_up: Callable[[PacelineError], None]) -> None:
+    def __init__(
+        self,
+        give_up: Callable[[PacelineError], None],
+        *,
+        find_reason: Callable[[], PacelineError],
+    ) -> None:
         self._tell = give_up
+        self._find_reason = find_reason
         self._timer: asyncio.TimerHandle | None = None
         self._refusal: PacelineError | None = None
         self._refused_at: float | None = None  # the first time since the last verdict
@@ -298,11 +316,7 @@ class ShortageTimer:
                 )
             )
         else:
-            self._tell(
-                NoTargetError(
-                    "no target is left for this request", retry_after_seconds=shortage.RETRY_SECONDS
-                )
-            )
+            self._tell(self._find_reason())
 
 
 async def renew_sessions(sessions: Callable[[], Iterable[RemoteSession]]) -> None:

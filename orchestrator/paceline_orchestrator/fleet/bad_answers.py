@@ -2,7 +2,8 @@
 
 A model server is not trusted: it may be of another version, broken, or not ours. So this module
 holds an answer against what the protos promise before anything is made of it. A breach is a
-`BadAnswerError`: it costs that server a pause, the request a fallback, and nobody else anything.
+`BadAnswerError`: it costs that server a pause, unless it is the request's own fault (see
+`decoding/doubts.py`), the request a fallback, and nobody else anything.
 What is special to the answers of a session is in `decoding/answers.py`.
 
 Lengths come first: whatever a check looks at one by one is known to be short by then.

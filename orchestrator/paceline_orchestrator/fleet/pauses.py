@@ -61,6 +61,7 @@ class Pauses:
         self._answers = answers
         self._tell = tell
         self._probes: dict[ModelServer, asyncio.Task[None]] = {}
+        self._examinations: dict[ModelServer, asyncio.Task[bool]] = {}
 
     def after_failure(self, server: ModelServer, error: PacelineError, *, asked_at: float) -> None:
         """Take a server out after a call to it failed: for a while, or until it answers again.
@@ -90,6 +91,24 @@ class Pauses:
         if server.pause_status == _CONNECTION_LOST:
             server.pause_status = None
 
+    def examine(self, server: ModelServer, error: PacelineError) -> asyncio.Task[bool]:
+        """Ask a server for a token after a failure that may be a request's own fault.
+
+        Without the token it is out for a while, as after any failure. It is asked by one at a time,
+        however many requests fail there.
+
+        Returns:
+            Whether the token came.
+        """
+        examination = self._examinations.get(server)
+        if examination is None:
+            examination = self._tasks.create_task(
+                self._examine(server, error), name=f"pool: examine {server.name}"
+            )
+            self._examinations[server] = examination
+            examination.add_done_callback(lambda _: self._examinations.pop(server, None))
+        return examination
+
     def probe(self, server: ModelServer) -> None:
         """Ask a server for a token; without one it is out until it answers."""
         if server.health_status != REMOVED and server not in self._probes:
@@ -100,12 +119,13 @@ class Pauses:
 
     def forget(self, server: ModelServer) -> None:
         """Ask a server nothing more."""
-        if server in self._probes:
-            self._probes[server].cancel()
+        for tasks in (self._probes, self._examinations):
+            if server in tasks:
+                tasks[server].cancel()
 
     def close(self) -> None:
         """Ask nobody anything more."""
-        for task in self._probes.values():
+        for task in (*self._probes.values(), *self._examinations.values()):
             task.cancel()
 
     def _take_out(self, server: ModelServer, status: str) -> None:
@@ -117,6 +137,13 @@ class Pauses:
         if server.pause_count == pause_count and server.pause_status != SILENT:
             server.pause_status = None
             self._tell(server)
+
+    async def _examine(self, server: ModelServer, error: PacelineError) -> bool:
+        asked_at = time.monotonic()
+        is_well = await self._answers(server)
+        if not is_well:
+            self.after_failure(server, error, asked_at=asked_at)
+        return is_well
 
     async def _probe(self, server: ModelServer) -> None:
         first, later = _PROBE_PAUSES_SECONDS

@@ -243,6 +243,15 @@ class ServerPool:
         """Take a server out after a call to it failed that was made then; see `Pauses`."""
         self._pauses.after_failure(server, error, asked_at=asked_at)
 
+    def examine(self, server: ModelServer, error: PacelineError) -> asyncio.Task[bool]:
+        """Find out whether a server that failed so can do its work; see `Pauses`.
+
+        Those who listen are told when that is known.
+        """
+        examination = self._pauses.examine(server, error)
+        examination.add_done_callback(lambda _: self._listeners.call_soon())
+        return examination
+
     def suspect(self, server: ModelServer) -> None:
         """Ask a server that may be silent for a token; without one it is out until it answers."""
         self._pauses.probe(server)

@@ -243,7 +243,9 @@ class Trials:
         except errors.DeadlineError as error:
             return [] if self._is_endured(lie) else [f"it ended with {error!r}"]
         except (errors.InternalError, errors.InvariantViolatedError) as error:
-            return [f"it ended with {error!r}"]
+            blames_targets = error.message.startswith("targets fail at this request: ")
+            is_excused = blames_targets and not self._has_honest
+            return [] if is_excused else [f"it ended with {error!r}"]
         except errors.PacelineError as error:
             is_excused = is_believed or not self._has_honest
             return [] if is_excused else [f"it ended with {error!r}, though others are honest"]

@@ -22,7 +22,7 @@ class Server(SimpleNamespace):
 @virtually
 async def test_a_refusal_from_before_a_verdict_does_not_count():
     told: list[Exception] = []
-    timer, one, other = ShortageTimer(told.append), Server(name="one"), Server(name="other")
+    timer, one, other = ShortageTimer(told.append, find_reason=AssertionError), Server(name="one"), Server(name="other")
     timer.note_refusal(other, FULL, targets=[one, other])
     timer.note_verdict()
     timer.note_refusal(one, FULL, targets=[one, other])
@@ -38,7 +38,7 @@ async def test_a_refusal_from_before_a_verdict_does_not_count():
 @virtually
 async def test_a_request_whose_time_without_room_began_anew_has_all_of_it():
     told: list[Exception] = []
-    timer, only = ShortageTimer(told.append), Server(name="only")
+    timer, only = ShortageTimer(told.append, find_reason=AssertionError), Server(name="only")
     timer.note_refusal(only, FULL, targets=[only])
     await asyncio.sleep(shortage.WAIT_SECONDS)
     timer.note_verdict()

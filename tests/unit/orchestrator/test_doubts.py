@@ -1,0 +1,223 @@
+"""Who is to blame for INTERNAL and for bad answers: a server, or a request; on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline import errors
+from paceline.v1 import orchestrator_service_pb2 as pb
+from support.fake_text import continuation
+from support.orchestrating import PROMPT
+from support.virtual_servers import VirtualServer, drafters, targets
+from support.virtual_system import now, virtual_system
+from support.virtual_time import virtually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+STRATEGIES = [
+    pb.STRATEGY_AUTOREGRESSIVE,
+    pb.STRATEGY_SPECULATIVE,
+    pb.STRATEGY_DISTRIBUTED,
+]
+LENGTH = len(PROMPT)
+
+
+@dataclass
+class Failing(VirtualServer):
+    """One that answers some calls with INTERNAL.
+
+    Attributes:
+        fails: Whether it does so, by the request and the length of its text.
+        asked: The requests whose calls it has met.
+    """
+
+    fails: Callable[[str, int], bool] = lambda *_: True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.asked: list[str] = []
+
+    @contextmanager
+    def call(self, request) -> Iterator:
+        session = self.sessions.get(request.call.session_id)
+        if session is not None:
+            name = session.spec.request_id
+            self.asked.append(name)
+            if self.fails(name, request.call.base_length + len(request.call.token_ids)):
+                raise errors.InternalError("the model's scores are not finite")
+        with super().call(request) as it:
+            yield it
+
+
+def failing(role, number, fails):
+    latency = 0.03 if role == "target" else 0.005
+    return [
+        Failing(role, name=f"{role}-{index}", fails=fails, latency_seconds=latency)
+        for index in range(number)
+    ]
+
+
+def at_the_bad_request(request_id, _length):
+    return request_id.startswith("bad")
+
+
+def at_requests_only(request_id, _length):
+    return request_id != "probe"
+
+
+def always(*_):
+    return True
+
+
+def statuses(system):
+    return {it.name: it.status for it in system.pool.servers if not it.ready}
+
+
+# --- the request is to blame -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("target_count", [1, 2, 4])
+@virtually
+async def test_a_request_at_which_each_target_fails_ends_and_takes_none_from_others(
+    target_count, strategy
+):
+    models = failing("target", target_count, at_the_bad_request)
+    async with virtual_system(*drafters(1), *models) as system, asyncio.TaskGroup() as tasks:
+
+        async def be_bad():
+            for index in range(20):
+                with pytest.raises(errors.InternalError, match=r"target-\d said INTERNAL: the mod"):
+                    await system.generate(strategy=strategy, request_id=f"bad-{index}")
+                assert not statuses(system)
+
+        bad = tasks.create_task(be_bad())
+        while not bad.done():
+            began = now()
+            good = await system.generate(strategy=strategy, request_id="good", client="10.0.0.2")
+            assert good.token_ids == continuation(PROMPT, 24)
+            assert now() - began < 2
+        for index in range(20):
+            calls = sum(it.asked.count(f"bad-{index}") for it in models)
+            assert calls <= 3 + target_count, "one is asked again where less than three can be"
+
+
+@virtually
+async def test_an_answer_that_no_target_may_give_can_be_the_requests_fault():
+    """The model computes no numbers after this prompt, and says so in its log probabilities."""
+    models = targets(2)
+
+    def distort(message):
+        for index in range(len(message.logprobs)):
+            message.logprobs[index] = math.nan
+
+    async with virtual_system(*models) as system:
+        for model in models:
+            model.distort = distort
+        with pytest.raises(errors.InternalError, match="said BAD_ANSWER: logprobs"):
+            await system.generate(strategy=pb.STRATEGY_AUTOREGRESSIVE, logprobs=True)
+        assert not statuses(system)
+
+
+@virtually
+async def test_a_prompt_that_no_target_can_score_ends_and_pauses_none():
+    async with virtual_system(*failing("target", 2, at_the_bad_request)) as system:
+        with pytest.raises(errors.InternalError, match="targets fail at this request"):
+            await system.generate(request_id="bad", prompt_logprobs=0)
+        assert not statuses(system)
+
+
+@virtually
+async def test_drafters_that_fail_at_a_request_are_left_alone_by_it_and_not_taken_from_others():
+    models = failing("drafter", 2, at_the_bad_request)
+    async with virtual_system(*models, *targets(1)) as system:
+        bad = await system.generate(
+            strategy=pb.STRATEGY_SPECULATIVE, request_id="bad", max_tokens=300
+        )
+        assert bad.token_ids == continuation(PROMPT, 300)
+        assert not statuses(system)
+        assert all(it.asked.count("bad") <= 2 for it in models)
+        good = await system.generate(strategy=pb.STRATEGY_SPECULATIVE)
+        assert good.finished.statistics.drafter_forward_count
+
+
+# --- a server is to blame ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("fails", [always, at_requests_only])
+@pytest.mark.parametrize("broken_count", [1, 2, 4])
+@virtually
+async def test_beside_a_good_target_a_request_survives_broken_ones_which_pause(
+    broken_count, fails, strategy
+):
+    broken = failing("target", broken_count, fails)
+    good = VirtualServer("target", name="target-9")
+    async with virtual_system(*drafters(1), *broken, good) as system:
+        stream = await system.generate(strategy=strategy, lookahead=2, max_tokens=100)
+        assert stream.token_ids == continuation(PROMPT, 100)
+        failed = {it.name for it in broken if it.asked}
+        assert failed
+        assert all(system.server(it).failure_count for it in failed)
+        assert not system.server("target-9").failure_count
+
+
+@virtually
+async def test_a_lone_target_that_fails_at_everything_pauses_for_longer_each_time():
+    (target,) = failing("target", 1, always)
+    async with virtual_system(target) as system, asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(
+            system.generate(strategy=pb.STRATEGY_AUTOREGRESSIVE, max_tokens=4)
+        )
+        await asyncio.sleep(3)
+        assert statuses(system) == {"target-0": "INTERNAL"}
+        assert system.server("target-0").failure_count == 3
+        target.fails = lambda *_: False
+        assert (await running).token_ids == continuation(PROMPT, 4)
+        assert not statuses(system)
+
+
+@virtually
+async def test_what_waits_for_a_broken_target_in_vain_may_try_again_and_hears_what_it_said():
+    async with virtual_system(*failing("target", 1, always)) as system:
+        with pytest.raises(errors.NoTargetError, match="target-0 said INTERNAL: the model's"):
+            await system.generate()
+
+
+# --- nobody is to blame ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@virtually
+async def test_a_failure_that_does_not_come_again_costs_a_lone_target_no_pause(strategy):
+    (target,) = failing("target", 1, always)
+    target.fails = lambda name, _: name != "probe" and target.asked.count(name) == 1
+    async with virtual_system(*drafters(1), target) as system:
+        stream = await system.generate(strategy=strategy)
+        assert stream.token_ids == continuation(PROMPT, 24)
+        assert not system.server("target-0").failure_count
+
+
+@virtually
+async def test_failures_at_places_that_were_passed_do_not_add_up():
+    failed_at: set[int] = set()
+
+    def fails(name, length):
+        if name == "probe" or length in failed_at or (length - LENGTH) % 5:
+            return False
+        failed_at.add(length)
+        return True
+
+    async with virtual_system(*drafters(1), *failing("target", 1, fails)) as system:
+        stream = await system.generate(
+            strategy=pb.STRATEGY_SPECULATIVE, lookahead=1, max_tokens=100
+        )
+        assert stream.token_ids == continuation(PROMPT, 100)
+        assert len(failed_at) > 6
