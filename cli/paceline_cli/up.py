@@ -15,7 +15,7 @@ from paceline_local.bundled import find_served_models
 from paceline_local.models import LocalModelSettings, flags
 from paceline_local.options import read_options
 from paceline_local.running import running_system
-from paceline_local.system import LocalSystem, LocalSystemConfig, ServerExitedError, reachable
+from paceline_local.system import LocalSystem, LocalSystemConfig, reachable
 from paceline_local.up_record import record_metrics_addresses
 from paceline_serving.settings import Address, OneOrMore  # noqa: TC001 - pydantic reads them
 
@@ -132,7 +132,7 @@ async def _run(config: LocalSystemConfig, *, log_directory: Path | None, example
             except asyncio.CancelledError:
                 print("\nstopping ...", file=sys.stderr)
                 raise
-        raise ServerExitedError(ended.exit_report())
+        raise ended.exit_error()
 
 
 def _print_system(system: LocalSystem, address: str, *, example: str) -> None:

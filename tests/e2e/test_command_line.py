@@ -76,5 +76,5 @@ def test_up_ends_with_the_last_words_of_a_server_that_died(up):
     _, err = process.communicate(timeout=180)
     _, alive = psutil.wait_procs(servers, timeout=90)
     assert process.returncode == 1
-    assert "was killed by SIGKILL; its last log lines:" in err
+    assert "was killed by SIGKILL\nits last log lines:\n" in err
     assert not alive

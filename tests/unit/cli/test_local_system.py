@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paceline_cli import health
 from paceline_local import server as local_server
 from paceline_local import system as local_system
 from paceline_local.system import (
@@ -17,6 +18,7 @@ from paceline_local.system import (
     ServerExitedError,
     reachable,
 )
+from unit.cli.conftest import run
 
 TESTS = Path(__file__).parents[2]
 
@@ -69,9 +71,27 @@ async def test_a_server_that_cannot_start_is_named_with_its_last_words():
     before = psutil.Process().children()
     with pytest.raises(ServerExitedError) as caught:
         await LocalSystem(config).__aenter__()
-    assert "target-0 exited with 3" in str(caught.value)
-    assert "no such model" in str(caught.value)
+    assert str(caught.value) == (
+        "target-0 exited with 3\nits last log lines:\n    loading\n    no such model"
+    )
     assert not set(psutil.Process().children()) - set(before)
+
+
+def test_why_a_server_did_not_start_is_the_first_line_of_what_a_command_prints(
+    capsys, monkeypatch
+):
+    log = "INFO listening\nfailed to start: the model \x1b[2Jis broken\nold\x9bwords\n"
+
+    def fails(_arguments):
+        raise ServerExitedError("target-0", code=1, log=log)
+
+    monkeypatch.setattr(health, "main", fails)
+    code, _, err = run(capsys, "health")
+    assert code == 1
+    assert err == (
+        "paceline: target-0 failed to start: the model \\x1b[2Jis broken\n"
+        "its last log lines:\n    INFO listening\n    old\\x9bwords\n"
+    )
 
 
 class Looks:
