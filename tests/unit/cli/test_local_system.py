@@ -77,9 +77,7 @@ async def test_a_server_that_cannot_start_is_named_with_its_last_words():
     assert not set(psutil.Process().children()) - set(before)
 
 
-def test_why_a_server_did_not_start_is_the_first_line_of_what_a_command_prints(
-    capsys, monkeypatch
-):
+def test_why_a_server_did_not_start_is_the_first_line_of_what_a_command_prints(capsys, monkeypatch):
     log = "INFO listening\nfailed to start: the model \x1b[2Jis broken\nold\x9bwords\n"
 
     def fails(_arguments):
