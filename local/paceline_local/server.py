@@ -129,6 +129,10 @@ class LocalServer:
         if self.exit_code is not None:
             raise self.exit_error()
 
+    def has_reached(self, event: str) -> bool:
+        """Whether the server is, or was, `listening` or `ready`."""
+        return event in self._reached and self._reached[event].is_set()
+
     async def is_heard(self) -> bool:
         """Whether the server is alive: it logged since the last call of this, or its ports answer.
 

@@ -1,8 +1,10 @@
 import asyncio
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from paceline_cli import health
 from paceline_local import server as local_server
 from paceline_local import system as local_system
+from paceline_local.running import running_system
 from paceline_local.system import (
     LocalSystem,
     LocalSystemConfig,
@@ -124,6 +127,41 @@ async def test_a_server_that_loads_for_long_is_waited_for_while_it_says_that_it_
     async with looks.system as system:
         assert system.targets[0].exit_code is None
     assert looks.now > 600
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("--logs", "is still loading its model"),
+        ("--talks", "is still loading its model: downloading"),
+    ],
+)
+async def test_a_start_that_takes_long_is_told_of_the_model_and_not_of_who_waits_for_it(
+    capsys, monkeypatch, tmp_path, way, words
+):
+    loaded = tmp_path / "loaded"
+    looks = Counter()
+
+    async def is_heard(server):
+        looks[server.name] += 1
+        if looks["target-0"] > 1 and looks["orchestrator"] > 1:
+            loaded.touch()
+            monkeypatch.setattr(local_system, "_LOOK_SECONDS", 90)
+        return True
+
+    monkeypatch.setattr(local_server.LocalServer, "is_heard", is_heard)
+    monkeypatch.setattr(local_system, "_LOOK_SECONDS", 0.1)
+    waits = f"--waits-for={loaded}"
+    config = LocalSystemConfig(
+        targets=1, drafters=0, target_arguments=(waits, way), orchestrator_arguments=(waits,)
+    )
+    async with running_system(config):
+        pass
+    told = [line.strip() for line in capsys.readouterr().err.splitlines() if "still" in line]
+    loading = [line for line in told if "loading" in line]
+    assert all(re.fullmatch(rf"target-0 {words} \(\d+ s\)", line) for line in loading)
+    assert loading
+    assert all(line.startswith("target-0 is still starting") for line in {*told} - {*loading})
 
 
 async def test_a_server_that_says_nothing_is_not_waited_for_for_ever(monkeypatch, tmp_path):
