@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from paceline.errors import InternalError
+from paceline_local.model_place import check_models
 from paceline_local.screen import progress
 from paceline_local.system import LocalSystem, LocalSystemConfig
 
@@ -30,9 +31,11 @@ async def running_system(
     """Run a system, with a progress display while it starts; SIGTERM cancels the calling task.
 
     Raises:
+        InvalidFieldError: A model is none, as can be seen before a process starts.
         ServerExitedError: A server could not start.
         TimeoutError: A server that is not ready said nothing for too long.
     """
+    check_models((*config.drafter_arguments, *config.target_arguments))
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

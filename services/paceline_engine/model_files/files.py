@@ -50,7 +50,7 @@ from paceline_engine.model_files.weight_files import (
     named_parts,
     part_names,
 )
-from paceline_engine.terms.backend import ModelLoadError, few_names
+from paceline_engine.terms.backend import ModelLoadError, few_names, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -390,12 +390,19 @@ def _download(model: str, revision: str | None, *, check: Check | None) -> Path:
 
 def _fetch(model: str, revision: str | None, names: tuple[str, ...]) -> Path:
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=[*names]))
+    except (LocalEntryNotFoundError, ConnectionError) as error:  # offline, or it was told to be
+        raise ModelLoadError(
+            f"model {model!r}: there is no such directory here, and the hub cannot be reached:"
+            " give the directory of a model that is on this machine"
+        ) from error
     except Exception as error:
         raise ModelLoadError(
-            f"model {model!r}: no such directory, and the hub did not give it ({error})"
+            f"model {model!r}: there is no such directory here, and the hub did not give it"
+            f" ({first_line(error)})"
         ) from error
 
 
