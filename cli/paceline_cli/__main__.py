@@ -127,8 +127,11 @@ def _run(name: str, arguments: Sequence[str]) -> int:
 def _words(error: PacelineError) -> str:
     """Describe an error, with the option that helps."""
     from paceline.errors import ConnectionLostError, DeadlineError, UnauthenticatedError
+    from paceline_local.early_exit import ServerExitedError
     from paceline_serving.one_line import on_one_line
 
+    if isinstance(error, ServerExitedError):
+        return error.message  # our own lines; it has escaped what the server wrote
     told = on_one_line(error.message)
     if isinstance(error, ConnectionLostError):
         return f"no connection: {told}\n{_NO_CONNECTION}"

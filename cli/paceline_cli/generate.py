@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from paceline import Chunk, DrafterKind, Finished, Grammar, PromptChunk, Started, Strategy
+from paceline import Chunk, Finished, Grammar, PromptChunk, Started
 from paceline.errors import InvalidFieldError
 from paceline.plain_files import read_plain_text
+from paceline.request import DrafterName, StrategyName  # noqa: TC001 - pydantic reads them
 from paceline_cli.connection import open_client
 from paceline_cli.model_costs import ModelCosts  # noqa: TC001 - pydantic reads it
 from paceline_cli.streamed_text import TextStream, statistics_line
@@ -26,20 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline import AsyncGeneration, GenerateOptions
-
-# The papers' names of strategies are accepted, too.
-STRATEGIES = {
-    word: strategy
-    for strategy in Strategy
-    if strategy is not Strategy.UNKNOWN
-    for word in (strategy.value, strategy.abbreviation.lower())
-} | {"self": Strategy.SELF_SPECULATIVE}
-
-_DRAFTERS = {
-    "server": DrafterKind.SERVER,
-    "max-gram": DrafterKind.MAX_GRAM,
-    "both": DrafterKind.SERVER_AND_MAX_GRAM,
-}
 
 _EXAMPLES = """
 paceline generate "def fibonacci(n):" --max-tokens 64
@@ -100,18 +87,7 @@ class _Format(_Sampling):
 class _Decoding(_Format):
     """Decoding; the text is the same with every strategy."""
 
-    strategy: Literal[
-        "auto",
-        "autoregressive",
-        "non-si",
-        "speculative",
-        "si",
-        "distributed",
-        "dsi",
-        "self_speculative",
-        "self-si",
-        "self",
-    ] = Field("auto", description="how to decode")
+    strategy: StrategyName = Field("auto", description="how to decode")
     lookahead: int | None = Field(
         None, description="draft tokens in a verification; without it the planner chooses"
     )
@@ -126,7 +102,7 @@ class _Decoding(_Format):
     branches: int | None = Field(
         None, description="runners-up that each drafter forward also extends (server: 0)"
     )
-    drafter: Literal["server", "max-gram", "both"] | None = Field(
+    drafter: DrafterName | None = Field(
         None,
         description="the drafter: servers, the text itself, or both. Default: servers, and the"
         " text while there is no server",
@@ -290,7 +266,7 @@ def _grammar(settings: GenerateSettings) -> Grammar | None:
 
 def _options(settings: GenerateSettings) -> GenerateOptions:
     options: GenerateOptions = {
-        "strategy": STRATEGIES[settings.strategy],
+        "strategy": settings.strategy,
         "rule": settings.rule,
         "stop": settings.stop,
         "ignore_eos": settings.ignore_eos,
@@ -307,6 +283,6 @@ def _options(settings: GenerateSettings) -> GenerateOptions:
     if settings.prediction is not None:
         options["predicted_text"] = _prediction(settings.prediction)
     if settings.drafter is not None:
-        options["drafter"] = _DRAFTERS[settings.drafter]
+        options["drafter"] = settings.drafter
     options.update({name: value for name, value in chosen.items() if value is not None})  # type: ignore[typeddict-item]
     return options

@@ -15,7 +15,7 @@ from paceline_local.bundled import find_served_models
 from paceline_local.models import LocalModelSettings, flags
 from paceline_local.options import read_options
 from paceline_local.running import running_system
-from paceline_local.system import LocalSystem, LocalSystemConfig, ServerExitedError, reachable
+from paceline_local.system import LocalSystem, LocalSystemConfig, reachable
 from paceline_local.up_record import record_metrics_addresses
 from paceline_serving.settings import Address, OneOrMore  # noqa: TC001 - pydantic reads them
 
@@ -33,13 +33,16 @@ paceline up --drafter-option then=models/python-tiny --drafter-option then=max-g
 paceline up --http 127.0.0.1:8000                  a gateway in front, for HTTP clients
 paceline up --log-directory logs                   keep the servers' logs
 """
+_STOPPING = "stopping: running requests may end first; Ctrl-C again ends them at once"
 _DEFAULT_ADDRESS = "127.0.0.1:50050"
 
 
 class UpSettings(LocalModelSettings):
     """Run drafters, targets and an orchestrator on this machine until Ctrl-C.
 
-    Each server is a process of its own; none is left behind. If one server ends, all end.
+    Each server is a process of its own; none is left behind. If one server ends, all end. At
+    Ctrl-C running requests may end first, for up to --drain-seconds of each server
+    (--orchestrator-option drain-seconds=5); a second Ctrl-C ends them at once.
     """
 
     targets: int = Field(2, ge=1, le=MOST_TARGETS, description="targets to run")
@@ -130,9 +133,9 @@ async def _run(config: LocalSystemConfig, *, log_directory: Path | None, example
             try:
                 ended = await system.wait_for_exit()
             except asyncio.CancelledError:
-                print("\nstopping ...", file=sys.stderr)
+                print(f"\n{_STOPPING}", file=sys.stderr)
                 raise
-        raise ServerExitedError(ended.exit_report())
+        raise ended.exit_error()
 
 
 def _print_system(system: LocalSystem, address: str, *, example: str) -> None:

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import sys
-import textwrap
 from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ import aiohttp
 
 from paceline.channel import open_async_channel
 from paceline.errors import PacelineError
+from paceline_local.early_exit import ServerExitedError, last_lines
 from paceline_serving.server_settings import ServerSettings
 from paceline_serving.settings import VARIABLE_PREFIX, flag_of
 
@@ -25,15 +25,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ANY_PORT = "127.0.0.1:0"
-_LOG_LINES = 8
 # Time in which a live server answers, on a busy machine.
 _ANSWER_SECONDS = 5.0
 # Time for a server to stop after its drain.
 _STOP_SECONDS = 10.0
-
-
-class ServerExitedError(PacelineError):
-    """A server's process ended early. The text has its last log lines."""
 
 
 class LocalServer:
@@ -132,7 +127,11 @@ class LocalServer:
         """
         await self._reached[event].wait()
         if self.exit_code is not None:
-            raise ServerExitedError(self.exit_report())
+            raise self.exit_error()
+
+    def has_reached(self, event: str) -> bool:
+        """Whether the server is, or was, `listening` or `ready`."""
+        return event in self._reached and self._reached[event].is_set()
 
     async def is_heard(self) -> bool:
         """Whether the server is alive: it logged since the last call of this, or its ports answer.
@@ -157,16 +156,16 @@ class LocalServer:
                 return page.status == HTTPStatus.OK
         return False
 
-    def exit_report(self) -> str:
+    def exit_error(self) -> ServerExitedError:
         """Describe the server's end, with its last log lines."""
-        code = self.exit_code or 0
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        return f"{self.name} {how}; its last log lines:\n{self.last_log_lines()}"
+        return ServerExitedError(self.name, code=self.exit_code or 0, log=self._log())
 
     def last_log_lines(self) -> str:
         """Return the last log lines, indented."""
-        lines = self.log_file.read_text(errors="replace").splitlines()[-_LOG_LINES:]
-        return textwrap.indent("\n".join(lines) or "(nothing)", "    ")
+        return last_lines(self._log())
+
+    def _log(self) -> str:
+        return self.log_file.read_text(errors="replace")
 
     async def wait(self) -> None:
         """Wait until the process has ended, if it was started."""

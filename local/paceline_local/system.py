@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Self
 
 import aiohttp
 
+from paceline_local.early_exit import ServerExitedError
 from paceline_local.metrics_pages import Page, PageError, parse_sources, read_page
-from paceline_local.server import ANY_PORT, LocalServer, ServerExitedError
+from paceline_local.server import ANY_PORT, LocalServer
 from paceline_serving.server_settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -274,7 +275,7 @@ class LocalSystem:
     ) -> bool:
         for server in self.servers:
             if server.exit_code is not None:
-                raise ServerExitedError(server.exit_report())
+                raise server.exit_error()
         try:
             samples = await read_page(session, page)
         except PageError:

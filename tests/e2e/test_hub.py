@@ -11,6 +11,7 @@ import pytest
 from paceline.v1 import model_service_pb2 as pb
 from paceline.v1.model_service_pb2_grpc import ModelServiceStub
 from support.fake_hub import COMMIT, FakeHub
+from support.ports import free_address
 from support.processes import ServerProcess, running
 from support.tiny_models import tiny_pair
 
@@ -48,6 +49,18 @@ def test_a_model_is_served_by_its_hub_id_and_of_its_repository_only_data_is_fetc
     assert (info.model_name, info.model_revision) == (ID, COMMIT)
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(hub.fetched)
     assert not {"modeling.py", *(Path(name).name for name in STRAY)} & set(hub.fetched)
+
+
+def test_without_a_network_one_sentence_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_ENDPOINT", f"http://{free_address()}")
+    target = ServerProcess("target", f"--model={ID}", *FLAGS, is_warm=False).start()
+    assert target.wait() == 1
+    last = target.log.splitlines()[-1]
+    assert last == (
+        f"failed to start: model {ID!r}: there is no such directory here, and the hub cannot be"
+        " reached: give the directory of a model that is on this machine"
+    )
 
 
 def test_an_id_that_the_hub_does_not_have_ends_the_server_with_one_clear_line(hub):

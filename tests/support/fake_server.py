@@ -3,6 +3,7 @@
 Told apart by further flags: --fails ends it before it is ready, --deaf ignores SIGTERM,
 --learns has a page of metrics with a ready target, and from the third look on a drafter.
 --waits-for=PATH is not ready before there is that file; with --talks it logs a line now and then,
+with --logs its log ends as a server's does when it has announced itself,
 with --healthy its health says meanwhile that it is alive, else it says nothing.
 """
 
@@ -55,6 +56,10 @@ def serve_health() -> tuple[object, str]:
 
 
 def wait_for_a_file() -> None:
+    if "--logs" in sys.argv:
+        print(
+            "2026-11-27T12:00:00.000+00:00 INFO    listening address=a", file=sys.stderr, flush=True
+        )
     paths = [it.partition("=")[2] for it in sys.argv if it.startswith("--waits-for=")]
     while paths and not Path(paths[0]).exists():
         if "--talks" in sys.argv:

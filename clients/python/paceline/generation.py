@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +16,44 @@ if TYPE_CHECKING:
 # UNKNOWN, in each enum below, is a value of a newer server that this client does not know.
 
 
-class Strategy(StrEnum):
+class ChosenWord(StrEnum):
+    """A choice of a request: made from its value or from a short word, as in `Strategy("dsi")`."""
+
+    @classmethod
+    def accepted(cls) -> dict[str, Self]:
+        """Return each word that a request may say, and what it means."""
+        known = [member for member in cls if member.name != "UNKNOWN"]
+        return {
+            word: member
+            for member in known
+            for word in (member.value, *_SHORT_WORDS.get(member.value, ()))
+        }
+
+    @classmethod
+    def told(cls) -> str:
+        """List the words, for an error message."""
+        own = dict.fromkeys(member.value for member in cls.accepted().values())
+        return ", ".join(
+            f"{word} ({_SHORT_WORDS[word][0]})" if word in _SHORT_WORDS else word for word in own
+        )
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        return cls.accepted().get(value) if isinstance(value, str) else None
+
+
+# The words of papers and of the command line.
+_SHORT_WORDS = {
+    "autoregressive": ("non-si",),
+    "speculative": ("si",),
+    "distributed": ("dsi",),
+    "self_speculative": ("self", "self-si"),
+    "max_gram": ("max-gram",),
+    "server_and_max_gram": ("both",),
+}
+
+
+class Strategy(ChosenWord):
     """How a request is decoded. The output is the same with every strategy."""
 
     AUTO = "auto"
@@ -41,7 +78,7 @@ _ABBREVIATIONS = {
 }
 
 
-class DrafterKind(StrEnum):
+class DrafterKind(ChosenWord):
     """The drafter: servers, Max-Gram (the text itself, without a model), or both."""
 
     SERVER = "server"
@@ -50,7 +87,7 @@ class DrafterKind(StrEnum):
     UNKNOWN = "unknown"
 
 
-class VerificationRule(StrEnum):
+class VerificationRule(ChosenWord):
     """The rule by which draft tokens are accepted; it decides the promise about the output.
 
     EXACT promises the target's own tokens for the seed, REJECTION the target's distribution.
@@ -61,7 +98,7 @@ class VerificationRule(StrEnum):
     UNKNOWN = "unknown"
 
 
-class DispatchPolicy(StrEnum):
+class DispatchPolicy(ChosenWord):
     """When draft tokens are sent to targets."""
 
     WORK_CONSERVING = "work_conserving"

@@ -24,11 +24,20 @@ __all__ = [
     "build_request",
 ]
 
-# The words for type checkers and editors; the enums have the same words.
+# The words for type checkers and editors; the enums take the same words.
 StrategyName: TypeAlias = Literal[
-    "auto", "autoregressive", "speculative", "distributed", "self_speculative"
+    "auto",
+    "autoregressive",
+    "non-si",
+    "speculative",
+    "si",
+    "distributed",
+    "dsi",
+    "self_speculative",
+    "self",
+    "self-si",
 ]
-DrafterName: TypeAlias = Literal["server", "max_gram", "server_and_max_gram"]
+DrafterName: TypeAlias = Literal["server", "max_gram", "max-gram", "server_and_max_gram", "both"]
 RuleName: TypeAlias = Literal["exact", "rejection"]
 DispatchName: TypeAlias = Literal["work_conserving", "blocks"]
 
@@ -224,7 +233,7 @@ def _assign_biases(biases: Any, value: object) -> None:
 
 def _enum_number(name: str, value: object) -> int:
     words, wire, prefix = _ENUMS[name]
-    choices = [word.value for word in words if word.name != "UNKNOWN"]
-    if value not in choices:
-        raise ValueError(f"must be one of {', '.join(choices)}, not {value!r}")
-    return wire.Value(prefix + words(value).name)
+    member = words.accepted().get(value) if isinstance(value, str) else None
+    if member is None:
+        raise ValueError(f"must be one of {words.told()}, not {value!r}")
+    return wire.Value(prefix + member.name)

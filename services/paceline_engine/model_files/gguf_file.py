@@ -226,7 +226,10 @@ class _Header:
                 f"{self._path} is of a format older than GGUF: convert the model again"
             )
         if magic != _MAGIC:
-            raise ModelLoadError(f"{self._path} is no GGUF file: it begins with {magic!r}")
+            raise ModelLoadError(
+                f"{self._path} is no GGUF file: it begins with {magic!r}; a model is a directory"
+                " with config.json and tokenizer.json, a GGUF file, or a hub id"
+            )
         self._take(len(_MAGIC))
         version = self._whole()
         if version & 0xFFFF == 0:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline_engine.model_files.small_files import CONFIG, SMALL_FILES, read_json
 from paceline_engine.model_files.weight_files import INDEX_FILE, named_parts
-from paceline_engine.terms.backend import ModelLoadError
+from paceline_engine.terms.backend import ModelLoadError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,10 +32,17 @@ def download(model: str, revision: str | None, *, check: Check | None) -> Path:
 
 def _fetch(model: str, revision: str | None, names: tuple[str, ...]) -> Path:
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=[*names]))
+    except (LocalEntryNotFoundError, ConnectionError) as error:  # offline, or it was told to be
+        raise ModelLoadError(
+            f"model {model!r}: there is no such directory here, and the hub cannot be reached:"
+            " give the directory of a model that is on this machine"
+        ) from error
     except Exception as error:
         raise ModelLoadError(
-            f"model {model!r}: no such directory, and the hub did not give it ({error})"
+            f"model {model!r}: there is no such directory here, and the hub did not give it"
+            f" ({first_line(error)})"
         ) from error

@@ -18,6 +18,8 @@ from paceline_gateway.bodies.schema_notes import without_notes
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from paceline.generation import ChosenWord
+
 MOST_UINT32 = (1 << 32) - 1
 """The range of a number on the wire."""
 
@@ -48,6 +50,17 @@ def one_of(*words: str) -> AfterValidator:
         if value not in words:
             raise problem("must be one of {words}", words=", ".join(words))
         return value
+
+    return AfterValidator(check)
+
+
+def word_of(words: type[ChosenWord]) -> AfterValidator:
+    """Accept a word of the clients, or its short form, and return it as the clients' value."""
+
+    def check(value: str) -> str:
+        if (member := words.accepted().get(value)) is None:
+            raise problem("must be one of {words}", words=words.told())
+        return member.value
 
     return AfterValidator(check)
 

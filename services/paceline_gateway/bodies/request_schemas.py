@@ -28,29 +28,25 @@ from paceline_gateway.bodies.parameter_types import (
     Prediction,
     Stops,
     StructuredOutputs,
-    one_of,
     only,
+    word_of,
 )
 from paceline_gateway.bodies.schema_notes import bare_grammar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_STRATEGIES = tuple(it.value for it in Strategy if it is not Strategy.UNKNOWN)
-_DRAFTERS = tuple(it.value for it in DrafterKind if it is not DrafterKind.UNKNOWN)
-_RULES = tuple(it.value for it in VerificationRule if it is not VerificationRule.UNKNOWN)
-
 
 class PacelineOptions(Fields):
     """Paceline's own parameters: the decoding, and limits that OpenAI does not have."""
 
-    strategy: Annotated[str, one_of(*_STRATEGIES)] = "auto"
+    strategy: Annotated[str, word_of(Strategy)] = "auto"
     lookahead: Annotated[int, Field(ge=1, le=MOST_LOOKAHEAD)] | None = None
     targets: Annotated[int, Field(ge=1, le=MOST_TARGETS)] | None = None
-    drafter: Annotated[str, one_of(*_DRAFTERS)] | None = None
+    drafter: Annotated[str, word_of(DrafterKind)] | None = None
     width: Annotated[int, Field(ge=1, le=MOST_WIDTH)] | None = None
     branches: Annotated[int, Field(ge=0, le=MOST_BRANCHES)] | None = None
-    rule: Annotated[str, one_of(*_RULES)] | None = None
+    rule: Annotated[str, word_of(VerificationRule)] | None = None
     top_k: Annotated[int, Field(ge=0, le=MOST_UINT32)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     ignore_eos: bool = False

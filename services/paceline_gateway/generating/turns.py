@@ -103,13 +103,15 @@ class Turns:
             RequestError: The model's template does not take the conversation, or its tools.
             PacelineError: The model has no template, or no orchestrator answered.
         """
-        check_tools(conversation, await self._dialect())
-        return await write_prompt(
+        # First the template: without tools in it, knowing how calls are written would not help.
+        prompt = await write_prompt(
             conversation,
             orchestrators=self.orchestrators,
             templates=self._templates,
             param=param,
         )
+        check_tools(conversation, await self._dialect())
+        return prompt
 
     async def count(self, conversation: Conversation) -> int:
         """Count the tokens of a conversation's prompt.

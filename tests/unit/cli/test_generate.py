@@ -7,13 +7,12 @@ import subprocess
 import sys
 import threading
 import xml.etree.ElementTree as ET
-from typing import get_args
 
 import pytest
 
 from paceline import errors
+from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_cli.__main__ import main
-from paceline_cli.generate import STRATEGIES, GenerateSettings
 from support.fake_orchestrator import Leg
 from support.waiting import eventually
 from unit.cli.conftest import run
@@ -133,8 +132,20 @@ def test_a_prompt_can_come_from_a_pipe_as_shells_make_them(capsys, fake, tmp_pat
     assert fake.requests[0].text == "def f():\n"
 
 
-def test_every_word_for_a_strategy_is_a_choice_and_no_other():
-    assert get_args(GenerateSettings.model_fields["strategy"].annotation) == tuple(STRATEGIES)
+@pytest.mark.parametrize(
+    ("flag", "word", "field", "number"),
+    [
+        ("--strategy", "dsi", "strategy", pb.STRATEGY_DISTRIBUTED),
+        ("--strategy", "distributed", "strategy", pb.STRATEGY_DISTRIBUTED),
+        ("--strategy", "self", "strategy", pb.STRATEGY_SELF_SPECULATIVE),
+        ("--drafter", "both", "drafter", pb.DRAFTER_KIND_SERVER_AND_MAX_GRAM),
+        ("--drafter", "max_gram", "drafter", pb.DRAFTER_KIND_MAX_GRAM),
+    ],
+)
+def test_a_choice_has_a_short_word_and_a_long_one(capsys, fake, flag, word, field, number):
+    code, _, _ = run(capsys, "generate", "x", "--address", fake.address, flag, word)
+    assert code == 0
+    assert getattr(fake.requests[-1], field) == number
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,27 @@
 import asyncio
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from paceline_cli import health
 from paceline_local import server as local_server
 from paceline_local import system as local_system
+from paceline_local.running import running_system
 from paceline_local.system import (
     LocalSystem,
     LocalSystemConfig,
     ServerExitedError,
     reachable,
 )
+from unit.cli.conftest import run
 
 TESTS = Path(__file__).parents[2]
 
@@ -69,9 +74,25 @@ async def test_a_server_that_cannot_start_is_named_with_its_last_words():
     before = psutil.Process().children()
     with pytest.raises(ServerExitedError) as caught:
         await LocalSystem(config).__aenter__()
-    assert "target-0 exited with 3" in str(caught.value)
-    assert "no such model" in str(caught.value)
+    assert str(caught.value) == (
+        "target-0 exited with 3\nits last log lines:\n    loading\n    no such model"
+    )
     assert not set(psutil.Process().children()) - set(before)
+
+
+def test_why_a_server_did_not_start_is_the_first_line_of_what_a_command_prints(capsys, monkeypatch):
+    log = "INFO listening\nfailed to start: the model \x1b[2Jis broken\nold\x9bwords\n"
+
+    def fails(_arguments):
+        raise ServerExitedError("target-0", code=1, log=log)
+
+    monkeypatch.setattr(health, "main", fails)
+    code, _, err = run(capsys, "health")
+    assert code == 1
+    assert err == (
+        "paceline: target-0 failed to start: the model \\x1b[2Jis broken\n"
+        "its last log lines:\n    INFO listening\n    old\\x9bwords\n"
+    )
 
 
 class Looks:
@@ -106,6 +127,41 @@ async def test_a_server_that_loads_for_long_is_waited_for_while_it_says_that_it_
     async with looks.system as system:
         assert system.targets[0].exit_code is None
     assert looks.now > 600
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("--logs", "is still loading its model"),
+        ("--talks", "is still loading its model: downloading"),
+    ],
+)
+async def test_a_start_that_takes_long_is_told_of_the_model_and_not_of_who_waits_for_it(
+    capsys, monkeypatch, tmp_path, way, words
+):
+    loaded = tmp_path / "loaded"
+    looks = Counter()
+
+    async def is_heard(server):
+        looks[server.name] += 1
+        if looks["target-0"] > 1 and looks["orchestrator"] > 1:
+            loaded.touch()
+            monkeypatch.setattr(local_system, "_LOOK_SECONDS", 90)
+        return True
+
+    monkeypatch.setattr(local_server.LocalServer, "is_heard", is_heard)
+    monkeypatch.setattr(local_system, "_LOOK_SECONDS", 0.1)
+    waits = f"--waits-for={loaded}"
+    config = LocalSystemConfig(
+        targets=1, drafters=0, target_arguments=(waits, way), orchestrator_arguments=(waits,)
+    )
+    async with running_system(config):
+        pass
+    told = [line.strip() for line in capsys.readouterr().err.splitlines() if "still" in line]
+    loading = [line for line in told if "loading" in line]
+    assert all(re.fullmatch(rf"target-0 {words} \(\d+ s\)", line) for line in loading)
+    assert loading
+    assert all(line.startswith("target-0 is still starting") for line in {*told} - {*loading})
 
 
 async def test_a_server_that_says_nothing_is_not_waited_for_for_ever(monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ import pytest
 
 from paceline_cli.__main__ import main
 from paceline_cli.up import UpSettings, _config
+from paceline_local.server import LocalServer
 from paceline_local.system import reachable
 from unit.cli.conftest import run
 
@@ -28,7 +29,7 @@ def test_up_without_models_says_where_it_looked(capsys, tmp_path):
 def one_model(tmp_path):
     """Give a folder that is one model, as `up` sees it before anything is loaded."""
     (tmp_path / "smollm2").mkdir()
-    (tmp_path / "smollm2" / "any.gguf").touch()
+    (tmp_path / "smollm2" / "any.gguf").write_bytes(b"GGUF")
     return tmp_path / "smollm2"
 
 
@@ -45,10 +46,40 @@ def test_up_serves_a_folder_that_is_one_model_without_a_drafter(one_model):
 
 def test_up_finds_the_drafter_in_a_models_folder(one_model):
     (one_model / "drafter").mkdir()
-    (one_model / "drafter" / "config.json").touch()
+    (one_model / "drafter" / "config.json").write_text('{"model_type": "llama"}')
+    (one_model / "drafter" / "tokenizer.json").touch()
     config = _config(UpSettings(models=one_model))
     assert config.drafters == 1
     assert f"--model={one_model / 'drafter'}" in config.drafter_arguments
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "words"),
+    [
+        ({"README.md": "# Paceline"}, "README.md", "README.md is no GGUF file: give a directory"),
+        ({}, "missing", "missing: there is no such directory or file: give a directory with"),
+        ({"m/weights": ""}, "m", "m is no model: it has no config.json: give a directory with"),
+        ({"m/config.json": "{}"}, "m", "m is no model: it has no tokenizer.json"),
+        ({"m/config.json": "", "m/tokenizer.json": ""}, "m", "m/config.json cannot be used"),
+        (
+            {"m/config.json": "{}", "m/tokenizer.json": ""},
+            "m",
+            "m/config.json cannot be used: it describes no model",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["up --{}-model", "check-pair --target=x --drafter=y --{}"])
+@pytest.mark.parametrize("role", ["target", "drafter"])
+def test_what_cannot_be_a_model_is_refused_before_a_process_is_started(
+    capsys, monkeypatch, tmp_path, made, given, words, command, role
+):
+    monkeypatch.setattr(LocalServer, "start", None)
+    for name, content in made.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    code, _, err = run(capsys, *command.format(role).split(), str(tmp_path / given))
+    assert code == 1
+    assert err.startswith(f"paceline: {tmp_path}/{words}")
 
 
 def test_up_says_where_a_drafter_that_is_asked_for_would_come_from(capsys, one_model):

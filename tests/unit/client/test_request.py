@@ -134,4 +134,30 @@ def test_an_unknown_option_is_a_type_error():
     ],
 )
 def test_the_names_that_types_know_are_the_enums_words(names, words):
-    assert set(get_args(names)) == {word.value for word in words} - {"unknown"}
+    assert set(get_args(names)) == set(words.accepted())
+
+
+@pytest.mark.parametrize(
+    ("option", "short", "member"),
+    [
+        ("strategy", "non-si", Strategy.AUTOREGRESSIVE),
+        ("strategy", "si", Strategy.SPECULATIVE),
+        ("strategy", "dsi", Strategy.DISTRIBUTED),
+        ("strategy", "self", Strategy.SELF_SPECULATIVE),
+        ("strategy", "self-si", Strategy.SELF_SPECULATIVE),
+        ("drafter", "max-gram", DrafterKind.MAX_GRAM),
+        ("drafter", "both", DrafterKind.SERVER_AND_MAX_GRAM),
+    ],
+)
+def test_the_command_lines_short_words_mean_what_the_long_ones_do(option, short, member):
+    assert build_request("x", {option: short}) == build_request("x", {option: member.value})
+    assert type(member)(short) is member
+
+
+def test_a_word_that_is_none_is_told_both_forms_of_the_others():
+    with pytest.raises(errors.InvalidFieldError) as caught:
+        build_request("x", {"strategy": "SI"})
+    assert caught.value.message == (
+        "strategy: must be one of auto, autoregressive (non-si), speculative (si),"
+        " distributed (dsi), self_speculative (self), not 'SI'"
+    )

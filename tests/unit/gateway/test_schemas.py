@@ -210,6 +210,19 @@ def test_biases_and_penalties_reach_the_orchestrator_by_their_names():
         assert everything["top_k"] == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ({"strategy": "dsi", "drafter": "both"}, ("distributed", "server_and_max_gram")),
+        ({"strategy": "self", "drafter": "max-gram"}, ("self_speculative", "max_gram")),
+        ({"strategy": "non-si", "drafter": "max_gram"}, ("autoregressive", "max_gram")),
+    ],
+)
+def test_the_command_lines_short_words_are_taken(words, meant):
+    options = parse(ChatBody, json.dumps({**CHAT, "paceline": words}).encode()).options()
+    assert (options["strategy"], options["drafter"]) == meant
+
+
 def test_what_servers_cannot_do_at_all_has_no_parameter():
     refusal = of_paceline(UnsupportedError("this model: continues text"), prompt="messages")
     assert refusal.body["error"]["param"] is None

@@ -252,19 +252,22 @@ async def test_log_probabilities_come_with_calls():
 
 
 @pytest.mark.parametrize(
-    ("settings", "template"),
+    ("settings", "template", "why"),
     [
-        ({"tool_parser": "none"}, template_of()),
-        ({}, template_of("parts")),
-        ({}, template_of(ids={})),  # of a server that does not tell ids yet
-        ({}, TEMPLATE),
-        ({"tool_parser": "hermes"}, TEMPLATE),
+        ({"tool_parser": "none"}, template_of(), "--tool-parser of the gateway"),
+        ({}, template_of("parts"), "--tool-parser of the gateway"),
+        # of a server that does not tell ids yet
+        ({}, template_of(ids={}), "--tool-parser of the gateway"),
+        # A parser would not help: the first refusal says so.
+        ({}, TEMPLATE, "leaves out tools"),
+        ({"tool_parser": "hermes"}, TEMPLATE, "leaves out tools"),
     ],
 )
-async def test_tools_whose_calls_could_not_be_read_or_written_are_refused(settings, template):
+async def test_tools_whose_calls_could_not_be_read_or_written_are_refused(settings, template, why):
     async with gateway_over(model(CALL, template=template), **settings) as gateway:
         told = await refusal_of(gateway, tools=TOOLS)
         assert (told["param"], told["code"]) == ("tools", "unsupported_parameter")
+        assert why in told["message"]
         assert gateway.requests == []
 
 
