@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from paceline_orchestrator.front.text import FinalToken, StreamedText
 from paceline_orchestrator.front.tokenizer import Codec
-from support.examples import examples
 from support.tiny_tokenizers import TINY_TOKENIZERS
 
 TOKENIZERS = {
@@ -39,7 +38,7 @@ def text_of(pieces):
     return "".join(piece.text for piece in pieces)
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.sampled_from("abcñ🚴 "), max_size=30).map("".join),
     st.lists(st.sampled_from(["a", "ab", "abc", "ba", "cab", "ñ", "🚴", "b 🚴"]), max_size=4),
