@@ -57,6 +57,13 @@ def test_the_text_ends_before_a_stop_string(content, stops):
         assert ids_of(pieces) == token_ids[: text.token_count]
 
 
+def test_of_two_stop_strings_in_a_token_the_one_that_comes_first_ends_the_text():
+    tokenizer = TOKENIZERS["byte fallback"]
+    text = StreamedText(CODECS["byte fallback"], ["ld", "or"])
+    pieces = stream(text, [tokenizer.token_to_id(token) for token in ("b", "▁world")])
+    assert (text_of(pieces), text.stop_string) == ("b w", "or")
+
+
 def test_a_text_that_broke_right_after_a_stop_string_is_not_told_again():
     tokenizer = TOKENIZERS["byte fallback"]
     token_ids = [tokenizer.token_to_id(token) for token in ("b", "▁world")]
