@@ -24,7 +24,7 @@ from support.waiting import eventually  # noqa: E402
 # No example is wrong for being slow: a busy machine would be called a bug. Everybody sees the same
 # examples, so that a change is not blamed for what was there before it; `make test-random` draws.
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile(SAME, _PATIENT, derandomize=True, max_examples=40)
+settings.register_profile(SAME, _PATIENT, derandomize=True)
 settings.register_profile(DRAWN, _PATIENT, derandomize=False, print_blob=True)
 settings.load_profile(SAME)
 os.environ[RUN_VARIABLE] = uuid.uuid4().hex

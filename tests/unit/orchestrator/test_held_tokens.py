@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_orchestrator.decoding.session_tokens import HeldTokens
-from support.examples import examples
 from support.prefix_digest import prefix_digest
 
 FINAL = tuple(range(100, 130))
@@ -33,7 +32,7 @@ STEPS = st.tuples(
 )
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(STEPS, max_size=12))
 def test_a_session_is_never_asked_for_what_it_may_not_hold(steps):
     held, session, final_length = HeldTokens(), SessionModel(), 1

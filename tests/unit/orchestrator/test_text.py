@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from paceline_orchestrator.front.text import FinalToken, StreamedText
 from paceline_orchestrator.front.tokenizer import Codec
-from support.examples import examples
 from support.tiny_tokenizers import TINY_TOKENIZERS
 
 TOKENIZERS = {
@@ -39,7 +38,7 @@ def text_of(pieces):
     return "".join(piece.text for piece in pieces)
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.sampled_from("abcñ🚴 "), max_size=30).map("".join),
     st.lists(st.sampled_from(["a", "ab", "abc", "ba", "cab", "ñ", "🚴", "b 🚴"]), max_size=4),
@@ -56,6 +55,13 @@ def test_the_text_ends_before_a_stop_string(content, stops):
         assert content.startswith(text_of(pieces) + text.stop_string)
         assert not any(stop in text_of(pieces) for stop in stops), start
         assert ids_of(pieces) == token_ids[: text.token_count]
+
+
+def test_of_two_stop_strings_in_a_token_the_one_that_comes_first_ends_the_text():
+    tokenizer = TOKENIZERS["byte fallback"]
+    text = StreamedText(CODECS["byte fallback"], ["ld", "or"])
+    pieces = stream(text, [tokenizer.token_to_id(token) for token in ("b", "▁world")])
+    assert (text_of(pieces), text.stop_string) == ("b w", "or")
 
 
 def test_a_text_that_broke_right_after_a_stop_string_is_not_told_again():
