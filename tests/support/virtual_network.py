@@ -83,7 +83,8 @@ class Link:
         delay_seconds: The least and the most that a message takes.
         is_up: Whether the server can be reached.
         held: Methods, such as "Verify", whose calls do not get through for now. They do later.
-        records: The calls, in the order in which they were sent.
+        records: The calls, in the order in which they were sent, without health streams.
+        watch_count: How many health streams were begun.
         bugs: What handlers raised that no handler should.
     """
 
@@ -93,6 +94,7 @@ class Link:
         self.is_up = True
         self.held: set[str] = set()
         self.records: list[CallRecord] = []
+        self.watch_count = 0
         self.bugs: list[BaseException] = []
         self.handlers: dict[str, Any] = {}
         self._random = Random(f"{seed} {name}")
@@ -243,7 +245,9 @@ class VirtualChannel:
             standing=self._standing(),
             sent_at=asyncio.get_running_loop().time(),
         )
-        if method != HEALTH:
+        if method == HEALTH:
+            self._link.watch_count += 1
+        else:
             records.append(record)
         return record
 

@@ -703,4 +703,13 @@ async def test_no_health_stream_keeps_the_orchestrator_busy(watch):
     async with beside_an_honest_target(talker) as system:
         await asyncio.sleep(60)
         assert len(system.records("GetModelInfo", server="target-0")) < 25 * 60
-        assert len(system.records("Watch", server="target-0")) < 30
+        assert talker.link.watch_count < 30
+
+
+@virtually
+async def test_a_dead_server_is_connected_to_now_and_then():
+    dead = Talker("target", name="target-0")
+    async with beside_an_honest_target(dead) as system:
+        await dead.kill()
+        await asyncio.sleep(60)
+        assert 10 < dead.link.watch_count < 30
