@@ -7,9 +7,9 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003 - pydantic reads it
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from paceline import Chunk, Finished, Grammar, PromptChunk, Started
 from paceline.errors import InvalidFieldError
@@ -82,6 +82,12 @@ class _Format(_Sampling):
         None, description="a file with a JSON schema that the text follows", flag="schema"
     )
     regex: str | None = Field(None, description="a regular expression that the text matches")
+
+    @model_validator(mode="after")
+    def _has_one_format(self) -> Self:
+        if self.json_schema is not None and self.regex is not None:
+            raise ValueError("give --regex or --schema, not both")
+        return self
 
 
 class _Decoding(_Format):
@@ -261,7 +267,7 @@ def _grammar(settings: GenerateSettings) -> Grammar | None:
         schema = read_plain_text(settings.json_schema, most_bytes=MOST_GRAMMAR_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidFieldError.of("schema", f"cannot read it: {error}") from error
-    return Grammar(json_schema=schema, regex=settings.regex)
+    return Grammar(json_schema=schema)
 
 
 def _options(settings: GenerateSettings) -> GenerateOptions:

@@ -85,7 +85,7 @@ def test_what_cannot_be_a_model_is_refused_before_a_process_is_started(
 def test_up_says_where_a_drafter_that_is_asked_for_would_come_from(capsys, one_model):
     code, _, err = run(capsys, "up", "--models", str(one_model), "--drafters", "1")
     assert code == 1
-    assert err == f"paceline: drafters: {one_model} has no drafter: give --drafter-model\n"
+    assert err == f"paceline: --drafters: {one_model} has no drafter: give --drafter-model\n"
 
 
 def test_a_command_for_the_bundled_models_names_the_one_that_serves_one_model(capsys, one_model):
