@@ -229,6 +229,20 @@ def test_an_error_of_the_server_is_one_line(capsys, fake):
     assert (code, err) == (1, "paceline: --top-p: must be in\\n\\x1b[2J(0, 1]\n")
 
 
+def test_a_broken_generation_says_how_far_it_came_on_lines_of_its_own(capsys, fake):
+    fake.script = [Leg(chunks=2, error=errors.InternalError("no more"))]
+    command = ("generate", "x", "--address", fake.address, "--resume-attempts", "0")
+    code, out, err = run(capsys, *command)
+    assert (code, out) == (1, "3 4 ")
+    assert err == (
+        "\nbroken after 2 tokens · seed 7 · the same command with --seed 7 writes the same text"
+        " from its beginning\npaceline: no more\n"
+    )
+    fake.script = [Leg(chunks=1, error=errors.InternalError("no more"))]
+    _, _, err = run(capsys, *command, "--rule", "rejection")
+    assert err == "\nbroken after 1 token · seed 7\npaceline: no more\n"
+
+
 @pytest.fixture
 def interruptible():
     """A shell's background job ignores Ctrl-C, and so would the processes that it starts."""
