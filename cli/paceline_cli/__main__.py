@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import ModuleType
 
     from paceline.errors import PacelineError
 
@@ -65,6 +66,10 @@ _NO_CONNECTION = "`paceline up` starts a system on this machine; --address names
 _NO_METHOD = "Method not found!"  # gRPC's own words
 _OTHER_KIND = "the server there is of another kind; `paceline info` with that --address names it"
 _NO_TIME = "--timeout-seconds allows more time"
+_OTHER_TOKENIZER = (
+    "--drafter max-gram drafts from the text itself; `paceline serve drafter --speak TARGET` lets a"
+    " drafter\nspeak the target's vocabulary, and `paceline check-pair` says whether it can"
+)
 _NO_KEY = "--api-key-file names the file with your key"
 _USAGE_ERROR = 2
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -94,8 +99,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     from paceline.errors import PacelineError
 
     try:
-        module = _MODULES.get(name, f"paceline_cli.{name.replace('-', '_')}")
-        command = import_module(module)
+        command = import_module(_MODULES.get(name, f"paceline_cli.{name.replace('-', '_')}"))
         if name != "serve" and not {"-h", "--help"}.intersection(arguments):
             from paceline_cli.variables import unknown_variable
 
@@ -104,7 +108,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         code: int = command.main(arguments)
         sys.stdout.flush()
     except PacelineError as error:
-        return _fail(_words(error))
+        return _fail(_words(error, command))
     except KeyboardInterrupt:
         return _INTERRUPTED
     except asyncio.CancelledError:
@@ -124,19 +128,31 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     return code
 
 
-def _words(error: PacelineError) -> str:
-    """Describe an error, with the option that helps."""
-    from paceline.errors import ConnectionLostError, DeadlineError, UnauthenticatedError
+def _words(error: PacelineError, command: ModuleType) -> str:
+    """Describe an error of a command, with the option that helps."""
+    from paceline.errors import (
+        ConnectionLostError,
+        DeadlineError,
+        InvalidFieldError,
+        TokenizerMismatchError,
+        UnauthenticatedError,
+    )
     from paceline_local.early_exit import ServerExitedError
     from paceline_serving.one_line import on_one_line
 
     if isinstance(error, ServerExitedError):
         return error.message  # our own lines; it has escaped what the server wrote
+    if isinstance(error, InvalidFieldError):
+        from paceline_cli.option_names import told_with_options
+
+        return on_one_line(told_with_options(error, command))
     told = on_one_line(error.message)
     if isinstance(error, ConnectionLostError):
         return f"no connection: {told}\n{_NO_CONNECTION}"
     if isinstance(error, DeadlineError):
         return f"{told}\n{_NO_TIME}"
+    if isinstance(error, TokenizerMismatchError):
+        return f"{told}\n{_OTHER_TOKENIZER}"
     if isinstance(error, UnauthenticatedError):
         return f"{told}\n{_NO_KEY}"
     return _OTHER_KIND if error.message == _NO_METHOD else told

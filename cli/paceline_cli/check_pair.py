@@ -104,7 +104,7 @@ class CheckPairSettings(LocalModelSettings, ClientTlsSettings):
         if self.tls_authority is None and self.tls_certificate is None:
             return self
         if self.tls_authority is None:
-            raise ValueError("tls_certificate needs tls_authority")
+            raise ValueError("--tls-certificate needs --tls-authority")
         if not (_address(self.drafter) and _address(self.target)):
             raise ValueError("TLS is for servers that run already: give both as HOST:PORT")
         return self

@@ -12,6 +12,7 @@ from paceline import DrafterKind, Strategy
 from paceline.errors import NoTargetError, UnsupportedError
 from paceline_cli.comparison import STRATEGIES, Asked, Comparison
 from paceline_cli.streamed_text import TextStream
+from paceline_contract.words import counted
 from paceline_gateway.conversations.conversation import Conversation, Message
 from paceline_gateway.templates.chat_template import WRITTEN, ChatTemplates
 from paceline_local.screen import progress
@@ -84,6 +85,8 @@ async def shown_prompts(client: AsyncClient, *, has_drafter: bool) -> list[Shown
 
 async def answer(client: AsyncClient, prompts: list[ShownPrompt], *, max_tokens: int) -> Comparison:
     """Answer each prompt with DSI, to watch, then with the other strategies, and compare."""
+    first, *others = (strategy.abbreviation for strategy in _ORDER)
+    print(f"Each answer is streamed with {first}, then computed with {' and '.join(others)}.\n")
     comparison = Comparison()
     for strategy in STRATEGIES:
         comparison.completions[strategy] = []
@@ -108,8 +111,8 @@ async def _answer_one(
             print()
         else:
             with progress(f"the same with {strategy.abbreviation}", total=1) as step:
-                await stream.collect()
-                step(strategy.abbreviation)
+                count = len((await stream.collect()).token_ids)
+                step(counted(count, "token"))
         comparison.completions[strategy].append(await stream.collect())
     print(f"{_speeds(comparison)}\n")
 

@@ -7,12 +7,12 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003 - pydantic reads it
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from paceline import Chunk, Finished, Grammar, PromptChunk, Started
-from paceline.errors import InvalidFieldError
+from paceline.errors import InvalidFieldError, PacelineError
 from paceline.plain_files import read_plain_text
 from paceline.request import DrafterName, StrategyName  # noqa: TC001 - pydantic reads them
 from paceline_cli.connection import open_client
@@ -20,6 +20,7 @@ from paceline_cli.model_costs import ModelCosts  # noqa: TC001 - pydantic reads 
 from paceline_cli.streamed_text import TextStream, statistics_line
 from paceline_cli.timeline import write_timeline
 from paceline_contract.limits import MOST_GRAMMAR_BYTES, MOST_MESSAGE_BYTES
+from paceline_contract.words import counted
 from paceline_local.options import CallerSettings, SvgFile, read_options
 from paceline_serving.settings import OneOrMore, option
 
@@ -82,6 +83,12 @@ class _Format(_Sampling):
         None, description="a file with a JSON schema that the text follows", flag="schema"
     )
     regex: str | None = Field(None, description="a regular expression that the text matches")
+
+    @model_validator(mode="after")
+    def _has_one_format(self) -> Self:
+        if self.json_schema is not None and self.regex is not None:
+            raise ValueError("give --regex or --schema, not both")
+        return self
 
 
 class _Decoding(_Format):
@@ -173,7 +180,11 @@ async def _generate(settings: GenerateSettings, prompt: str) -> int:
         stream = client.generate(
             prompt, resume_attempts=settings.resume_attempts, **_options(settings)
         )
-        await (_print_json(stream) if settings.json_lines else _print_text(stream, settings))
+        try:
+            await (_print_json(stream) if settings.json_lines else _print_text(stream, settings))
+        except PacelineError:
+            _print_break(stream, settings)
+            raise
         if settings.timeline is not None:
             write_timeline(settings.timeline, await stream.collect())
             print(f"timeline: {settings.timeline}", file=sys.stderr)
@@ -182,18 +193,33 @@ async def _generate(settings: GenerateSettings, prompt: str) -> int:
 
 async def _print_text(stream: AsyncGeneration, settings: GenerateSettings) -> None:
     told = False
-    with TextStream(sys.stdout, show_origins=settings.show_origins) as text:
-        async for chunk in stream:
-            if not told:
-                _print_prompt(stream)
-                told = True
-            text.write(chunk)
-    if not told:
-        _print_prompt(stream)
-    if not text.ends_line:  # a pipe's text stays as it is
-        print(file=sys.stderr)
+    text = TextStream(sys.stdout, show_origins=settings.show_origins)
+    try:
+        with text:
+            async for chunk in stream:
+                if not told:
+                    _print_prompt(stream)
+                    told = True
+                text.write(chunk)
+    finally:
+        if not told:
+            _print_prompt(stream)
+        if not text.ends_line:  # a pipe's text stays as it is
+            print(file=sys.stderr)
     line = statistics_line(await stream.collect(), costs=settings.model_costs)
     print(line, file=sys.stderr)
+
+
+def _print_break(stream: AsyncGeneration, settings: GenerateSettings) -> None:
+    """Say how far a broken generation came, and with which seed its text comes again."""
+    count = sum(len(chunk.token_ids) for chunk in stream.transcript.chunks)
+    if stream.started is None or not count:
+        return
+    seed = stream.started.seed
+    told = f"broken after {counted(count, 'token')} · seed {seed}"
+    if settings.rule == "exact":
+        told += f" · the same command with --seed {seed} writes the same text from its beginning"
+    print(told, file=sys.stderr)
 
 
 async def _print_json(stream: AsyncGeneration) -> None:
@@ -261,7 +287,7 @@ def _grammar(settings: GenerateSettings) -> Grammar | None:
         schema = read_plain_text(settings.json_schema, most_bytes=MOST_GRAMMAR_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidFieldError.of("schema", f"cannot read it: {error}") from error
-    return Grammar(json_schema=schema, regex=settings.regex)
+    return Grammar(json_schema=schema)
 
 
 def _options(settings: GenerateSettings) -> GenerateOptions:

@@ -152,7 +152,13 @@ TOTALS: Mapping[str, Sequence[Figure]] = {
     ),
     "targets": (
         _now("asked_targets", "streams ask for {}", "stream_verifiers", _VERIFICATIONS),
-        _now("wanted_targets", "an autoscaler would have {}", "desired_verifiers", is_largest=True),
+        # The gauge is the largest demand of the last minutes (--scale-down-seconds).
+        _now(
+            "wanted_targets",
+            "an autoscaler would still have {} for the last minutes' peak",
+            "desired_verifiers",
+            is_largest=True,
+        ),
     ),
 }
 # The columns; a narrow terminal cuts off the last ones.

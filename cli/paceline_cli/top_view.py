@@ -184,6 +184,9 @@ def draw(seen: View, *, title: str, console: Console) -> RenderableType:
     facts = (Text(f"{name:10}{words}") for name, words in _facts(seen) if words)
     servers = _servers_table(seen.pools)
     servers.width = natural_width(servers, console)
+    if servers.width > console.width:
+        told = f"the table is {servers.width} letters wide, this terminal {console.width}: columns"
+        heading.append(Text(f"{told} on the right are cut off", style="yellow"))
     return Group(*heading, Text(), *facts, Text(), servers, *remarks)
 
 

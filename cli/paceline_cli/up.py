@@ -89,6 +89,11 @@ class UpSettings(LocalModelSettings):
         None, description="directory for logs; without it they are not kept"
     )
 
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether clients have to show a key to the orchestrator."""
+        return any(_names(each, "api-keys") for each in self.orchestrator_option)
+
     @model_validator(mode="after")
     def _prunes_guesses_that_there_are(self) -> Self:
         if self.prune_below is not None and not self.adapter:
@@ -97,9 +102,8 @@ class UpSettings(LocalModelSettings):
 
     @model_validator(mode="after")
     def _gives_its_gateway_a_key(self) -> Self:
-        asked = any(_names(each, "api-keys") for each in self.orchestrator_option)
         shown = any(_names(each, "orchestrator-key-file") for each in self.gateway_option)
-        if self.http and asked and not shown:
+        if self.http and self.asks_for_keys and not shown:
             raise ValueError(
                 "the orchestrator asks for keys, so --http needs --gateway-option"
                 " orchestrator-key-file=FILE, with one of them"
@@ -114,14 +118,14 @@ def main(arguments: Sequence[str]) -> int:
     if settings.log_directory is not None:
         settings.log_directory.mkdir(parents=True, exist_ok=True)
     try:
-        asyncio.run(_run(config, log_directory=settings.log_directory, example=_example(settings)))
+        asyncio.run(_run(config, settings))
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("stopped", file=sys.stderr)
     return 0
 
 
-async def _run(config: LocalSystemConfig, *, log_directory: Path | None, example: str) -> None:
-    async with running_system(config, log_directory=log_directory) as system:
+async def _run(config: LocalSystemConfig, settings: UpSettings) -> None:
+    async with running_system(config, log_directory=settings.log_directory) as system:
         metrics = {
             server.name: server.metrics_address
             for server in system.servers
@@ -129,7 +133,7 @@ async def _run(config: LocalSystemConfig, *, log_directory: Path | None, example
         }
         address = reachable(system.orchestrator_address)
         with record_metrics_addresses(address, metrics):
-            _print_system(system, address, example=example)
+            _print_system(system, address, settings)
             try:
                 ended = await system.wait_for_exit()
             except asyncio.CancelledError:
@@ -138,7 +142,7 @@ async def _run(config: LocalSystemConfig, *, log_directory: Path | None, example
         raise ended.exit_error()
 
 
-def _print_system(system: LocalSystem, address: str, *, example: str) -> None:
+def _print_system(system: LocalSystem, address: str, settings: UpSettings) -> None:
     for server in system.servers:
         print(f"{server.name:14}{server.address:22}metrics http://{server.metrics_address}/metrics")
     for (role, word), count in system.not_used.items():
@@ -146,12 +150,16 @@ def _print_system(system: LocalSystem, address: str, *, example: str) -> None:
         print(f"NOT USED: {count} {role}{'s' if count > 1 else ''} ({words}): see `paceline info`")
     if not system.drafters:
         print("no drafter: drafts come from the text itself (Max-Gram)")
-    elsewhere = "" if address == _DEFAULT_ADDRESS else f" --address {address}"
-    print(f"\nNow, in other terminals:\n  paceline generate{elsewhere} '{example}'")
-    print(f"  paceline top{elsewhere}")
+    options = "" if address == _DEFAULT_ADDRESS else f" --address {address}"
+    if settings.asks_for_keys:
+        options += " --api-key-file FILE"
+    print(f"\nNow, in other terminals:\n  paceline generate{options} '{_example(settings)}'")
+    print(f"  paceline top{options}")
     if system.gateway is not None:
         url = f"http://{reachable(system.gateway.address)}"
-        print(f"  curl {url}/v1/models\nand in a browser, to watch strategies race: {url}/")
+        asks = any(_names(each, "api-keys") for each in settings.gateway_option)
+        header = " -H 'authorization: Bearer KEY'" if asks else ""
+        print(f"  curl {url}/v1/models{header}\nand in a browser, to watch strategies race: {url}/")
     print("\nCtrl-C stops everything.", flush=True)
 
 

@@ -53,7 +53,7 @@ class ClientTlsSettings(Settings):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key go together")
+            raise ValueError("--tls-certificate and --tls-key go together")
         return self
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline_serving.lifecycle import ServerProcess
 
 
-def main(arguments: Sequence[str], *, program: str = "python -m paceline_orchestrator") -> int:
+def main(arguments: Sequence[str], *, program: str = "paceline serve orchestrator") -> int:
     """Parse settings, serve, and return the exit code."""
     settings = parse(OrchestratorSettings, arguments, program=program)
     # The tokenizers library would work in threads of its own, as many as there are cores. A text

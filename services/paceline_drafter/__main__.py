@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def main(arguments: Sequence[str], *, program: str = "python -m paceline_drafter") -> int:
+def main(arguments: Sequence[str], *, program: str = "paceline serve drafter") -> int:
     """Parse settings, serve, and return the exit code."""
     return serve(ROLE, arguments, program=program)
 

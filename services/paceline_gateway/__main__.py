@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def main(arguments: Sequence[str], *, program: str = "python -m paceline_gateway") -> int:
+def main(arguments: Sequence[str], *, program: str = "paceline serve gateway") -> int:
     """Parse settings, serve, and return the exit code."""
     settings = parse(GatewaySettings, arguments, program=program)
     registry = telemetry.new_registry()

@@ -66,9 +66,11 @@ class OrchestratorAddressSettings(Settings):
         if not self.orchestrators:
             raise ValueError("--orchestrators is needed: where requests go")
         if (self.orchestrator_tls_certificate is None) != (self.orchestrator_tls_key is None):
-            raise ValueError("orchestrator_tls_certificate and orchestrator_tls_key go together")
+            raise ValueError(
+                "--orchestrator-tls-certificate and --orchestrator-tls-key go together"
+            )
         if self.orchestrator_tls_certificate is not None and not self.orchestrator_tls_authority:
-            raise ValueError("orchestrator_tls_certificate needs orchestrator_tls_authority")
+            raise ValueError("--orchestrator-tls-certificate needs --orchestrator-tls-authority")
         if self.orchestrator_tls_server_name and not self.orchestrator_tls_authority:
             raise ValueError("orchestrator_tls_server_name needs orchestrator_tls_authority")
         return self
@@ -215,7 +217,7 @@ class GatewaySettings(OrchestratorAddressSettings, HttpSettings, RequestLimitSet
     @model_validator(mode="after")
     def _is_not_exposed(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key go together")
+            raise ValueError("--tls-certificate and --tls-key go together")
         check_origins(self.cors_origin, needs_keys=self.api_keys is not None)
         if self.insecure:
             return self

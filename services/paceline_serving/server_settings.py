@@ -70,9 +70,9 @@ class ServerTlsSettings(Settings):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key go together")
+            raise ValueError("--tls-certificate and --tls-key go together")
         if self.tls_client_authority is not None and self.tls_certificate is None:
-            raise ValueError("tls_client_authority needs tls_certificate and tls_key")
+            raise ValueError("--tls-client-authority needs --tls-certificate and --tls-key")
         if self.peer_roles and self.tls_client_authority is None:
             raise ValueError("peer_roles needs tls_client_authority")
         for pair in self.peer_roles:

@@ -129,10 +129,10 @@ def load(
     from_environment = _read_environment(environment, known=known)
     values = {**from_file, **from_environment, **flags}
     names = {
-        **{key: _option_name(key, field) for key, field in known.items()},
+        **{key: option_name(key, field) for key, field in known.items()},
         **{key: f"{file}: {key}" for key in from_file},
         **{key: VARIABLE_PREFIX + key.upper() for key in from_environment},
-        **{key: _option_name(key, known[key]) for key in flags},
+        **{key: option_name(key, known[key]) for key in flags},
     }
     try:
         return settings_class.model_validate(values)
@@ -218,7 +218,7 @@ def flag_of(name: str, field: FieldInfo | None = None) -> str:
     return "--" + (own or name).replace("_", "-")
 
 
-def _option_name(name: str, field: FieldInfo) -> str:
+def option_name(name: str, field: FieldInfo) -> str:
     """Return an option's name on a command line."""
     is_argument = noted(field, "kind") in {"argument", "arguments"}
     return name.upper() if is_argument else flag_of(name, field)
@@ -228,5 +228,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Suggest the known name nearest to an unknown one, as the end of a message."""
     names = list(known)
     close = [each for each in names if each.startswith(name)]
-    close += difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    # What all names begin with makes none of them nearer.
+    bare = {_bare(each): each for each in names}
+    close += (bare[it] for it in difflib.get_close_matches(_bare(name), bare, n=1))
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix(VARIABLE_PREFIX).lstrip("-")

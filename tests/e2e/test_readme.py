@@ -43,12 +43,12 @@ def run(bundled):
     return call
 
 
-def test_the_python_example_streams_text_and_prints_the_acceptance_rate(run):
+def test_the_python_example_streams_text_and_prints_how_much_of_it_was_drafted(run):
     example, _ = blocks("python")
     assert PRINTED_ADDRESS in example
-    text, rate = run(sys.executable, "-c", example).stdout.rsplit("\n", 2)[:2]
+    text, told = run(sys.executable, "-c", example).stdout.rsplit("\n", 2)[:2]
     assert text.strip()
-    assert re.fullmatch(r"acceptance \d+%", rate)
+    assert re.fullmatch(r"\d+ of \d+ drafted tokens accepted", told)
 
 
 def test_the_example_with_two_orchestrators_prints_the_whole_text(run):

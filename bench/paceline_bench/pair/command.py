@@ -241,7 +241,11 @@ class _Bench:
 
         target, drafter = self._engine.target, self._engine.drafter
         if target.tokenizer != drafter.tokenizer or target.tokenizer is None:
-            raise InvalidFieldError.of("drafter_model", "has another tokenizer than the target")
+            raise InvalidFieldError.of(
+                "drafter_model",
+                "has another tokenizer than the target; `paceline check-pair` says how they differ,"
+                " and measures it with --speak",
+            )
         tokenizer = Tokenizer.from_str(target.tokenizer.decode())
         texts = [encoding.ids for encoding in tokenizer.encode_batch(prompts)]
         longest = max(map(len, texts))

@@ -14,7 +14,7 @@ from paceline_bench.table import Column, markdown, speed, times
 from paceline_contract.words import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
     from paceline_bench.report import Results, Row
@@ -163,16 +163,23 @@ def _contest(every: Sequence[Row], more: Sequence[Column] = ()) -> str:
         *_SPEED,
         Column("TTFT ms", "ttft_ms", "{:.0f}"),
         _TOKENS_PER_FORWARD,
-        Column("to the bare loop", lambda row: _times_as_fast(row, every[0]), "{:.2f}x"),
-        Column(
-            "to transformers, same method",
-            lambda row: _times_as_fast(row, _peer(row, every)),
-            "{:.2f}x",
-        ),
+        *_comparisons(every),
         *more,
     )
     groups = groupby(every, itemgetter("group"))
     return "\n".join(markdown(rows, (Column(group, "name"), *columns)) for group, rows in groups)
+
+
+def _comparisons(every: Sequence[Row]) -> Iterator[Column]:
+    """Yield the columns beside transformers' ways, as far as these were measured."""
+    if (first := every[0])["group"] == Group.LIBRARY.value:
+        yield Column("to the bare loop", lambda row: _times_as_fast(row, first), "{:.2f}x")
+    if any(_peer(row, every) for row in every):
+        yield Column(
+            "to transformers, same method",
+            lambda row: _times_as_fast(row, _peer(row, every)),
+            "{:.2f}x",
+        )
 
 
 def _split(rows: Sequence[Row]) -> str:
@@ -191,27 +198,35 @@ def _split(rows: Sequence[Row]) -> str:
         }
         for method, lookahead in compared
     ]
-    columns = (
-        Column(
-            "ms for each token",
-            lambda line: f"SI, lookahead {it}" if (it := line["lookahead"]) else "non-SI",
-        ),
-        _part(Group.LIBRARY, "transformers", itemgetter("ms_per_token")),
-        _part(Group.ENGINE, "our engine: forwards", itemgetter("forward_ms_per_token")),
-        _part(Group.ENGINE, "around them", _rest),
-        _part(Group.SERVICES, "the services: forwards", itemgetter("forward_ms_per_token")),
-        _part(Group.SERVICES, "around them", _rest),
-        _part(
-            Group.SERVICES,
-            "around each verification",
-            lambda row: None if (it := _rest(row)) is None else it * row["tokens_per_forward"],
-        ),
+    method = Column(
+        "ms for each token",
+        lambda line: f"SI, lookahead {it}" if (it := line["lookahead"]) else "non-SI",
     )
-    return markdown(lines, columns)
+    forwards = itemgetter("forward_ms_per_token")
+    parts: Mapping[Group, Mapping[str, Callable[[Row], float | None]]] = {
+        Group.LIBRARY: {"transformers": itemgetter("ms_per_token")},
+        Group.ENGINE: {"our engine: forwards": forwards, "around them": _rest},
+        Group.SERVICES: {
+            "the services: forwards": forwards,
+            "around them": _rest,
+            "around each verification": _rest_of_verification,
+        },
+    }
+    columns = (
+        _part(group, heading, part)
+        for group, own in parts.items()
+        if any(group in line for line in lines)
+        for heading, part in own.items()
+    )
+    return markdown(lines, (method, *columns))
 
 
 def _part(group: Group, heading: str, part: Callable[[Row], float | None]) -> Column:
     return Column(heading, lambda line: part(line[group]) if group in line else None, "{:.2f}")
+
+
+def _rest_of_verification(row: Row) -> float | None:
+    return None if (it := _rest(row)) is None else it * row["tokens_per_forward"]
 
 
 def _rest(row: Row) -> float | None:

@@ -17,6 +17,7 @@ from paceline_bench.report import write_json
 from paceline_bench.simulated_servers import SimulatedServers
 from paceline_bench.table import print_table
 from paceline_contract.limits import MOST_BRANCHES, MOST_WIDTH
+from paceline_contract.words import counted
 from paceline_local.options import PictureFile, ResultFile, read_options
 from paceline_local.screen import progress
 from paceline_protocol.draft_shape import Shape
@@ -205,5 +206,6 @@ def _conditions(settings: PlanSettings) -> str:
 
 
 def _label(job: ForecastJob) -> str:
+    ahead = ", drafting ahead" if job.drafts_ahead else ""
     trees = f", width {job.shape.width}" if job.shape.width > 1 else ""
-    return f"{job.strategy.value}, {job.target_count} target(s){trees}"
+    return f"{job.strategy.value}, {counted(job.target_count, 'target')}{ahead}{trees}"

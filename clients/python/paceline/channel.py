@@ -84,7 +84,8 @@ class Route:
                 raise InvalidFieldError.of(
                     "address",
                     f"{address} is not on this machine and there is no TLS: "
-                    "give TLS options, or allow plaintext with the option insecure",
+                    "give TLS options, or allow plaintext with the option insecure (on a command"
+                    " line --insecure)",
                 )
             return cls(address, None, options=tuple(options.items()), leads_to_one=leads_to_one)
         if tls.server_name:

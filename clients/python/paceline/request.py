@@ -22,6 +22,7 @@ __all__ = [
     "RuleName",
     "StrategyName",
     "build_request",
+    "option_of",
 ]
 
 # The words for type checkers and editors; the enums take the same words.
@@ -136,6 +137,8 @@ _WIRE_NAMES: Final = {
     "dispatch": "dispatch_policy",
     "stop": "stop_strings",
 }
+_OPTIONS: Final = {field: name for name, field in _WIRE_NAMES.items()}
+_PROMPTS: Final = frozenset({"text", "token_ids", "parts", "fill_in"})
 _LISTS: Final = frozenset({"ids", "stop", "resume_token_ids"})
 _SAMPLING: Final = frozenset(
     field.name for field in sampling_pb2.SamplingParameters.DESCRIPTOR.fields
@@ -176,6 +179,16 @@ def build_request(prompt: Prompt, options: GenerateOptions) -> orchestrator_pb.G
             target = request.sampling if name in _SAMPLING else request
             _assign(target, name, value)
     return request
+
+
+def option_of(field: str) -> str:
+    """Return the option that sets a field of the wire; the prompt's fields are `prompt`.
+
+    Args:
+        field: As an error names it, such as `sampling.top_k`.
+    """
+    name = field.removeprefix("sampling.").partition(".")[0].partition("[")[0]
+    return "prompt" if name in _PROMPTS else _OPTIONS.get(name, name)
 
 
 def _assign_parts(request: orchestrator_pb.GenerateRequest, parts: Sequence[object]) -> None:

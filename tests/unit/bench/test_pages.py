@@ -180,3 +180,13 @@ def test_what_is_told_of_a_benchmark_is_as_it_was_reviewed(name, request):
 
 def test_golden_pages_are_those_that_are_compared():
     assert {path.stem for path in GOLDEN.iterdir()} == {*PAGES}
+
+
+def test_what_was_not_measured_of_a_pair_has_no_column():
+    content = EXAMPLES["pair"]
+    services = [row for row in content["rows"] if row["group"] == "the services"]
+    told = pair.report({**content, "rows": services})
+    for heading in ("bare loop", "transformers", "our engine"):
+        assert heading in pair.report(content)
+        assert heading not in told
+    assert "the services: forwards" in told

@@ -80,8 +80,11 @@ def test_one_figure_can_be_had_as_svg(capsys, tmp_path):
 def test_a_plan_is_a_table_advice_a_picture_and_json(capsys, monkeypatch, tmp_path):
     picture, rows = tmp_path / "plan.svg", tmp_path / "plan.json"
     options = ("--gpus", "3", "--tokens", "10", "--repeats", "4")
-    code, out, _ = run(capsys, *VICUNA, *options, "--chart", str(picture), "--json", str(rows))
+    code, out, err = run(capsys, *VICUNA, *options, "--chart", str(picture), "--json", str(rows))
     assert code == 0
+    steps = [line.strip() for line in err.splitlines()[1:]]
+    assert len({*steps}) == len(steps) == 5
+    assert {"speculative, 1 target", "speculative, 1 target, drafting ahead"} < {*steps}
     assert out.startswith("target 37.7 ms, drafter 2.5 ms, acceptance 63%; 10 tokens")
     assert "DSI on 2 targets" in out
     assert "times as fast as plain decoding" in out

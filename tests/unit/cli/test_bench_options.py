@@ -148,7 +148,7 @@ def test_what_cannot_be_is_one_line(capsys, options, message):
 def test_texts_that_do_not_fit_the_models_are_refused_before_anything_is_started(capsys):
     assert main(["bench", "load", "--backend=transformers", "--prompt-tokens=961"]) != 0
     assert capsys.readouterr().err == (
-        "paceline: prompt_tokens: with 64 more exceeds the models' context of 1024\n"
+        "paceline: --prompt-tokens: with 64 more exceeds the models' context of 1024\n"
     )
 
 

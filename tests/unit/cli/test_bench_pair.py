@@ -92,7 +92,7 @@ def test_what_cannot_be_measured_is_one_line(pair, capsys, options, message):
 def test_models_that_do_not_fit_are_one_line(pair, tmp_path, capsys):
     other = build_model(tmp_path / "other", build_tokenizer(280), layer_count=1, seed=9)
     assert main(["bench", "pair", *pair, *QUICK, f"--drafter-model={other}"]) == 1
-    assert "drafter_model: has another tokenizer than the target" in capsys.readouterr().err
+    assert "--drafter-model: has another tokenizer than the target" in capsys.readouterr().err
 
 
 def test_random_weights_on_a_device_that_is_not_there_are_one_line(capsys):

@@ -157,7 +157,8 @@ def test_a_choice_has_a_short_word_and_a_long_one(capsys, fake, flag, word, fiel
         (["x", "--address", "nowhere"], "--address: must be HOST:PORT"),
         (["x", "--max-tokens"], "expected one argument"),
         (["def", "f():"], "unexpected argument 'f():'; quote an argument that has spaces"),
-        (["x", "--tls-key", "key.pem"], "tls_certificate and tls_key go together"),
+        (["x", "--regex", "a", "--schema", "f"], "give --regex or --schema, not both"),
+        (["x", "--tls-key", "key.pem"], "--tls-certificate and --tls-key go together"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_exit_code_2(capsys, arguments, words):
@@ -170,12 +171,12 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(capsys, arguments, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["x", "--temperature", "nan"], "temperature: must be finite"),
-        (["x", "--max-tokens", "-1"], "max_tokens"),
-        ([], "prompt: give one"),
-        (["x", "--file", "y"], "prompt: give one"),
-        (["--file", "/nowhere/at/all"], "prompt: cannot read it"),
-        (["--file", "/dev/zero"], "prompt: cannot read it: /dev/zero: is not a regular file"),
+        (["x", "--temperature", "nan"], "--temperature: must be finite"),
+        (["x", "--max-tokens", "-1"], "--max-tokens"),
+        ([], "PROMPT: give one"),
+        (["x", "--file", "y"], "PROMPT: give one"),
+        (["--file", "/nowhere/at/all"], "PROMPT: cannot read it"),
+        (["--file", "/dev/zero"], "PROMPT: cannot read it: /dev/zero: is not a regular file"),
         (["x", "--address", "example.com:1"], "no TLS"),
         (["x", "--tls-authority", "/nowhere/ca.pem"], "/nowhere/ca.pem: No such file"),
         (["x", "--address", "127.0.0.1:1"], "`paceline up` starts a system"),
@@ -189,10 +190,57 @@ def test_what_goes_wrong_later_is_one_line_and_exit_code_1(capsys, arguments, wo
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (errors.InvalidFieldError.of("target_count", "must be in [1, 64]"), "--targets: must be"),
+        (errors.InvalidFieldError.of("sampling.min_p", "must be in"), "--min-p: must be in"),
+        (errors.InvalidFieldError.of("text", "must not be empty"), "PROMPT: must not be empty"),
+        (errors.InvalidFieldError.of("token_ids.ids[2]", "no"), "PROMPT: no"),
+        (errors.InvalidFieldError.of("sampling.grammar", "no"), "--schema or --regex: no"),
+        (errors.InvalidFieldError.of("predicted_text", "no"), "--prediction: no"),
+        (errors.InvalidFieldError.of("telepathy", "no"), "telepathy: no"),
+        (
+            errors.InvalidFieldError(
+                "stop_strings[0]: no; lookahead: never",
+                violations=(
+                    errors.FieldViolation("stop_strings[0]", "no"),
+                    errors.FieldViolation("lookahead", "never"),
+                ),
+            ),
+            "--stop: no; --lookahead: never",
+        ),
+        (
+            errors.TokenizerMismatchError("every drafter has another tokenizer than the target"),
+            "every drafter has another tokenizer than the target\n--drafter max-gram drafts",
+        ),
+    ],
+)
+def test_what_a_server_refuses_is_told_with_the_options_that_were_given(capsys, fake, error, words):
+    fake.refusal = error
+    code, _, err = run(capsys, "generate", "x", "--address", fake.address)
+    assert code == 1
+    assert err.startswith(f"paceline: {words}")
+
+
 def test_an_error_of_the_server_is_one_line(capsys, fake):
     fake.script = [Leg(error=errors.InvalidFieldError.of("top_p", "must be in\n\x1b[2J(0, 1]"))]
     code, _, err = run(capsys, "generate", "x", "--address", fake.address)
-    assert (code, err) == (1, "paceline: top_p: must be in\\n\\x1b[2J(0, 1]\n")
+    assert (code, err) == (1, "paceline: --top-p: must be in\\n\\x1b[2J(0, 1]\n")
+
+
+def test_a_broken_generation_says_how_far_it_came_on_lines_of_its_own(capsys, fake):
+    fake.script = [Leg(chunks=2, error=errors.InternalError("no more"))]
+    command = ("generate", "x", "--address", fake.address, "--resume-attempts", "0")
+    code, out, err = run(capsys, *command)
+    assert (code, out) == (1, "3 4 ")
+    assert err == (
+        "\nbroken after 2 tokens · seed 7 · the same command with --seed 7 writes the same text"
+        " from its beginning\npaceline: no more\n"
+    )
+    fake.script = [Leg(chunks=1, error=errors.InternalError("no more"))]
+    _, _, err = run(capsys, *command, "--rule", "rejection")
+    assert err == "\nbroken after 1 token · seed 7\npaceline: no more\n"
 
 
 @pytest.fixture

@@ -368,6 +368,8 @@ def test_a_narrow_terminal_cuts_off_the_last_columns():
     assert "waiting" in narrow[-4]
     assert "memory" not in narrow[-4]
     assert max(map(len, narrow)) <= 60
+    assert "this terminal 60: columns on the right are cut off" in " ".join(narrow)
+    assert "cut off" not in " ".join(wide)
 
 
 def test_what_servers_say_cannot_move_the_cursor():

@@ -1,9 +1,11 @@
 """`paceline up`: which servers it would start, by its options and its models."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from paceline_cli.__main__ import main
-from paceline_cli.up import UpSettings, _config
+from paceline_cli.up import UpSettings, _config, _print_system
 from paceline_local.server import LocalServer
 from paceline_local.system import reachable
 from unit.cli.conftest import run
@@ -85,7 +87,7 @@ def test_what_cannot_be_a_model_is_refused_before_a_process_is_started(
 def test_up_says_where_a_drafter_that_is_asked_for_would_come_from(capsys, one_model):
     code, _, err = run(capsys, "up", "--models", str(one_model), "--drafters", "1")
     assert code == 1
-    assert err == f"paceline: drafters: {one_model} has no drafter: give --drafter-model\n"
+    assert err == f"paceline: --drafters: {one_model} has no drafter: give --drafter-model\n"
 
 
 def test_a_command_for_the_bundled_models_names_the_one_that_serves_one_model(capsys, one_model):
@@ -99,6 +101,23 @@ def test_up_takes_plaintext_to_other_machines_if_it_is_said_aloud():
     settings = UpSettings(backend="simulated", listen="0.0.0.0:6000", insecure=True)
     assert "--insecure" in _config(settings).orchestrator_arguments
     assert reachable(settings.listen) == "127.0.0.1:6000"
+
+
+def test_where_keys_are_asked_for_the_commands_that_are_shown_have_them(capsys):
+    gateway = SimpleNamespace(address="127.0.0.1:8000")
+    system = SimpleNamespace(servers=(), not_used={}, drafters=("one",), gateway=gateway)
+    _print_system(system, "127.0.0.1:50050", UpSettings(backend="simulated"))
+    assert "KEY" not in capsys.readouterr().out.upper()
+    locked = UpSettings(
+        backend="simulated",
+        orchestrator_option=("api-keys=keys.yaml",),
+        gateway_option=("api-keys=keys.yaml",),
+    )
+    _print_system(system, "127.0.0.1:50050", locked)
+    out = capsys.readouterr().out
+    assert "paceline generate --api-key-file FILE 'def" in out
+    assert "paceline top --api-key-file FILE\n" in out
+    assert "/v1/models -H 'authorization: Bearer KEY'\n" in out
 
 
 def test_up_hands_an_adapter_to_its_targets_alone():

@@ -70,6 +70,8 @@ def test_whatever_takes_several_values_keeps_all_that_are_given():
     [
         (["--drain-second=3"], {}, "unknown option --drain-second; did you mean --drain-seconds?"),
         (["--drain=3"], {}, "unknown option --drain"),
+        (["--foo"], {}, "test: unknown option --foo$"),
+        ([], {"PACELINE_FOO": "x"}, "test: unknown variable PACELINE_FOO$"),
         (
             [],
             {"PACELINE_LOG_LEVLE": "x"},
@@ -84,13 +86,13 @@ def test_whatever_takes_several_values_keeps_all_that_are_given():
         (["--listen=unix:///"], {}, "--listen: must be HOST:PORT"),
         (["--metrics-listen=unix:/tmp/x"], {}, "--metrics-listen: must be HOST:PORT"),
         (["--config=/does/not/exist"], {}, "/does/not/exist: "),
-        (["--tls-key=key.pem"], {}, "tls_certificate and tls_key go together"),
+        (["--tls-key=key.pem"], {}, "--tls-certificate and --tls-key go together"),
         (["--peer-roles=spiffe://a/b=client"], {}, "peer_roles needs tls_client_authority"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_a_wrong_setting_is_named_in_one_line(capsys, arguments, environment, said):
-    assert said in refusal(capsys, *arguments, environment=environment)
+    assert said in refusal(capsys, *arguments, environment=environment) + "$"
 
 
 @pytest.mark.parametrize(
