@@ -22,7 +22,11 @@ class Server(SimpleNamespace):
 @virtually
 async def test_a_refusal_from_before_a_verdict_does_not_count():
     told: list[Exception] = []
-    timer, one, other = ShortageTimer(told.append, find_reason=AssertionError), Server(name="one"), Server(name="other")
+    timer, one, other = (
+        ShortageTimer(told.append, find_reason=AssertionError),
+        Server(name="one"),
+        Server(name="other"),
+    )
     timer.note_refusal(other, FULL, targets=[one, other])
     timer.note_verdict()
     timer.note_refusal(one, FULL, targets=[one, other])
