@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from contextlib import asynccontextmanager, closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import (
+    ConnectionLostError,
     ContextLengthExceededError,
     DrainingError,
     InvalidFieldError,
@@ -24,7 +26,7 @@ from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.questions import Question
 from paceline_orchestrator.fleet.wire import fetch_chat_template
 from paceline_orchestrator.front.awaited_model import AwaitedModel
-from paceline_orchestrator.front.detokenizer import whole_text
+from paceline_orchestrator.front.detokenizer import whole_text, work_size
 from paceline_orchestrator.front.generation import Generation
 from paceline_orchestrator.front.identity import lane_of, share_of
 from paceline_orchestrator.front.order_maker import OrderMaker
@@ -260,7 +262,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                 self._template_question.note_answer(target)
             except PacelineError as error:
                 _log.warning("%s does not tell its chat template: %s", target.name, error.message)
-                self._template_question.note_failure(target)
+                if not isinstance(error, ConnectionLostError):  # else its health tells
+                    self._template_question.note_failure(target)
                 could_have_it = True
             else:
                 self._template_question.note_answer(target)
@@ -319,7 +322,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             raise InvalidFieldError.of("token_ids", f"must be in [0, {model.vocabulary_size})")
         text = await self._texts.run(
             lambda: whole_text(codec, token_ids),
-            size=len(token_ids),
+            size=work_size(codec, len(token_ids)),
             share=share_of(context, current_caller()),
             field="token_ids",
         )
