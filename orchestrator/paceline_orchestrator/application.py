@@ -6,8 +6,7 @@ import asyncio
 import logging
 import random
 import secrets
-import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import NoTargetError, PacelineError
@@ -20,6 +19,7 @@ from paceline_orchestrator.fleet.discovery import StaticDiscovery
 from paceline_orchestrator.fleet.discovery.dns import DnsDiscovery
 from paceline_orchestrator.fleet.discovery.metrics import DiscoveryMetrics, WatchMetrics
 from paceline_orchestrator.fleet.pool import ServerPool
+from paceline_orchestrator.fleet.questions import Question
 from paceline_orchestrator.fleet.server_metrics import count_servers
 from paceline_orchestrator.fleet.wire import TokenizerRefusedError
 from paceline_orchestrator.front.servicer import OrchestratorServicer
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from paceline_serving.lifecycle import ServerProcess
 
 _log = logging.getLogger(__name__)
-
-_RETRY_SECONDS = 0.5
 
 
 class OrchestratorApplication:
@@ -99,6 +97,7 @@ class OrchestratorApplication:
         count_servers(registry, self.pool)
         self._opener = SessionOpener()
         self._codecs = Codecs()
+        self._tokenizer_question = Question()
         demand = DemandMeter(self.pool, lookahead=settings.verifier_lookahead)
         self._replica_id = secrets.randbits(53)
         self._peers = self._find_peers(settings.peers)
@@ -214,7 +213,9 @@ class OrchestratorApplication:
                     ready.set()
                 if ready.is_set():
                     await self._process.set_serving(model is not None)
-                await changed.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._tokenizer_question.next_in_seconds):
+                        await changed.wait()
 
     def _warn_of_bigrams(self, model: ModelFacts) -> None:
         if not self._settings.text_rules().fit(model.vocabulary_size):
@@ -243,14 +244,19 @@ class OrchestratorApplication:
         """
         self._codecs.forget_all_but(self.pool.servers)
         while True:
-            asked_at = time.monotonic()
             try:
                 model = self.pool.model()
             except NoTargetError:
                 return None
-            target = self._codecs.choose(self.pool.targets_with_tokenizer_of(model))
+            question = self._tokenizer_question
+            named = self.pool.targets_with_tokenizer_of(model)
+            target = self._codecs.choose([it for it in named if question.may_be_put_to(it)])
             if target is None:  # until a server changes: what was refused stays refused
-                could_have_it = self.pool.targets_with_tokenizer_of(model, with_paused=True)
+                could_have_it = [
+                    it
+                    for it in self.pool.targets_with_tokenizer_of(model, with_paused=True)
+                    if question.is_still_open(it)
+                ]
                 is_known = self._codecs.conclude(model.tokenizer_fingerprint, could_have_it)
                 return model if is_known else None
             try:
@@ -259,6 +265,6 @@ class OrchestratorApplication:
                 _log.error("not fetched again from this server: %s", error.message)
             except PacelineError as error:
                 _log.warning("no tokenizer yet: %s", error.message)
-                # Another target has it, or this one later.
-                self.pool.report_failure(target, error, asked_at=asked_at)
-                await asyncio.sleep(_RETRY_SECONDS)
+                question.note_failure(target)  # another target has it, or this one later
+            else:
+                question.note_answer(target)

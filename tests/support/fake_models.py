@@ -122,6 +122,8 @@ class FakeModelServer:
         tokenizer: What GetTokenizer streams; None for a model without one.
         fim_token_ids: Its tokens for a gap between two texts.
         chat_template: What GetChatTemplate answers; None for a model without one.
+        question_error: What GetTokenizer and GetChatTemplate answer, while it is set.
+        question_count: How often they were asked while it was set.
         faults: For the next calls, one each: "" for none, "fail", "hang", "lose_session",
             "lose_tokens", "tamper", "overload", "wrong_answer". A call that hangs is never
             answered, and its server does not say that it has it.
@@ -175,6 +177,8 @@ class FakeModelServer:
     faults: deque[str] = field(default_factory=deque)
     distort: Callable[[Any], None] = lambda _: None
     open_error: errors.PacelineError | None = None
+    question_error: errors.PacelineError | None = None
+    question_count: int = 0
     is_loading: bool = False
     opens: asyncio.Event = field(default_factory=asyncio.Event)
     answers: asyncio.Event = field(default_factory=asyncio.Event)
@@ -354,6 +358,12 @@ class FakeModelServer:
             if self.live.get(call.session_id) == call.sequence:
                 del self.live[call.session_id]
 
+    def refuse_questions(self) -> None:
+        """Raise the error that questions about the model shall be answered with, if one is set."""
+        if self.question_error is not None:
+            self.question_count += 1
+            raise self.question_error
+
     def next_fault(self, session_id: str) -> str:
         """Do to a session what goes wrong next: at the start of a call, or in mid-stream."""
         fault = self.faults.popleft() if self.faults else ""
@@ -474,6 +484,7 @@ class _Model(model_service_pb2_grpc.ModelServiceServicer):
         return fake.info()
 
     async def GetTokenizer(self, request, context):  # noqa: N802
+        self._fake.refuse_questions()
         if self._fake.tokenizer is None:
             raise errors.UnsupportedError("no tokenizer")
         half = len(self._fake.tokenizer) // 2
@@ -485,6 +496,7 @@ class _Model(model_service_pb2_grpc.ModelServiceServicer):
         yield model_service_pb2.GetTokenizerResponse(data=self._fake.tokenizer[half:])
 
     async def GetChatTemplate(self, request, context):  # noqa: N802
+        self._fake.refuse_questions()
         if self._fake.chat_template is None:
             raise errors.UnsupportedError("no chat template")
         return model_service_pb2.GetChatTemplateResponse(chat_template=self._fake.chat_template)

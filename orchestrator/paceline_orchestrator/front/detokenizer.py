@@ -57,6 +57,8 @@ _CONTEXT_UNITS = 8
 _MOST_LOOKED_AT = 256
 # So many tokens are decoded at once: about a millisecond, in which no other thread runs.
 _TOKENS_AT_ONCE = 512
+# Where the decoder is asked what is certain, a token takes 30 to 100 microseconds.
+_PROBED_FACTOR = 16
 
 
 class Detokenizer(Protocol):
@@ -97,6 +99,12 @@ def whole_text(codec: Codec, token_ids: Sequence[int]) -> str:
     """
     detokenizer = make_detokenizer(codec.with_names())
     return detokenizer.push_many(token_ids) + detokenizer.finish()
+
+
+def work_size(codec: Codec | None, token_count: int) -> int:
+    """Return for `TextWorkers` how much work the text of tokens is: as many of most tokenizers."""
+    is_probed = codec is not None and codec.has_byte_letters and not codec.is_byte_level
+    return token_count * (_PROBED_FACTOR if is_probed else 1)
 
 
 class _OpenTokens:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import NoTargetError, UnsupportedError
 from paceline_orchestrator.fleet import shortage
+from paceline_orchestrator.front.detokenizer import work_size
 from paceline_orchestrator.front.order import Order
 from paceline_orchestrator.front.prompts import encode_prompt, prompt_size
 from paceline_orchestrator.front.request_validation import (
@@ -93,7 +94,10 @@ class OrderMaker:
         resumed = tuple(request.resume_token_ids)
         options = read_options(request)
         await self._texts.run(
-            lambda: text.resume(resumed), size=len(resumed), share=share, field="resume_token_ids"
+            lambda: text.resume(resumed),
+            size=work_size(codec, len(resumed)),
+            share=share,
+            field="resume_token_ids",
         )
         plan = self._planning.plan(
             options.wish,

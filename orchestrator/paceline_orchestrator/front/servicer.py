@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from contextlib import asynccontextmanager, closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import (
+    ConnectionLostError,
     ContextLengthExceededError,
     DrainingError,
     InvalidFieldError,
@@ -21,9 +23,10 @@ from paceline_contract.limits import LEAST_MESSAGE_BYTES, most_request_bytes
 from paceline_orchestrator.decoding.deadline import Deadline
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.discovery import Role
+from paceline_orchestrator.fleet.questions import Question
 from paceline_orchestrator.fleet.wire import fetch_chat_template
 from paceline_orchestrator.front.awaited_model import AwaitedModel
-from paceline_orchestrator.front.detokenizer import whole_text
+from paceline_orchestrator.front.detokenizer import whole_text, work_size
 from paceline_orchestrator.front.generation import Generation
 from paceline_orchestrator.front.identity import lane_of, share_of
 from paceline_orchestrator.front.order_maker import OrderMaker
@@ -51,6 +54,8 @@ if TYPE_CHECKING:
     from paceline_orchestrator.scaling.demand import DemandMeter
     from paceline_orchestrator.settings import OrchestratorSettings
     from paceline_serving.keys import Caller
+
+_log = logging.getLogger(__name__)
 
 _DRAINING = "this orchestrator is shutting down"
 
@@ -83,6 +88,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self._pool = pool
         self._opener = opener
         self._codecs = codecs
+        self._template_question = Question()
         self._planning = planning
         self._demand = demand
         self._metrics = metrics
@@ -246,15 +252,21 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         model = self._pool.model()
         has_none, could_have_it = "", self._pool.has_target_away(model)
         for target in self._pool.targets(model):
-            asked_at = time.monotonic()
+            if not self._template_question.may_be_put_to(target):
+                could_have_it = True
+                continue
             try:
                 template = await fetch_chat_template(target.models)
             except UnsupportedError as error:
                 has_none = error.message  # or is too old to know the question: another may have it
+                self._template_question.note_answer(target)
             except PacelineError as error:
-                self._pool.report_failure(target, error, asked_at=asked_at)
+                _log.warning("%s does not tell its chat template: %s", target.name, error.message)
+                if not isinstance(error, ConnectionLostError):  # else its health tells
+                    self._template_question.note_failure(target)
                 could_have_it = True
             else:
+                self._template_question.note_answer(target)
                 return pb.GetSystemChatTemplateResponse(
                     model_fingerprint=model.fingerprint, chat_template=template
                 )
@@ -312,7 +324,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             raise InvalidFieldError.of("token_ids", f"must be in [0, {model.vocabulary_size})")
         text = await self._texts.run(
             lambda: whole_text(codec, token_ids),
-            size=len(token_ids),
+            size=work_size(codec, len(token_ids)),
             share=share_of(context, current_caller()),
             field="token_ids",
         )

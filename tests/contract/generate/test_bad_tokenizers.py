@@ -14,7 +14,6 @@ from paceline import errors
 from paceline.status import decode
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
-from paceline_orchestrator import application
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.settings import OrchestratorSettings
 from support.fake_models import FakeModelServer, serving
@@ -52,7 +51,6 @@ async def test_a_text_that_the_tokenizer_gives_up_on_is_refused_by_name(length):
 
 
 async def test_a_damaged_tokenizer_is_fetched_once_and_requests_are_told_why(monkeypatch, caplog):
-    monkeypatch.setattr(application, "_RETRY_SECONDS", 0.0)
     monkeypatch.setattr(shortage, "WAIT_SECONDS", 0.5)
     (target,) = targets(1, tokenizer=b"{}")
     async with serving(target):

@@ -7,9 +7,16 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from tokenizers import Tokenizer, decoders
 
 from paceline.errors import InvalidFieldError, OverloadedError
+from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_orchestrator.front import servicer
+from paceline_orchestrator.front.text import StreamedText
 from paceline_orchestrator.front.text_workers import TextWorkers
+from support.fake_models import FakeModelServer
+from support.fake_text import byte_tokenizer
+from support.orchestrating import orchestrating
 from support.waiting import until
 
 LONG = 100_000
@@ -117,3 +124,31 @@ async def test_a_thread_outlives_a_panic():
 
 class PanicException(BaseException):
     pass
+
+
+@pytest.mark.parametrize("is_probed", [True, False])
+async def test_a_text_that_is_found_by_asking_the_decoder_is_long_at_fewer_tokens(
+    is_probed, monkeypatch
+):
+    threads: list[threading.Thread] = []
+
+    def noting_threads(work):
+        def work_and_note(*arguments):
+            threads.append(threading.current_thread())
+            return work(*arguments)
+
+        return work_and_note
+
+    monkeypatch.setattr(servicer, "whole_text", noting_threads(servicer.whole_text))
+    monkeypatch.setattr(StreamedText, "resume", noting_threads(StreamedText.resume))
+    tokenizer = Tokenizer.from_str(byte_tokenizer().to_str())
+    if is_probed:
+        steps = [decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]
+        tokenizer.decoder = decoders.Sequence(steps)
+    target = FakeModelServer("target", tokenizer=tokenizer.to_str().encode(), context_length=2000)
+    async with orchestrating(targets=[target]) as system:
+        for count in (20, 200):
+            await system.stub.Detokenize(pb.DetokenizeRequest(token_ids=[65] * count))
+            await system.generate(max_tokens=300, resume_token_ids=[65] * count)
+    here = threading.current_thread()
+    assert [it is here for it in threads] == [True, True, *[not is_probed] * 2]
