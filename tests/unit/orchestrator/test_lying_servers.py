@@ -709,7 +709,7 @@ async def test_no_health_stream_keeps_the_orchestrator_busy(watch):
 @virtually
 async def test_a_dead_server_is_connected_to_now_and_then():
     dead = Talker("target", name="target-0")
-    async with beside_an_honest_target(dead) as system:
+    async with beside_an_honest_target(dead):
         await dead.kill()
         await asyncio.sleep(60)
         assert 10 < dead.link.watch_count < 30
