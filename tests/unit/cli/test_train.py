@@ -189,7 +189,7 @@ def test_a_model_that_is_there_is_not_written_over(tiny_pair, text, tmp_path, ca
     assert train("streams", tiny_pair, text, tmp_path / "out", "--fine-tune", model) == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
-    assert "fine_tune" in lines[0]
+    assert "--fine-tune" in lines[0]
     assert "exists already" in lines[0]
     assert not (tmp_path / "out").exists()
 
