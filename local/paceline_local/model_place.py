@@ -39,7 +39,10 @@ def check_model(model: str) -> None:
     Raises:
         InvalidFieldError: It is no model.
     """
-    path = Path(model).expanduser()
+    try:
+        path = Path(model).expanduser()
+    except RuntimeError:  # it knows no such user
+        raise InvalidFieldError(f"{model}: there is no such user: {_TAKES}") from None
     if path.is_file():
         with path.open("rb") as file:
             if file.read(4) not in _BEGINNINGS:

@@ -118,7 +118,7 @@ class AssignedServers:
     @property
     def verdict(self) -> PacelineError | None:
         """What the request ends with, if targets fail for its own fault; None: not known."""
-        return self._candidates.verdict
+        return self._candidates.verdict(self.target_servers)
 
     @property
     def shortage(self) -> PacelineError:
@@ -178,7 +178,7 @@ class AssignedServers:
 
     def note_final(self, length: int) -> None:
         """Take notice of how many tokens are final."""
-        if self._candidates.doubts.exist:
+        if self._candidates.doubts.has_any:
             self._candidates.doubts.note_final(length, targets=self.target_servers)
 
     def vacate(

@@ -17,7 +17,7 @@ from paceline.errors import (
     UnsupportedError,
 )
 from paceline_contract.calls import VerificationRule
-from paceline_orchestrator.decoding.doubts import Doubts, is_doubtful
+from paceline_orchestrator.decoding.doubts import SOON_SECONDS, Doubts, is_doubtful
 from paceline_orchestrator.decoding.statistics import Fallback
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.fitting import fits
@@ -114,12 +114,15 @@ class Candidates:
             if it.facts and fits(it.facts, self.model) and self._suits(it.facts, Role.TARGET)
         )
 
-    @property
-    def verdict(self) -> PacelineError | None:
-        """What the request ends with, if targets fail for its own fault; None: not known."""
-        if not self.doubts.exist:
+    def verdict(self, targets: Collection[ModelServer]) -> PacelineError | None:
+        """Return what the request ends with, if targets fail for its own fault; None: not known.
+
+        Args:
+            targets: Those that work on it.
+        """
+        if not self.doubts.has_any:
             return None
-        return self.doubts.verdict(self.not_among((), role=Role.TARGET))
+        return self.doubts.verdict((*targets, *self.not_among((), role=Role.TARGET)))
 
     def note_opening(self, server: ModelServer) -> None:
         """Note that a session is being opened at a server for the request."""
@@ -163,7 +166,7 @@ class Candidates:
             return Fallback.DEADLINE, pause_seconds
         if is_doubtful(error):
             self.doubts.add(server, error, asked_at=asked_at, reach=reach)
-            return _LOST[server.role], None
+            return _LOST[server.role], SOON_SECONDS
         self.doubts.note_other(server)
         self._pool.report_failure(server, error, asked_at=asked_at)
         is_late = isinstance(error, DeadlineError)

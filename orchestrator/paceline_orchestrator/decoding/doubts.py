@@ -7,17 +7,19 @@ request would take all targets away from everybody. So no server pauses before t
 - It is asked for a token of another text (see `Pauses.examine`). A server that has none is broken:
   it pauses, and its failure does not count against the request.
 - Other targets get past the place at which it failed: they could do it, so it pauses.
-- Three times targets have failed the request that compute a token for others, nothing of its text
-  became final in between, and no target is left that has not failed: it is the request's fault, and
-  the request ends. It ends at the latest after sixteen times.
+- Three times targets have failed the request that compute a token for others, its text did not get
+  past the places, and no target is left that has not failed: it is the request's fault, and the
+  request ends. It ends at the latest after sixteen times.
 
 Meanwhile other servers work on the request. One that failed it is asked again only where no other
-is at work on it. A request does without drafters, so it never ends for a drafter's failures: it
-leaves a drafter alone that has failed it twice.
+is at work on it, and not while it is asked for that token, unless it is too busy to answer soon. A
+request does without drafters, so it never ends for a drafter's failures: it leaves a drafter alone
+that has failed it twice.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 _LEAST_FAILURES_OF_TARGETS = 3
 _MOST_FAILURES_OF_TARGETS = 16
 _MOST_FAILURES_OF_A_DRAFTER = 2
+# So long a request waits for a server's token before it asks that server again.
+SOON_SECONDS = 1.0
 
 
 def is_doubtful(error: PacelineError) -> bool:
@@ -52,6 +56,7 @@ class _Doubt:
     asked_at: float
     reach: int
     examination: asyncio.Task[bool]
+    noticed_at: float
 
     @property
     def words(self) -> str:
@@ -60,7 +65,9 @@ class _Doubt:
 
     @property
     def is_open(self) -> bool:
-        return not self.examination.done()
+        """Whether its server is being asked, and may answer soon."""
+        is_recent = time.monotonic() - self.noticed_at < SOON_SECONDS
+        return is_recent and not self.examination.done()
 
     @property
     def is_well(self) -> bool:
@@ -93,7 +100,7 @@ class Doubts:
             reach: How long the request's text is with all tokens that it was about.
         """
         examination = self._pool.examine(server, error)
-        doubt = _Doubt(server, error, asked_at, reach, examination)
+        doubt = _Doubt(server, error, asked_at, reach, examination, noticed_at=time.monotonic())
         self._doubts.append(doubt)
         if server.role is Role.TARGET:
             self._latest = doubt
@@ -120,7 +127,7 @@ class Doubts:
         return fresh + [it for it in servers if it not in fresh and self._may_be_asked_again(it)]
 
     @property
-    def exist(self) -> bool:
+    def has_any(self) -> bool:
         """Whether there are any."""
         return bool(self._doubts)
 
@@ -132,9 +139,8 @@ class Doubts:
         """
         counted = [it for it in self._doubts if it.server.role is Role.TARGET and it.is_well]
         others_can_try = any(not self._about(it) for it in targets)
-        if len(counted) < (
-            _MOST_FAILURES_OF_TARGETS if others_can_try else _LEAST_FAILURES_OF_TARGETS
-        ):
+        most = _MOST_FAILURES_OF_TARGETS if others_can_try else _LEAST_FAILURES_OF_TARGETS
+        if len(counted) < most:
             return None
         return InternalError(f"targets fail at this request: {counted[-1].words}")
 

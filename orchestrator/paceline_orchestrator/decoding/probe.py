@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from paceline.errors import PacelineError
+from paceline.errors import CacheExhaustedError, OverloadedError, PacelineError
 from paceline_contract.calls import DraftOptions
 from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding.deadline import Deadline
@@ -16,6 +16,7 @@ from paceline_orchestrator.decoding.exchange import SessionSpec
 from paceline_orchestrator.decoding.session import RemoteSession
 from paceline_orchestrator.decoding.session_opener import SessionOpener
 from paceline_orchestrator.fleet.discovery import Role
+from paceline_orchestrator.fleet.pauses import Probed
 
 if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
@@ -27,8 +28,8 @@ _PROBE_SECONDS = 60.0
 _TOKENS = (0,)
 
 
-async def answers(server: ModelServer) -> bool:
-    """Ask a server for one token, and tell whether it came."""
+async def answers(server: ModelServer) -> Probed:
+    """Ask a server for one token, and tell what came of it."""
     assert server.facts is not None, "a server that was called has said what it is"
     spec = SessionSpec(
         fingerprint=server.facts.fingerprint,
@@ -46,13 +47,15 @@ async def answers(server: ModelServer) -> bool:
         )
         try:
             await _compute_a_token(session)
+        except (CacheExhaustedError, OverloadedError):
+            return Probed.NO_ROOM
         except PacelineError:
-            return False
+            return Probed.NOTHING
         except Exception:  # noqa: BLE001 - the pool must not end with it
             _log.exception("%s could not be probed", server.name)
-            return False
+            return Probed.NOTHING
         else:
-            return True
+            return Probed.TOKEN
         finally:
             session.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConnectionLostError, PacelineError
@@ -34,6 +35,14 @@ def status_of(error: PacelineError) -> str:
     return error.reason
 
 
+class Probed(Enum):
+    """What came of asking a server for a token."""
+
+    TOKEN = auto()
+    NO_ROOM = auto()
+    NOTHING = auto()
+
+
 class Pauses:
     """Takes servers out after failures, and lets them come back: after a time, or when they answer.
 
@@ -46,7 +55,7 @@ class Pauses:
 
     Args:
         tasks: Probes run here.
-        answers: Asks a server for a token, and tells whether it came.
+        answers: Asks a server for a token, and tells what came of it.
         tell: Told of each server whose pause has begun or ended.
     """
 
@@ -54,7 +63,7 @@ class Pauses:
         self,
         tasks: asyncio.TaskGroup,
         *,
-        answers: Callable[[ModelServer], Awaitable[bool]],
+        answers: Callable[[ModelServer], Awaitable[Probed]],
         tell: Callable[[ModelServer], None],
     ) -> None:
         self._tasks = tasks
@@ -94,11 +103,11 @@ class Pauses:
     def examine(self, server: ModelServer, error: PacelineError) -> asyncio.Task[bool]:
         """Ask a server for a token after a failure that may be a request's own fault.
 
-        Without the token it is out for a while, as after any failure. It is asked by one at a time,
-        however many requests fail there.
+        Without the token it is out for a while, as after any failure. One that has no room for the
+        question works for others. It is asked by one at a time, however many requests fail there.
 
         Returns:
-            Whether the token came.
+            Whether it works for others.
         """
         examination = self._examinations.get(server)
         if examination is None:
@@ -140,7 +149,7 @@ class Pauses:
 
     async def _examine(self, server: ModelServer, error: PacelineError) -> bool:
         asked_at = time.monotonic()
-        is_well = await self._answers(server)
+        is_well = await self._answers(server) is not Probed.NOTHING
         if not is_well:
             self.after_failure(server, error, asked_at=asked_at)
         return is_well
@@ -148,7 +157,7 @@ class Pauses:
     async def _probe(self, server: ModelServer) -> None:
         first, later = _PROBE_PAUSES_SECONDS
         for pause_seconds in itertools.chain((0.0, first), itertools.repeat(later)):
-            if await self._answers(server):
+            if await self._answers(server) is Probed.TOKEN:
                 break
             self._take_out(server, SILENT)
             await asyncio.sleep(pause_seconds)

@@ -23,7 +23,7 @@ from paceline_orchestrator.fleet.familiarity import Familiarity
 from paceline_orchestrator.fleet.fitting import drafter_obstacle, fits
 from paceline_orchestrator.fleet.health_watch import HealthWatch
 from paceline_orchestrator.fleet.listeners import Listeners
-from paceline_orchestrator.fleet.pauses import Pauses
+from paceline_orchestrator.fleet.pauses import Pauses, Probed
 from paceline_orchestrator.fleet.served_model import ServedModel
 from paceline_orchestrator.fleet.server import REMOVED, ModelServer, ServerLoad
 from paceline_orchestrator.fleet.silence import SilenceWatch
@@ -78,7 +78,7 @@ class ServerPool:
         discovery: Discovery,
         *,
         open_channel: Callable[[Endpoint], grpc.aio.Channel],
-        probe: Callable[[ModelServer], Awaitable[bool]],
+        probe: Callable[[ModelServer], Awaitable[Probed]],
         draw_lot: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._discovery = discovery
@@ -134,7 +134,7 @@ class ServerPool:
         """Return a model with what any of its targets can do, also one that may be back soon."""
         return self._served.with_those_away(model)
 
-    def silent_target(self) -> str:
+    def silent_target(self) -> str | None:
         """Name a target that may be ready soon and has not said what it has; see ServedModel."""
         return self._served.silent_target()
 

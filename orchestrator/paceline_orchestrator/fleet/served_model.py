@@ -79,13 +79,13 @@ class ServedModel:
         known = (it.with_lora(model.lora) for it in counted if it and fits(it, model))
         return commonest_model(known) or model
 
-    def silent_target(self) -> str:
+    def silent_target(self) -> str | None:
         """Return the name of a target that may be ready soon and has not said what it has, if any.
 
         None of what it can do is known, so no request is refused for good until it has said so.
         """
         silent = (it.name for it in self._listed if it.facts is None and it.may_be_back_soon)
-        return next(silent, "")
+        return next(silent, None)
 
     def lora_adapters(self) -> Mapping[str, str]:
         """Return the model's fingerprint with each LoRA adapter that it has, also if it is away."""

@@ -90,7 +90,11 @@ class AwaitedModel:
         try:
             yield
         except (ContextLengthExceededError, UnsupportedError) as error:
-            if name := self._pool.silent_target():
+            # A client that hears of its `max_tokens` asks for less at once: the ready targets serve
+            # it.
+            is_about_limit = any(it.field == "max_tokens" for it in error.violations)
+            name = None if is_about_limit else self._pool.silent_target()
+            if name is not None:
                 raise NoTargetError(
                     f"{name} has not said yet what it can do, and no other target can do this"
                     f" ({error.message})",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from paceline.errors import NoTargetError, UnsupportedError
+from paceline.errors import ContextLengthExceededError, NoTargetError, UnsupportedError
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.front.detokenizer import work_size
 from paceline_orchestrator.front.order import Order
@@ -12,6 +13,7 @@ from paceline_orchestrator.front.prompts import encode_prompt, prompt_size
 from paceline_orchestrator.front.request_validation import (
     allowed_tokens,
     check_lengths,
+    check_rule,
     check_tokens,
     seed_of,
 )
@@ -77,8 +79,8 @@ class OrderMaker:
         call = tracing.current()
         request_id = request.request_id or (call.request_id if call else "")
         model = await self._model.wait(deadline, lora=request.lora)
-        # How long an answer may be does not depend on which targets are away: a request that needs
-        # one of them waits for it, and a resumed one does not end before the unbroken one would.
+        check_rule(request)
+        # A request that needs the room of a target that is away waits for it.
         able = self._model.with_those_away(model)
         with self._model.refusing_for_good():
             check_lengths(request, able)
@@ -88,7 +90,7 @@ class OrderMaker:
         prompt = await self._tokenise(request, codec, model, share=share)
         with self._model.refusing_for_good():
             self._check_tokens(request, model, prompt=prompt)
-            max_tokens = allowed_tokens(request, able, prompt_length=len(prompt))
+            max_tokens = _limit_of(request, model, able, prompt_length=len(prompt))
         predicted = await self._tokenise_prediction(request, codec, share=share)
         text = StreamedText(codec, request.stop_strings, prompt=prompt)
         resumed = tuple(request.resume_token_ids)
@@ -171,3 +173,27 @@ class OrderMaker:
             share=share,
             field="predicted_text",
         )
+
+
+def _limit_of(
+    request: pb.GenerateRequest, model: ModelFacts, able: ModelFacts, *, prompt_length: int
+) -> int:
+    """Return how many tokens a request may generate, resumed ones included.
+
+    Where it says nothing, a new request gets what the ready targets have room for, if that is
+    anything. A resumed one gets what its targets had, so that it does not end before the unbroken
+    one would.
+
+    Args:
+        request: The request.
+        model: As the ready targets know it.
+        able: As it is with the targets that are away.
+        prompt_length: In tokens.
+
+    Raises:
+        PacelineError: See `allowed_tokens`.
+    """
+    if not (request.HasField("max_tokens") or request.resume_token_ids):
+        with suppress(ContextLengthExceededError):
+            return allowed_tokens(request, model, prompt_length=prompt_length)
+    return allowed_tokens(request, able, prompt_length=prompt_length)

@@ -205,6 +205,20 @@ def check(request: pb.GenerateRequest) -> None:
         raise InvalidFieldError(text, violations=violations)
 
 
+def check_rule(request: pb.GenerateRequest) -> None:
+    """Check that the verification rule can judge what the request would have drafted.
+
+    Raises:
+        UnsupportedError: No server can do it.
+    """
+    if _is_rejection(request) and request.width > 1 and not is_greedy(request):
+        raise UnsupportedError("width: must be 1 under REJECTION, which judges chains only")
+
+
+def _is_rejection(request: pb.GenerateRequest) -> bool:
+    return request.verification_rule == sampling_pb2.VERIFICATION_RULE_REJECTION
+
+
 def check_lengths(request: pb.GenerateRequest, model: ModelFacts) -> None:
     """Check how long the text is and how many token ids there are, before they are worked on.
 
@@ -252,11 +266,8 @@ def check_tokens(
     # The last one may be: then only the stream's last message was missed.
     if not (request.ignore_eos or model.eos_token_ids.isdisjoint(request.resume_token_ids[:-1])):
         raise InvalidFieldError.of("resume_token_ids", "must not go on after an end-of-text token")
-    if request.verification_rule == sampling_pb2.VERIFICATION_RULE_REJECTION:
-        if not model.rejection_sampling:
-            raise UnsupportedError("verification_rule: this model's servers know EXACT only")
-        if request.width > 1 and not is_greedy(request):
-            raise UnsupportedError("width: must be 1 under REJECTION, which judges chains only")
+    if _is_rejection(request) and not model.rejection_sampling:
+        raise UnsupportedError("verification_rule: this model's servers know EXACT only")
 
 
 def _check_sampling(request: pb.GenerateRequest, model: ModelFacts) -> None:

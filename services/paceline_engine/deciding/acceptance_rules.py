@@ -54,6 +54,10 @@ def accept_exact(
     Returns:
         How many draft tokens are accepted, and the target's token after them.
 
+    Raises:
+        InternalError: the model computed NaN or infinity where plain decoding would meet it. What
+            follows a rejected token does not count.
+
     Invariants:
         Accepted tokens and next token are the same as if one token was chosen at a time
         (tests/unit/engine/test_acceptance_rules.py::test_exact_is_plain_decoding).
@@ -62,10 +66,11 @@ def accept_exact(
     """
     first = 0
     for part in in_parts(logits):
-        chosen = choose_tokens(
-            part, first_position=first_position + first, parameters=parameters, seed=seed
-        )
+        positions = range(first_position + first, first_position + first + len(part))
+        chosen = choose_each(part, [Draw(it, parameters, seed) for it in positions])
         for index, token in enumerate(chosen, start=first):
+            if token is None:
+                raise InternalError("the model's scores are not finite")
             if index == len(draft_token_ids) or token != draft_token_ids[index]:
                 return index, token
         first += len(part)

@@ -177,3 +177,17 @@ def test_acceptance_and_residual_make_up_the_target_exactly():
         residual = residual_scores(target_probs, said).softmax(-1)
         total = accepted + (1 - accepted.sum()) * residual
         assert torch.allclose(total, target_probs, atol=1e-12)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_after_a_rejected_token_the_model_need_not_compute_numbers(temperature, bad):
+    """Plain decoding never asks what follows it."""
+    settings = {"parameters": SamplingParameters(temperature=temperature), "seed": 17}
+    logits = random_logits(4, 40, seed=3)
+    (first,) = choose_tokens(logits[:1], first_position=0, **settings)
+    logits[1:] = bad
+    wrong = (first + 1) % 40
+    assert accept_exact([wrong, 1, 2], logits, first_position=0, **settings) == (0, first)
+    with pytest.raises(InternalError):
+        accept_exact([first, 1, 2], logits, first_position=0, **settings)

@@ -15,8 +15,9 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from support.fake_text import continuation
 from support.orchestrating import PROMPT
 from support.virtual_servers import VirtualServer, drafters, targets
-from support.virtual_system import now, virtual_system
+from support.virtual_system import VirtualDiscovery, now, virtual_system
 from support.virtual_time import virtually
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,6 +108,67 @@ async def test_a_request_at_which_each_target_fails_ends_and_takes_none_from_oth
         for index in range(20):
             calls = sum(it.asked.count(f"bad-{index}") for it in models)
             assert calls <= 3 + target_count, "one is asked again where less than three can be"
+
+
+@virtually
+async def test_a_request_is_not_ended_as_guilty_while_another_target_works_on_it():
+    failed = set()
+
+    def once(name):
+        def fails(request_id, _length):
+            is_first = request_id == "bad" and name not in failed
+            failed.add(name) if is_first else None
+            return is_first
+
+        return fails
+
+    bad = [Failing("target", name=f"target-{it}", fails=once(it)) for it in range(3)]
+    slow = Failing("target", name="target-9", fails=lambda *_: False, latency_seconds=1.0)
+    discovery = VirtualDiscovery(*bad, slow)
+    async with virtual_system(*bad, slow, discovery=discovery) as system:
+        asked = asyncio.create_task(system.generate(request_id="bad"))
+        await until(lambda: "bad" in slow.asked, what="the last one works on it")
+        await asyncio.sleep(0.3)
+        discovery.list(*bad, leaving=[slow])
+        assert (await asked).token_ids == continuation(PROMPT, 24)
+
+
+@virtually
+async def test_a_full_target_that_cannot_be_asked_for_a_token_does_not_pause():
+    def fails(request_id, _length):
+        if request_id == "bad":  # its last place has just gone to somebody else
+            full = errors.OverloadedError("too many sessions", retry_after_seconds=1)
+            for model in models:
+                model.open_error = full
+                asyncio.get_running_loop().call_later(0.3, setattr, model, "open_error", None)
+        return request_id == "bad"
+
+    models = failing("target", 2, fails)
+    async with virtual_system(*models) as system:
+        bad = asyncio.create_task(system.generate(request_id="bad"))
+        while not bad.done():
+            assert not statuses(system)
+            await asyncio.sleep(0.05)
+        with pytest.raises(errors.InternalError, match="targets fail at this request"):
+            await bad
+
+
+@virtually
+async def test_a_busy_target_that_failed_once_is_asked_again_before_it_has_time_for_a_probe():
+    failed = []
+
+    def fails(request_id, _length):
+        failed.append(request_id)
+        return request_id == "bad" and failed.count("bad") == 1
+
+    (model,) = failing("target", 1, fails)
+    async with virtual_system(model) as system, asyncio.TaskGroup() as tasks:
+        model.slowdown = 300.0
+        tasks.create_task(system.generate(request_id="good", max_tokens=1, client="10.0.0.2"))
+        await asyncio.sleep(0.1)
+        model.slowdown = 1.0
+        stream = await system.generate(request_id="bad")
+        assert stream.token_ids == continuation(PROMPT, 24)
 
 
 @virtually

@@ -497,7 +497,7 @@ async def test_a_silent_server_that_was_restarted_has_to_compute_a_token_all_the
 
     async def answers(_server):
         await answered.wait()
-        return True
+        return pauses.Probed.TOKEN
 
     monkeypatch.setattr(probe, "answers", answers)
     async with a_process_that_was_learnt_of() as (pool, target, server):

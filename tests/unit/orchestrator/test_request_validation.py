@@ -141,12 +141,18 @@ def test_by_default_a_text_has_256_tokens_where_there_is_room():
     assert allowed_tokens(request(), roomy, prompt_length=45) == 255
 
 
-@pytest.mark.parametrize(("max_tokens", "most"), [(7, 7), (None, 10)])
-def test_as_many_tokens_may_be_resumed_as_generated(max_tokens, most):
+@pytest.mark.parametrize(
+    ("max_tokens", "most", "refusal", "words"),
+    [
+        (7, 7, InvalidFieldError, r"at most max_tokens \(7\)"),
+        (None, 10, ContextLengthExceededError, "at most 10 with this prompt"),
+    ],
+)
+def test_as_many_tokens_may_be_resumed_as_generated(max_tokens, most, refusal, words):
     asked = request(max_tokens=max_tokens, resume_token_ids=[1] * most)
     assert allowed_tokens(asked, MODEL, prompt_length=30) == most
     asked.resume_token_ids.append(1)
-    with pytest.raises(InvalidFieldError, match=rf"at most max_tokens \({most}\)"):
+    with pytest.raises(refusal, match=words):
         allowed_tokens(asked, MODEL, prompt_length=30)
 
 

@@ -312,6 +312,19 @@ async def test_what_a_target_that_is_away_has_room_for_ends_neither_for_good_nor
 
 
 @virtually
+async def test_a_new_request_that_names_no_limit_gets_what_the_ready_targets_have_room_for():
+    short, long = targets(2)
+    short.context_length = SHORT_CONTEXT
+    async with virtual_system(short, long) as system:
+        await long.kill()
+        await system.until(lambda: not system.server(long.name).ready)
+        began = now()
+        stream = await system.generate(max_tokens=None)
+        assert stream.token_ids == continuation(PROMPT, SHORT_CONTEXT - len(PROMPT))
+        assert now() - began < 5
+
+
+@virtually
 async def test_a_target_that_is_away_for_long_is_not_counted_on():
     refused, _ = await while_the_long_one_is_away(max_tokens=LONG_COUNT, kept_seconds=61)
     assert refused is errors.ContextLengthExceededError
@@ -321,12 +334,14 @@ async def test_a_target_that_is_away_for_long_is_not_counted_on():
 async def test_nothing_is_refused_for_good_while_a_target_has_not_said_what_it_can():
     short, able = targets(2)
     short.context_length, short.scores_prompts = SHORT_CONTEXT, False
-    asked = ({"max_tokens": LONG_COUNT}, {"prompt_logprobs": 0})
+    asked = ({"token_ids": pb.TokenIds(ids=[5] * LONG_COUNT)}, {"prompt_logprobs": 0})
     await able.kill()
     async with virtual_system(short, able, discovery=VirtualDiscovery(short, able)) as system:
         for request in asked:
             with pytest.raises(errors.NoTargetError, match="target-1 has not said yet"):
                 await system.generate(**request)
+        with pytest.raises(errors.ContextLengthExceededError):  # it may ask for less at once
+            await system.generate(max_tokens=LONG_COUNT)
         await able.start()
         await asyncio.sleep(2)
         for request in asked:
