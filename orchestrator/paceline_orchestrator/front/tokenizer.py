@@ -68,7 +68,7 @@ class Codec:
         self._bytes_alone: dict[int, bytes] = {}  # of tokens that were asked for
 
     def with_names(self) -> Codec:
-        """Return it with special tokens as tokens like others, whose text is their name."""
+        """Return a codec whose special tokens have a text like any other token: their name."""
         named = copy.copy(self)
         named.special_ids = {}
         return named
