@@ -198,8 +198,12 @@ ALL_NAMES = sorted(
 )
 
 
-# 10,000 with `make test-long`.
-ROUNDS = [200, *(pytest.param(1000 + it, marks=pytest.mark.long) for it in range(10))]
+# 10,000 with `make test-full`.
+ROUNDS = [
+    200,
+    pytest.param(1000, marks=pytest.mark.long),
+    *(pytest.param(1000 + it, marks=pytest.mark.full) for it in range(1, 10)),
+]
 
 
 @pytest.mark.parametrize("count", ROUNDS)
