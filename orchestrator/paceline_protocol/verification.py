@@ -159,7 +159,9 @@ def due_nodes(
         growing: Whether a drafter is at work at the path's end.
         urgent: Whether a short run is due, too.
     """
-    first = next((i for i in range(1, len(path)) if not path[i].dispatch.assigned), len(path))
+    first = next(
+        (i for i in range(1, len(path)) if _is_open(path[i], before=path[i - 1])), len(path)
+    )
     if first == len(path):
         return ()
     end = first + 1
@@ -174,6 +176,14 @@ def due_nodes(
     if task.dispatch is DispatchPolicy.BLOCKS:
         end = min(end, start + 1 + task.lookahead)
     return path[start:end]
+
+
+def _is_open(node: Node, *, before: Node) -> bool:
+    """Whether a verification that begins with a node would tell something new.
+
+    Where it cannot judge the node, it can only tell what follows it.
+    """
+    return not node.dispatch.assigned and (node.fact is None or before.can_judge(node))
 
 
 def frontier_nodes(path: Sequence[Node], *, task: DecodingTask, growing: bool) -> Sequence[Node]:

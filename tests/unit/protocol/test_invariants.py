@@ -127,6 +127,23 @@ models = st.builds(
     drafter_count=1,
     text=True,
 )
+# What follows a token was told while the token itself waited for a verdict that none could join.
+@example(
+    strategy=Strategy.DISTRIBUTED,
+    task=DecodingTask(
+        prompt=(1,),
+        max_tokens=20,
+        lookahead=1,
+        rule=VerificationRule.REJECTION,
+        draft_window=3,
+    ),
+    models=Models(seed=0, agreement=0.0),
+    weather=Weather(drafter_weight=0.1, failure=0.3, capacity_change=0.2),
+    seed=1,
+    target_count=2,
+    drafter_count=2,
+    text=True,
+)
 def test_the_invariants_hold_whatever_the_weather(strategy, task, **world):
     run_world(strategy, task, **world)
 
