@@ -105,9 +105,9 @@ class PoolSettings(Settings):
             if not self.target_service:
                 raise ValueError("--target-service is needed: where the large model is")
         if (self.pool_tls_certificate is None) != (self.pool_tls_key is None):
-            raise ValueError("pool_tls_certificate and pool_tls_key go together")
+            raise ValueError("--pool-tls-certificate and --pool-tls-key go together")
         if self.pool_tls_certificate is not None and self.pool_tls_authority is None:
-            raise ValueError("pool_tls_certificate needs pool_tls_authority")
+            raise ValueError("--pool-tls-certificate needs --pool-tls-authority")
         try:
             names = [it.name for it in self.endpoints] + [it.name for it in self.services]
         except InvalidFieldError as error:
@@ -166,7 +166,7 @@ class ScalingSettings(Settings):
         except InvalidFieldError as error:
             raise ValueError(error.message) from None
         if peers is not None and (peers.port is None or not self.scaler_listen):
-            raise ValueError("peer_service needs the port of --scaler-listen, as NAME:PORT")
+            raise ValueError("--peer-service needs the port of --scaler-listen, as NAME:PORT")
         return self
 
 
@@ -290,5 +290,5 @@ class OrchestratorSettings(
     @model_validator(mode="after")
     def _finds_its_peers(self) -> Self:
         if self.peers is not None and self.discovery == "static":
-            raise ValueError("peer_service needs --discovery=dns or kubernetes")
+            raise ValueError("--peer-service needs --discovery=dns or kubernetes")
         return self

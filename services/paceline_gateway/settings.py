@@ -72,7 +72,7 @@ class OrchestratorAddressSettings(Settings):
         if self.orchestrator_tls_certificate is not None and not self.orchestrator_tls_authority:
             raise ValueError("--orchestrator-tls-certificate needs --orchestrator-tls-authority")
         if self.orchestrator_tls_server_name and not self.orchestrator_tls_authority:
-            raise ValueError("orchestrator_tls_server_name needs orchestrator_tls_authority")
+            raise ValueError("--orchestrator-tls-server-name needs --orchestrator-tls-authority")
         return self
 
 

@@ -74,7 +74,7 @@ class ServerTlsSettings(Settings):
         if self.tls_client_authority is not None and self.tls_certificate is None:
             raise ValueError("--tls-client-authority needs --tls-certificate and --tls-key")
         if self.peer_roles and self.tls_client_authority is None:
-            raise ValueError("peer_roles needs tls_client_authority")
+            raise ValueError("--peer-roles needs --tls-client-authority")
         for pair in self.peer_roles:
             if pair.partition("=")[2] not in ROLES or not pair.startswith("spiffe://"):
                 raise ValueError(

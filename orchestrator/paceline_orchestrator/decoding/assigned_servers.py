@@ -181,9 +181,7 @@ class AssignedServers:
         if self._candidates.doubts.has_any:
             self._candidates.doubts.note_final(length, targets=self.target_servers)
 
-    def vacate(
-        self, session: RemoteSession, error: PacelineError, *, reach: int = 0
-    ) -> float | None:
+    def vacate(self, session: RemoteSession, error: PacelineError, *, reach: int) -> float | None:
         """Take a session out of its slot after a call of it failed, which reached so far.
 
         The caller is to pass on the capacity that is left.

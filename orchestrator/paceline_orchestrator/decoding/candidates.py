@@ -134,7 +134,7 @@ class Candidates:
             self._text.note(server.process_name)
 
     def blame(
-        self, server: ModelServer, error: PacelineError, *, asked_at: float, reach: int = 0
+        self, server: ModelServer, error: PacelineError, *, asked_at: float, reach: int
     ) -> tuple[Fallback, float | None]:
         """Draw the consequences of a failure: bar the server, doubt it, or report it to the pool.
 

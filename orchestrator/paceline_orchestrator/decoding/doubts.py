@@ -4,17 +4,18 @@ A target that answers INTERNAL, or what it must not, may be broken. Or the reque
 which the model computes no numbers, at whichever target. If each target paused for that, one
 request would take all targets away from everybody. So no server pauses before there is evidence:
 
-- It is asked for a token of another text (see `Pauses.examine`). A server that has none is broken:
-  it pauses, and its failure does not count against the request.
-- Other targets get past the place at which it failed: they could do it, so it pauses.
-- Three times targets have failed the request that compute a token for others, its text did not get
-  past the places, and no target is left that has not failed: it is the request's fault, and the
-  request ends. It ends at the latest after sixteen times.
+- The server is asked for a token of another text (`Pauses.examine`). A server that gives none is
+  broken: it pauses, and its failure does not count against the request.
+- Other targets get past the place where a target failed. They could do the work, so that target
+  pauses.
+- Targets that compute tokens for others have failed the request three times, its text has not got
+  past the places of these failures, and every target has failed it. Then the request is to blame,
+  and ends. After sixteen such failures it ends in any case.
 
-Meanwhile other servers work on the request. One that failed it is asked again only where no other
-is at work on it, and not while it is asked for that token, unless it is too busy to answer soon. A
-request does without drafters, so it never ends for a drafter's failures: it leaves a drafter alone
-that has failed it twice.
+Meanwhile other servers work on the request. A server that failed it is asked again only if no other
+server of its role works on it. While the server is being examined, it is not asked, unless it is
+too busy to answer within a second. A request can do without drafters, so it never ends because a
+drafter fails. A drafter that has failed it twice is left alone.
 """
 
 from __future__ import annotations

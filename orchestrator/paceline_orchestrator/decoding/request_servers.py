@@ -126,7 +126,7 @@ class RequestServers:
         """Take notice of how many tokens are final."""
         self.assigned.note_final(length)
 
-    def lose(self, session: RemoteSession, error: PacelineError, *, reach: int = 0) -> None:
+    def lose(self, session: RemoteSession, error: PacelineError, *, reach: int) -> None:
         """Do without a session that failed, or could not be opened, and find another server.
 
         Args:
@@ -170,7 +170,7 @@ class RequestServers:
     def _session_opened(self, session: RemoteSession, error: PacelineError | None) -> None:
         """Use a session that has opened, or replace one that could not be opened."""
         if error is not None:
-            self.lose(session, error)
+            self.lose(session, error, reach=0)  # it was about no token
             return
         self.assigned.fill()  # its server may be about to end already
         self._tell()

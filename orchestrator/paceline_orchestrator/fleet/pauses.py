@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.errors import ConnectionLostError, PacelineError
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError
@@ -14,9 +14,11 @@ from paceline_orchestrator.fleet.server import REMOVED, SILENT
 from paceline_orchestrator.fleet.silence import SilenceError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from paceline_orchestrator.fleet.server import ModelServer
+
+_T = TypeVar("_T")
 
 _CONNECTION_LOST = "CONNECTION_LOST"
 # A server whose calls failed is tried again after 0.5, 1, 2 … 10 s, if it is healthy by then.
@@ -33,6 +35,12 @@ def status_of(error: PacelineError) -> str:
     if isinstance(error, BadAnswerError):
         return f"BAD_ANSWER: {error.message}"
     return error.reason
+
+
+def pause_after(failure_count: int) -> float:
+    """Return for how many seconds a server that failed so often in a row is left alone."""
+    doublings = min(failure_count - 1, 20)
+    return min(_FIRST_PAUSE_SECONDS * 2.0**doublings, _LAST_PAUSE_SECONDS)
 
 
 class Probed(Enum):
@@ -90,8 +98,7 @@ class Pauses:
         server.failed_at = time.monotonic()
         if isinstance(error, ConnectionLostError) and server.failure_count == 1:
             return  # a single call can be refused; of a broken connection health tells at once
-        doublings = min(server.failure_count - 1, 20)
-        pause = min(_FIRST_PAUSE_SECONDS * 2.0**doublings, _LAST_PAUSE_SECONDS)
+        pause = pause_after(server.failure_count)
         self._take_out(server, status_of(error) or _CONNECTION_LOST)
         asyncio.get_running_loop().call_later(pause, self._resume, server, server.pause_count)
 
@@ -109,22 +116,14 @@ class Pauses:
         Returns:
             Whether it works for others.
         """
-        examination = self._examinations.get(server)
-        if examination is None:
-            examination = self._tasks.create_task(
-                self._examine(server, error), name=f"pool: examine {server.name}"
-            )
-            self._examinations[server] = examination
-            examination.add_done_callback(lambda _: self._examinations.pop(server, None))
-        return examination
+        if server not in self._examinations:
+            self._begin(self._examinations, server, self._examine(server, error), verb="examine")
+        return self._examinations[server]
 
     def probe(self, server: ModelServer) -> None:
         """Ask a server for a token; without one it is out until it answers."""
         if server.health_status != REMOVED and server not in self._probes:
-            probe = self._tasks.create_task(self._probe(server), name=f"pool: probe {server.name}")
-            self._probes[server] = probe
-            # Not at the task's own end: one that is cancelled at once never begins.
-            probe.add_done_callback(lambda _: self._probes.pop(server, None))
+            self._begin(self._probes, server, self._probe(server), verb="probe")
 
     def forget(self, server: ModelServer) -> None:
         """Ask a server nothing more."""
@@ -136,6 +135,19 @@ class Pauses:
         """Ask nobody anything more."""
         for task in (*self._probes.values(), *self._examinations.values()):
             task.cancel()
+
+    def _begin(
+        self,
+        running: dict[ModelServer, asyncio.Task[_T]],
+        server: ModelServer,
+        work: Coroutine[Any, Any, _T],
+        *,
+        verb: str,
+    ) -> None:
+        """Run a task for a server, and keep it in a dictionary until it ends."""
+        running[server] = self._tasks.create_task(work, name=f"pool: {verb} {server.name}")
+        # Not at the task's own end: one that is cancelled at once never begins.
+        running[server].add_done_callback(lambda _: running.pop(server, None))
 
     def _take_out(self, server: ModelServer, status: str) -> None:
         server.pause_status = status

@@ -1,7 +1,7 @@
 """Questions about a model that servers fail to answer; they get work all the same.
 
-What a server does not say of its model, its tokenizer or its chat template, says nothing about
-whether it computes. So such a failure never pauses it: it is only not asked the same for a while.
+A server that does not tell its tokenizer or its chat template may still compute. So such a failure
+never pauses the server. It is only not asked the same question for a while.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from paceline_orchestrator.fleet.pauses import pause_after
+
 if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
 
-# After 0.5, 1, 2 … 10 s it is asked again.
-_FIRST_PAUSE_SECONDS = 0.5
-_LAST_PAUSE_SECONDS = 10.0
 # A server that has failed more often is not waited for.
 _FEW_FAILURES = 2
 
@@ -36,8 +35,7 @@ class Question:
     def note_failure(self, server: ModelServer) -> None:
         """Ask a server nothing for a while, each time for longer."""
         count = 1 + self._count(server)
-        pause = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(count - 1, 20), _LAST_PAUSE_SECONDS)
-        self._failures[server] = _Failures(count, time.monotonic() + pause)
+        self._failures[server] = _Failures(count, time.monotonic() + pause_after(count))
 
     def note_answer(self, server: ModelServer) -> None:
         """Note that a server has answered, also that it has no such thing."""
@@ -49,7 +47,7 @@ class Question:
         return failures is None or time.monotonic() >= failures.ask_again_at
 
     def is_still_open(self, server: ModelServer) -> bool:
-        """Whether it is worth while to wait for what a server says."""
+        """Whether it is worth waiting for a server's answer."""
         return self._count(server) <= _FEW_FAILURES
 
     @property

@@ -82,7 +82,7 @@ class ServedModel:
     def silent_target(self) -> str | None:
         """Return the name of a target that may be ready soon and has not said what it has, if any.
 
-        None of what it can do is known, so no request is refused for good until it has said so.
+        Nobody knows what such a target can do, so meanwhile no request is refused for good.
         """
         silent = (it.name for it in self._listed if it.facts is None and it.may_be_back_soon)
         return next(silent, None)

@@ -82,16 +82,15 @@ class AwaitedModel:
 
     @contextmanager
     def refusing_for_good(self) -> Iterator[None]:
-        """Refuse what no target can do only once all of them have said what they can.
+        """Let a request be refused for good only if every target has said what it can do.
 
         Raises:
-            NoTargetError: A target has not, and what is within was refused for what others cannot.
+            NoTargetError: The request was refused within, and a target has not said it yet.
         """
         try:
             yield
         except (ContextLengthExceededError, UnsupportedError) as error:
-            # A client that hears of its `max_tokens` asks for less at once: the ready targets serve
-            # it.
+            # A client whose `max_tokens` is refused asks for less at once, and is served.
             is_about_limit = any(it.field == "max_tokens" for it in error.violations)
             name = None if is_about_limit else self._pool.silent_target()
             if name is not None:
@@ -107,7 +106,7 @@ class AwaitedModel:
         return self._codecs.get(model.tokenizer_fingerprint)
 
     async def wait_for_codec(self) -> tuple[ModelFacts, Codec]:
-        """Wait for a target; return its model and the model's tokenizer.
+        """Wait for a target; return its model, with those away, and the model's tokenizer.
 
         Raises:
             UnsupportedError: The model has none.
@@ -116,7 +115,7 @@ class AwaitedModel:
         codec = self.codec_of(model)
         if codec is None:
             raise UnsupportedError("the model has no tokenizer")
-        return model, codec
+        return self.with_those_away(model), codec
 
     async def _wait_for_begin(self, timeout_seconds: float) -> None:
         """Wait for the first target and its tokenizer: the first request may come before."""

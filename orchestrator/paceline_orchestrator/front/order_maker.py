@@ -89,7 +89,7 @@ class OrderMaker:
         codec = self._model.codec_of(model)
         prompt = await self._tokenise(request, codec, model, share=share)
         with self._model.refusing_for_good():
-            self._check_tokens(request, model, prompt=prompt)
+            self._check_tokens(request, model, able, prompt=prompt)
             max_tokens = _limit_of(request, model, able, prompt_length=len(prompt))
         predicted = await self._tokenise_prediction(request, codec, share=share)
         text = StreamedText(codec, request.stop_strings, prompt=prompt)
@@ -127,9 +127,20 @@ class OrderMaker:
         )
 
     def _check_tokens(
-        self, request: pb.GenerateRequest, model: ModelFacts, *, prompt: tuple[int, ...]
+        self,
+        request: pb.GenerateRequest,
+        model: ModelFacts,
+        able: ModelFacts,
+        *,
+        prompt: tuple[int, ...],
     ) -> None:
         """Check a request against the model, as its ready targets know it.
+
+        Args:
+            request: The request.
+            model: As the ready targets know it.
+            able: As it is with the targets that are away.
+            prompt: The prompt's tokens.
 
         Raises:
             NoTargetError: A target that could serve the request is away.
@@ -138,7 +149,7 @@ class OrderMaker:
         try:
             check_tokens(request, model, prompt=prompt)
         except UnsupportedError as error:
-            check_tokens(request, self._model.with_those_away(model), prompt=prompt)
+            check_tokens(request, able, prompt=prompt)
             raise NoTargetError(
                 f"the target that could do this is away ({error.message})",
                 retry_after_seconds=shortage.RETRY_SECONDS,
@@ -180,9 +191,9 @@ def _limit_of(
 ) -> int:
     """Return how many tokens a request may generate, resumed ones included.
 
-    Where it says nothing, a new request gets what the ready targets have room for, if that is
-    anything. A resumed one gets what its targets had, so that it does not end before the unbroken
-    one would.
+    A new request without `max_tokens` gets the room that the ready targets have, if they have any.
+    A resumed request gets the room of the targets that are away, too: without it the text would
+    end earlier than the unbroken one.
 
     Args:
         request: The request.

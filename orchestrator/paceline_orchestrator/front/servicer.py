@@ -283,7 +283,6 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         if request.WhichOneof("prompt") is None:
             raise InvalidFieldError.of("prompt", "is required")
         model, codec = await self._model.wait_for_codec()
-        model = self._model.with_those_away(model)
         asked = generation_of(request)
         check_lengths(asked, model)
         share = share_of(context, current_caller())
@@ -313,7 +312,6 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     ) -> pb.DetokenizeResponse:
         """Return the text of tokens."""
         model, codec = await self._model.wait_for_codec()
-        model = self._model.with_those_away(model)
         token_ids = tuple(request.token_ids)
         if len(token_ids) > model.context_length:
             raise ContextLengthExceededError.of(

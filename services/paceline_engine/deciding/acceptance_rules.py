@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.errors import InternalError
 from paceline_engine.deciding.gumbel import add_noise
 from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
 from paceline_engine.deciding.sampling import (
@@ -27,6 +26,7 @@ from paceline_engine.deciding.sampling import (
     choose_tokens,
     filtered_scores,
     in_parts,
+    known,
 )
 
 if TYPE_CHECKING:
@@ -68,9 +68,7 @@ def accept_exact(
     for part in in_parts(logits):
         positions = range(first_position + first, first_position + first + len(part))
         chosen = choose_each(part, [Draw(it, parameters, seed) for it in positions])
-        for index, token in enumerate(chosen, start=first):
-            if token is None:
-                raise InternalError("the model's scores are not finite")
+        for index, token in enumerate(map(known, chosen), start=first):
             if index == len(draft_token_ids) or token != draft_token_ids[index]:
                 return index, token
         first += len(part)
@@ -112,10 +110,7 @@ def accept_along(
         tokens = choose_each(logits, draws)
 
         def chosen(row: int, _: int) -> int:
-            token = tokens[row]
-            if token is None:
-                raise InternalError("the model's scores are not finite")
-            return token
+            return known(tokens[row])
 
         return tree.follow(chosen)
 

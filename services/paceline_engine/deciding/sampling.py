@@ -223,10 +223,18 @@ def argmax_tokens(scores: Tensor) -> list[int]:
     Raises:
         InternalError: a row has no largest number: the model computed NaN or infinity.
     """
-    found = [token for token in _finite_tokens(_argmax(scores)) if token is not None]
-    if len(found) < len(scores):
+    return [known(token) for token in _finite_tokens(_argmax(scores))]
+
+
+def known(token: int | None) -> int:
+    """Return a row's token.
+
+    Raises:
+        InternalError: it has none: the model computed NaN or infinity.
+    """
+    if token is None:
         raise InternalError("the model's scores are not finite")
-    return found
+    return token
 
 
 def _argmax(scores: Tensor) -> Tensor:

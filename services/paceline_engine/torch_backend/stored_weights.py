@@ -31,7 +31,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from paceline_engine.terms.backend import ModelLoadError
-from paceline_engine.torch_backend.weight_grids import Grid, StoredAs
+from paceline_engine.torch_backend.weight_grids import MIDDLE, Grid, StoredAs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 _THREADS = 4
 _WORD_BITS = 32
-_MIDDLE = 128  # what is added to signed numbers of eight bits
 # Where the eight numbers of a word of AWQ belong.
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 _FLOATS = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
@@ -103,7 +102,7 @@ class Stored:
         scales = self.scales.float().expand(outputs, count).contiguous()
         zeros = torch.zeros(1) if self.zeros is None else self.zeros.float()
         if self.stored.dtype == torch.int8:
-            zeros = zeros + _MIDDLE
+            zeros = zeros + MIDDLE
         grid = Grid(self.bits, scales, -zeros.expand(outputs, count) * scales)
         return StoredAs(f"{words}, groups of {inputs // count}" if count > 1 else words, grid)
 

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_MIDDLE = 128  # which a grid's numbers of eight bits have more than signed ones
+MIDDLE = 128
+"""What a grid's numbers of eight bits have more than signed ones."""
 _NUMBERS_AT_ONCE = 1 << 16  # so that a core's cache holds what is computed of them
 # A file's reader rounds at most three times where a grid rounds twice, each time to float32.
 _ROUNDINGS = 4
@@ -140,7 +141,7 @@ def scales_of_outputs(grid: Grid | None) -> Tensor | None:
     """Return the scales of signed numbers of eight bits, (O, 1), if each output has one scale."""
     if grid is None or grid.bits != 8 or grid.scales.shape[1] != 1:
         return None
-    return grid.scales if torch.equal(grid.least, -_MIDDLE * grid.scales) else None
+    return grid.scales if torch.equal(grid.least, -MIDDLE * grid.scales) else None
 
 
 def _slices(weight: Tensor) -> Iterator[slice]:

@@ -9,6 +9,7 @@ import pytest
 from paceline import AsyncClient, Client, PromptPart
 from paceline.errors import ContextLengthExceededError, InvalidFieldError, UnsupportedError
 from support.orchestrating import orchestrating, targets
+from support.waiting import until
 
 TEXT = "once \N{BICYCLIST}<|end|>"
 PARTS = [PromptPart("once \N{BICYCLIST}"), PromptPart("<|end|>", parse_special_tokens=True)]
@@ -39,6 +40,22 @@ async def test_a_text_becomes_tokens_and_tokens_the_text_again_and_special_ones_
         for bad in ([1, 2], [], b"x"):
             with pytest.raises(InvalidFieldError):
                 await client.tokenize(bad)
+
+
+async def test_texts_are_as_long_as_a_target_that_is_away_for_a_moment_takes_them():
+    short, long = targets(1, context_length=64)[0], targets(1, context_length=80)[0]
+    async with (
+        orchestrating(drafters=[], targets=[short, long]) as system,
+        AsyncClient(system.address) as client,
+    ):
+        await long.kill()
+        await until(
+            lambda: not all(it.ready for it in system.application.pool.servers), what="it is away"
+        )
+        ids = (await client.tokenize("x" * 80)).token_ids
+        assert await client.detokenize(ids) == "x" * 80
+        with pytest.raises(ContextLengthExceededError, match="at most 80 tokens, and is 81"):
+            await client.tokenize("x" * 81)
 
 
 async def test_a_model_without_a_tokenizer_has_no_words_for_tokens():

@@ -122,5 +122,5 @@ def test_the_name_in_the_orchestrators_certificate_can_be_another_than_the_addre
     authority = {"orchestrator_tls_authority": tmp_path / "ca.crt"}
     tls = GatewaySettings(**name, **authority).orchestrator_tls
     assert tls.server_name == "orchestrator.example"
-    with pytest.raises(ValueError, match="needs orchestrator_tls_authority"):
+    with pytest.raises(ValueError, match="needs --orchestrator-tls-authority"):
         GatewaySettings(**name, insecure=True)

@@ -129,7 +129,9 @@ async def test_a_request_begins_nothing_at_the_primary_target_of_another_one():
 async def test_a_request_that_needs_one_target_stays_at_its_primary_target_of_then():
     pool = KnownTargets(3)
     servers = await some_servers(pool, 3)
-    servers.vacate(servers.target(0), errors.OverloadedError("full", retry_after_seconds=60))
+    servers.vacate(
+        servers.target(0), errors.OverloadedError("full", retry_after_seconds=60), reach=0
+    )
     servers.fill()
     primaries = pool.primaries
     assert servers.capacity.targets == (1, 2)
@@ -302,7 +304,7 @@ async def test_a_request_whose_primary_target_is_lost_moves():
     pool = KnownTargets(2)
     servers = await some_servers(pool, 2)
     pause = servers.vacate(
-        servers.target(0), errors.OverloadedError("full", retry_after_seconds=60)
+        servers.target(0), errors.OverloadedError("full", retry_after_seconds=60), reach=0
     )
     assert pause == 60
     servers.fill()
@@ -355,7 +357,7 @@ async def test_a_request_that_needs_no_server_looks_at_none(monkeypatch):
     monkeypatch.setattr(pool, "_ready", lambda role, *_, **__: asked.append(role) or [])
     assert not servers.fill()
     assert not asked
-    servers.vacate(servers.target(1), errors.CacheExhaustedError("full"))
+    servers.vacate(servers.target(1), errors.CacheExhaustedError("full"), reach=0)
     servers.fill()
     assert asked == [Role.TARGET]
 

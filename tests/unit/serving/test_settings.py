@@ -87,7 +87,7 @@ def test_whatever_takes_several_values_keeps_all_that_are_given():
         (["--metrics-listen=unix:/tmp/x"], {}, "--metrics-listen: must be HOST:PORT"),
         (["--config=/does/not/exist"], {}, "/does/not/exist: "),
         (["--tls-key=key.pem"], {}, "--tls-certificate and --tls-key go together"),
-        (["--peer-roles=spiffe://a/b=client"], {}, "peer_roles needs tls_client_authority"),
+        (["--peer-roles=spiffe://a/b=client"], {}, "--peer-roles needs --tls-client-authority"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
