@@ -11,11 +11,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline_engine.sessions.host import HostLimits, ModelHost
 from paceline_engine.torch_backend.transformers import TransformersBackend
-from support.families import VOCABULARY_SIZE, build_family, build_noisy_twin
+from support.families import build_family, build_noisy_twin
 from support.in_process import in_process_system
 from support.library_texts import texts_of
 from support.oracle import Oracle, Sampling
-from support.quantised_folders import LAYOUTS, write_folder
+from support.quantised_folders import LAYOUTS, SIZES, write_folder
 from support.tiny_models import build_tokenizer
 
 # More than one window of plain decoding.
@@ -110,17 +110,8 @@ def build_quantised(directory):
     """Write a model whose products are in eight bits."""
     torch.manual_seed(5)
     directory.mkdir()
-    config = LlamaConfig(
-        vocab_size=VOCABULARY_SIZE,
-        hidden_size=128,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.2,
-    )
-    tokenizer = build_tokenizer(VOCABULARY_SIZE)
+    config = LlamaConfig(**{**SIZES, "max_position_embeddings": 512, "initializer_range": 0.2})
+    tokenizer = build_tokenizer(config.vocab_size)
     write_folder(LlamaForCausalLM(config), tokenizer, directory, LAYOUTS["w8a8"])
     return directory / "quantised", directory / "plain"
 

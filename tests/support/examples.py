@@ -11,7 +11,7 @@ SAME, DRAWN = "same", "random"
 def examples(count: int) -> int:
     """Return `count` where examples are drawn anew, and else a third of it.
 
-    The same examples again find what changed, not what no run of them has found so far.
+    Examples that are the same each time show only what a change has broken: fewer are enough.
     """
     drawn = settings.get_current_profile_name() == DRAWN
     return count if drawn else max(20, count // 3)

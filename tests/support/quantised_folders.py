@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 
 GROUP = 32
 BLOCK = 48  # no divisor of any side
+SIZES: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.1,
+}
+"""Of a Llama whose inputs make groups, in the words of its configuration."""
 _AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
 
 

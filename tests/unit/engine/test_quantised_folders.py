@@ -21,19 +21,9 @@ from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_engine.torch_backend.w4a16_linear import W4A16Product
 from paceline_engine.torch_backend.whole_products import replace_products
 from support.lora_folders import merge, write_lora
-from support.quantised_folders import GROUP, LAYOUTS, write_folder
+from support.quantised_folders import GROUP, LAYOUTS, SIZES, write_folder
 from support.tiny_models import build_tokenizer
 
-SIZES = {
-    "vocab_size": 300,
-    "hidden_size": 128,
-    "intermediate_size": 192,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.1,
-}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 32}
 COUNTS = [1, 2, 3, 4, 5, 8, 13, 40]
 needs_vnni = pytest.mark.skipif(
