@@ -84,6 +84,13 @@ def test_what_cannot_be_a_model_is_refused_before_a_process_is_started(
     assert err.startswith(f"paceline: {tmp_path}/{words}")
 
 
+def test_a_model_of_a_user_that_nobody_is_is_refused_in_words(capsys, monkeypatch):
+    monkeypatch.setattr(LocalServer, "start", None)
+    code, _, err = run(capsys, "up", "--target-model=~nobody-is-this/m", "--drafter-model=x")
+    assert code == 1
+    assert err.startswith("paceline: ~nobody-is-this/m: there is no such user: give a directory")
+
+
 def test_up_says_where_a_drafter_that_is_asked_for_would_come_from(capsys, one_model):
     code, _, err = run(capsys, "up", "--models", str(one_model), "--drafters", "1")
     assert code == 1

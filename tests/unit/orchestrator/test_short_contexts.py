@@ -11,6 +11,7 @@ import pytest
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline.v1 import sampling_pb2
 from paceline_contract.proposal import Proposal
 from paceline_protocol.draft_statistics import DraftStatistics
 from paceline_protocol.methods import METHODS, Strategy
@@ -271,6 +272,11 @@ async def test_a_slow_target_is_waited_for_where_the_quick_one_has_no_room():
         assert system.records("OpenSession", server="b-quick") == []
 
 
+NO_RULE_JUDGES_IT = {
+    "width": 2,
+    "verification_rule": sampling_pb2.VERIFICATION_RULE_REJECTION,
+    "sampling": sampling_pb2.SamplingParameters(temperature=1),
+}
 SHORT_CONTEXT, LONG_COUNT, READ_COUNT = 64, 100, 30
 
 
@@ -342,6 +348,8 @@ async def test_nothing_is_refused_for_good_while_a_target_has_not_said_what_it_c
                 await system.generate(**request)
         with pytest.raises(errors.ContextLengthExceededError):  # it may ask for less at once
             await system.generate(max_tokens=LONG_COUNT)
+        with pytest.raises(errors.UnsupportedError):  # none will ever judge trees under this rule
+            await system.generate(**NO_RULE_JUDGES_IT)
         await able.start()
         await asyncio.sleep(2)
         for request in asked:
