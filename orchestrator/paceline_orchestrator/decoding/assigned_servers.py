@@ -178,6 +178,8 @@ class AssignedServers:
 
     def note_final(self, length: int) -> None:
         """Take notice of how many tokens are final."""
+        if self._candidates.crashes.has_any:
+            self._candidates.crashes.note_final(length)
         if self._candidates.doubts.has_any:
             self._candidates.doubts.note_final(length, targets=self.target_servers)
 

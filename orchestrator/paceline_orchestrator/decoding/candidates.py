@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import (
     CacheExhaustedError,
+    ConnectionLostError,
     DeadlineError,
     InvalidFieldError,
     MalformedRequestError,
@@ -17,6 +18,7 @@ from paceline.errors import (
     UnsupportedError,
 )
 from paceline_contract.calls import VerificationRule
+from paceline_orchestrator.decoding.crashes import Crashes
 from paceline_orchestrator.decoding.doubts import SOON_SECONDS, Doubts, is_doubtful
 from paceline_orchestrator.decoding.statistics import Fallback
 from paceline_orchestrator.fleet.discovery import Role
@@ -60,6 +62,7 @@ class Candidates:
 
     Attributes:
         model: See above.
+        crashes: The servers that ended under its calls.
         doubts: The failures that may be the request's own fault.
         tolerance: How many times as long as at first a server may have a call in sight. It doubles
             with each that is given up, so that one which needs long is let finish in the end.
@@ -82,11 +85,14 @@ class Candidates:
         self._text = text
         self._suits = suits
         self._barred_until: dict[ModelServer, float] = {}
+        self.crashes = Crashes()
         self.doubts = Doubts(pool)
         self.tolerance = 1.0
 
     def not_among(self, assigned: Collection[ModelServer], *, role: Role) -> list[ModelServer]:
         """Return those of a role that can be assigned and are not yet, the least loaded first."""
+        if role is Role.DRAFTER and self.crashes.spares_drafters:
+            return []
         now = time.monotonic()
         free = [
             server
@@ -121,8 +127,9 @@ class Candidates:
             targets: Those that work on it.
         """
         if not self.doubts.has_any:
-            return None
-        return self.doubts.verdict((*targets, *self.not_among((), role=Role.TARGET)))
+            return self.crashes.verdict
+        able = (*targets, *self.not_among((), role=Role.TARGET))
+        return self.crashes.verdict or self.doubts.verdict(able)
 
     def note_opening(self, server: ModelServer) -> None:
         """Note that a session is being opened at a server for the request."""
@@ -142,7 +149,8 @@ class Candidates:
             server: Where a call failed.
             error: What with.
             asked_at: When it was made, on the monotonic clock.
-            reach: How long the text is with all tokens that the call was about.
+            reach: How long the text is with all tokens that the call was about; 0 if it was to
+                open a session.
 
         Returns:
             What the failure counts as; and after how many seconds the server may be assigned again,
@@ -167,6 +175,8 @@ class Candidates:
         if is_doubtful(error):
             self.doubts.add(server, error, asked_at=asked_at, reach=reach)
             return _LOST[server.role], SOON_SECONDS
+        if isinstance(error, ConnectionLostError) and reach:
+            self.crashes.add(server, asked_at=asked_at, reach=reach)
         self.doubts.note_other(server)
         self._pool.report_failure(server, error, asked_at=asked_at)
         is_late = isinstance(error, DeadlineError)

@@ -1,0 +1,193 @@
+"""Requests that end the processes which work on them, and others that only seem to."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline import errors
+from paceline.v1 import orchestrator_service_pb2 as pb
+from support.fake_text import continuation
+from support.orchestrating import PROMPT
+from support.virtual_servers import VirtualServer, drafters
+from support.virtual_system import virtual_system
+from support.virtual_time import virtually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+STRATEGIES = [
+    pb.STRATEGY_AUTOREGRESSIVE,
+    pb.STRATEGY_SPECULATIVE,
+    pb.STRATEGY_DISTRIBUTED,
+]
+LENGTH = len(PROMPT)
+RESTART_SECONDS = 2.0
+
+
+@dataclass
+class Mortal(VirtualServer):
+    """One that ends at some calls, and comes back as another process.
+
+    Attributes:
+        ends: Whether it does so, by the request and the length of its text.
+        same: Whether only its connections break.
+        says_so: Whether it says so a moment before.
+        end_count: How often it has ended.
+    """
+
+    ends: Callable[[str, int], bool] = lambda *_: False
+    same: bool = False
+    says_so: bool = False
+    end_count: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._processes = count()
+        self._restarts: set[asyncio.Task[None]] = set()
+        self.incarnation = f"{self.name} {next(self._processes)}"
+
+    async def end(self) -> None:
+        self.end_count += 1
+        if self.says_so:
+            await self.set_serving(False)
+            await asyncio.sleep(0.02)
+        await self.kill()
+        await asyncio.sleep(RESTART_SECONDS)
+        if not self.same:
+            self.incarnation = f"{self.name} {next(self._processes)}"
+        await self.start()
+
+    @contextmanager
+    def call(self, request) -> Iterator:
+        with super().call(request) as (session, fault):
+            length = request.call.base_length + len(request.call.token_ids)
+            if self.ends(session.spec.request_id, length):
+                self._restarts.add(asyncio.ensure_future(self.end()))
+            yield session, fault
+
+
+def mortal(role, number, ends, **more):
+    latency = 0.03 if role == "target" else 0.005
+    return [
+        Mortal(role, name=f"{role}-{index}", ends=ends, latency_seconds=latency, **more)
+        for index in range(number)
+    ]
+
+
+def at_the_bad_request(request_id, _length):
+    return request_id == "bad"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("target_count", [1, 3, 8])
+@virtually
+async def test_a_request_that_ends_each_target_is_ended_after_three(target_count, strategy):
+    models = mortal("target", target_count, at_the_bad_request)
+    async with virtual_system(*drafters(1), *models) as system:
+        with pytest.raises(errors.InternalError, match=r"targets ended, .* at this request: targ"):
+            await system.generate(strategy=strategy, request_id="bad", seconds=300)
+        if strategy == pb.STRATEGY_DISTRIBUTED:  # it asks several at once
+            assert 3 <= sum(it.end_count for it in models) <= 3 * min(target_count, 4)
+        else:
+            assert sum(it.end_count for it in models) == 3
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@virtually
+async def test_a_request_goes_on_though_all_its_targets_end_at_once_and_again(strategy):
+    ended = {}
+
+    def twice(request_id, length):
+        here = ended.setdefault(request_id, [])
+        if request_id == "good" and len(here) < 2:
+            here.append(length)
+            return True
+        return False
+
+    models = mortal("target", 4, twice)
+    async with virtual_system(*drafters(1), *models) as system:
+        answer = await system.generate(strategy=strategy, request_id="good", seconds=300)
+    assert answer.token_ids == continuation(PROMPT, 24)
+    assert len(ended["good"]) == 2
+
+
+@virtually
+async def test_losses_at_once_are_one():
+    models = mortal("target", 8, at_the_bad_request)
+    for it in models:
+        it.ends = lambda *_: False
+    async with virtual_system(*drafters(1), *models) as system, asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(
+            system.generate(strategy=pb.STRATEGY_DISTRIBUTED, request_id="good", seconds=300)
+        )
+        await asyncio.sleep(0.1)
+        for it in models[:6]:
+            tasks.create_task(it.end())
+        answer = await running
+    assert answer.token_ids == continuation(PROMPT, 24)
+
+
+@virtually
+async def test_targets_that_end_at_one_place_after_the_other_end_nothing():
+    places = iter(range(LENGTH + 2, LENGTH + 24, 3))
+    following = next(places)
+
+    def further_each_time(request_id, length):
+        nonlocal following
+        if request_id == "good" and length >= following:
+            following = next(places, 10**6)
+            return True
+        return False
+
+    models = mortal("target", 3, further_each_time)
+    async with virtual_system(*drafters(1), *models) as system:
+        answer = await system.generate(
+            strategy=pb.STRATEGY_SPECULATIVE, request_id="good", seconds=300
+        )
+    assert answer.token_ids == continuation(PROMPT, 24)
+    assert sum(it.end_count for it in models) > 5
+
+
+@virtually
+async def test_connections_that_break_and_come_back_end_nothing():
+    left = iter(range(6))
+    models = mortal("target", 2, lambda name, _: name == "good" and next(left, None) is not None)
+    for it in models:
+        it.same = True
+    async with virtual_system(*drafters(1), *models) as system:
+        answer = await system.generate(
+            strategy=pb.STRATEGY_AUTOREGRESSIVE, request_id="good", seconds=300
+        )
+    assert answer.token_ids == continuation(PROMPT, 24)
+    assert sum(it.end_count for it in models) == 6
+
+
+@virtually
+async def test_targets_that_say_that_they_end_are_not_counted():
+    left = iter(range(5))
+    models = mortal("target", 2, lambda name, _: name == "good" and next(left, None) is not None)
+    for it in models:
+        it.says_so = True
+    async with virtual_system(*drafters(1), *models) as system:
+        answer = await system.generate(
+            strategy=pb.STRATEGY_AUTOREGRESSIVE, request_id="good", seconds=300
+        )
+    assert answer.token_ids == continuation(PROMPT, 24)
+    assert sum(it.end_count for it in models) == 5
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+@virtually
+async def test_a_request_that_ends_drafters_goes_on_without_them(strategy):
+    models = mortal("drafter", 5, at_the_bad_request)
+    good = mortal("target", 2, lambda *_: False)
+    async with virtual_system(*models, *good) as system:
+        answer = await system.generate(strategy=strategy, request_id="bad", seconds=300)
+        assert answer.token_ids == continuation(PROMPT, 24)
+        assert sum(it.end_count for it in models) <= 2
