@@ -6,7 +6,6 @@ import math
 import weakref
 from array import array
 
-import psutil
 import pytest
 import torch
 
@@ -16,6 +15,7 @@ from paceline_engine.torch_backend.attention_kernels import Attention
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 from paceline_engine.torch_backend.shared_rows import SharedRows
+from support.native_memory import resident_bytes
 
 HEADS, WIDTH, LAYERS = 2, 4, 3
 SHAPE = KeyValueShape(LAYERS, HEADS, WIDTH, WIDTH, torch.float32, torch.device("cpu"))
@@ -63,12 +63,11 @@ def test_short_texts_lie_side_by_side_each_with_room_for_as_much():
 def test_memory_that_no_text_has_come_to_is_not_taken(dtype):
     """What a place has room for beyond its text is in no budget."""
     shape = KeyValueShape(16, 8, 128, 128, dtype, torch.device("cpu"))
-    slabs, before = Slabs(shape), psutil.Process().memory_info().rss
-    text = KeyValues(slabs, reserve_length=513)
+    text = KeyValues(Slabs(shape), reserve_length=513)
     text.make_room(300)
     assert text.place is not None
     place_bytes = text.place.slab.length * shape.bytes_per_token
-    assert psutil.Process().memory_info().rss - before < place_bytes / 8
+    assert resident_bytes(text.keys) + resident_bytes(text.values) < place_bytes / 8
     for each in (text.keys, text.values):
         assert each.data_ptr() % 64 == 0
         assert not each.any()
@@ -77,15 +76,15 @@ def test_memory_that_no_text_has_come_to_is_not_taken(dtype):
 def test_a_text_takes_memory_for_its_own_place_and_not_for_its_slab():
     """Also where pages are large: NumPy asks for pages of 2 MiB, which are zeroed when touched."""
     shape = KeyValueShape(16, 4, 64, 64, torch.float32, torch.device("cpu"))
-    slabs, before = Slabs(shape), psutil.Process().memory_info().rss
-    text = KeyValues(slabs, reserve_length=64)
+    text = KeyValues(Slabs(shape), reserve_length=64)
     text.make_room(64)
     for layer in range(shape.layers):
         TextRows(text, 64).keep(layer, *(torch.ones(4, 64, 64) for _ in range(2)))
     assert text.place is not None
     slab_bytes = text.place.slab.keys.nbytes + text.place.slab.values.nbytes
     assert slab_bytes >= 100 << 20
-    assert psutil.Process().memory_info().rss - before < 20 << 20
+    place_bytes = 2 * 16 * 4 * 64 * 64 * 4
+    assert place_bytes <= resident_bytes(text.keys) + resident_bytes(text.values) < 20 << 20
 
 
 def test_texts_side_by_side_with_as_many_rows_are_one_part_of_a_forward():
