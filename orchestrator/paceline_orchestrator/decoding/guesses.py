@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,14 +35,18 @@ class Guesses:
 
     def __init__(self, length: int) -> None:
         self._length = length
+        self._final = array("I")  # the tokens that have become final here
         self._waiting: list[_Guess] = []
 
     def add(
         self, prefix: Sequence[int], token_ids: Sequence[int], *, are_marked: Sequence[bool]
     ) -> None:
-        """Add a chain of guesses after a prefix; guesses about final tokens are left out."""
-        if len(prefix) < self._length:
-            return
+        """Add a chain of guesses after a prefix, without those of tokens that are final already."""
+        if late := max(self._length - len(prefix), 0):
+            passed = token_ids[:late]
+            if late >= len(token_ids) or [*passed] != [*self._final[-late:]]:
+                return
+            prefix, token_ids, are_marked = (*prefix, *passed), token_ids[late:], are_marked[late:]
         last = self._waiting[-1] if self._waiting else None
         if last is not None and list(prefix[len(last.prefix) :]) == last.token_ids:
             last.token_ids += token_ids
@@ -53,6 +58,7 @@ class Guesses:
         """Let a token become final, and return what became of the guesses at its place."""
         place = self._length
         self._length += 1
+        self._final.append(token_id)
         waiting: list[_Guess] = []
         verdicts: list[Verdict] = []
         for guess in self._waiting:
