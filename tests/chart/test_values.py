@@ -266,6 +266,10 @@ SECRETS = {"orchestrator": "o", "target": "t", "drafter": "d"}
             "orchestrator.rollout with maxSurge and maxUnavailable 0",
         ),
         ({"tls": {"mutual": True}}, "set tls.enabled=true"),
+        (
+            {"target": {"pools": {"a": {"settings": {"peer_roles": ["spiffe://a/b=client"]}}}}},
+            "target.pools.a.settings.peer_roles names callers by their certificates",
+        ),
         ({"tls": {"enabled": True}}, "tls.secrets.orchestrator is empty: name the secret"),
         (
             {"tls": {"enabled": True, "mutual": True, "secrets": SECRETS}},
