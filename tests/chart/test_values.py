@@ -390,6 +390,16 @@ def test_the_notes_name_the_namespaces_that_the_network_policies_count_on(
         assert f"  kubectl get namespace {namespaces}\n" in f"{notes}\n"
 
 
+def test_the_notes_warn_of_an_ingress_whose_controller_is_not_let_in():
+    warning = "only pods of the namespace serving may reach gateways"
+    gateway = {"enabled": True, "ingress": {"host": "paceline.example.org"}}
+    assert warning in install({"gateway": gateway}).notes
+    assert warning not in install({"gateway": {"enabled": True}}).notes
+    elsewhere = {"namespaceSelector": {}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}
+    for policy in ({"enabled": False}, *({"gatewayClients": [it]} for it in elsewhere)):
+        assert warning not in install({"gateway": gateway, "networkPolicy": policy}).notes
+
+
 def test_the_notes_get_the_certificates_that_their_command_needs():
     one_sided = {"enabled": True, "secrets": {"orchestrator": "o", "target": "t", "drafter": "d"}}
     notes = install({"tls": one_sided}).notes
