@@ -232,8 +232,7 @@ SECRETS = {"orchestrator": "o", "target": "t", "drafter": "d"}
         ({"target": {"model": {"path": "models"}}}, "is not absolute: say where"),
         (
             {"target": {"model": {"claim": {"name": "models"}}}},
-            "target.model.claim.name=models would not be used, since target.model.source is "
-            "bundled: set target.model.source=claim",
+            "is not used, since target.model.source is bundled: set target.model.source=claim",
         ),
         (
             {"drafter": {"pools": {"a": {"model": {"download": {"repository": "a/b"}}}}}},
