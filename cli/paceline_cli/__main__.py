@@ -63,7 +63,12 @@ Options come from flags, then PACELINE_* variables, then a YAML file (--config),
 """
 
 _NO_CONNECTION = "`paceline up` starts a system on this machine; --address names another one"
-_NO_METHOD = "Method not found!"  # gRPC's own words
+_TLS = (
+    "it closes connections: it may speak TLS (--tls-authority), or want to see a certificate"
+    " (--tls-certificate, --tls-key)"
+)
+_CLOSED = ("failed to connect", "Socket closed")  # gRPC's own words, like the next ones
+_NO_METHOD = "Method not found!"
 _OTHER_KIND = "the server there is of another kind; `paceline info` with that --address names it"
 _NO_TIME = "--timeout-seconds allows more time"
 _OTHER_TOKENIZER = (
@@ -98,6 +103,9 @@ def _run(name: str, arguments: Sequence[str]) -> int:
 
     from paceline.errors import PacelineError
 
+    # Else gRPC's core writes lines between ours that are no JSON: of each handshake that fails, and
+    # of each idle connection that ends. It reads this when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         command = import_module(_MODULES.get(name, f"paceline_cli.{name.replace('-', '_')}"))
         if name != "serve" and not {"-h", "--help"}.intersection(arguments):
@@ -148,7 +156,8 @@ def _words(error: PacelineError, command: ModuleType) -> str:
         return on_one_line(told_with_options(error, command))
     told = on_one_line(error.message)
     if isinstance(error, ConnectionLostError):
-        return f"no connection: {told}\n{_NO_CONNECTION}"
+        is_closed = all(words in told for words in _CLOSED)
+        return f"no connection: {told}\n{_TLS if is_closed else _NO_CONNECTION}"
     if isinstance(error, DeadlineError):
         return f"{told}\n{_NO_TIME}"
     if isinstance(error, TokenizerMismatchError):

@@ -111,6 +111,7 @@ _VERIFICATIONS = "verifications_in_flight"
 TOTALS: Mapping[str, Sequence[Figure]] = {
     "requests": (
         _now("running", "{} running", "num_requests_running"),
+        _now("waiting", "{} waiting", "num_requests_waiting"),
         _rate("requests_per_second", "{}/s come", "incoming_requests_total"),
         Figure("failures_per_second", "{}/s fail", form=rate, value=_failures),
         _mean("first_token_seconds", "first token after {} ms", _TTFT),
@@ -164,7 +165,7 @@ TOTALS: Mapping[str, Sequence[Figure]] = {
 # The columns; a narrow terminal cuts off the last ones.
 OF_A_SERVER: Sequence[Figure] = (
     _now("waiting", "waiting", "num_requests_waiting"),
-    _now("running", "running", "num_requests_running"),
+    _now("running", "running", "num_requests_running", "http_in_flight"),
     _now("sessions", "sessions", "sessions_active"),
     _rate("forwards_per_second", "forwards/s", "forwards_total"),
     _mean("queue_seconds", "queue ms", "queue_seconds"),
@@ -186,7 +187,10 @@ OF_A_SERVER: Sequence[Figure] = (
     _ACCEPTED,
 )
 _NOT_OF_DRAFTERS = {"accepted_share", "wasted_per_second"}
-_OF_ORCHESTRATORS = {"running", "cancelled_per_second"}
+_OF_CALLERS = {
+    "orchestrator": {"waiting", "running", "queue_seconds", "cancelled_per_second"},
+    "gateway": {"running"},
+}
 
 
 def figures(role: str, parts: Sequence[Readings]) -> Figures:
@@ -195,7 +199,7 @@ def figures(role: str, parts: Sequence[Readings]) -> Figures:
     return {
         name: None
         if (role == "drafter" and name in _NOT_OF_DRAFTERS)
-        or (role == "orchestrator" and name not in _OF_ORCHESTRATORS)
+        or (role in _OF_CALLERS and name not in _OF_CALLERS[role])
         else value
         for name, value in told.items()
     }

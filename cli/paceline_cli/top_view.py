@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from paceline_cli.top_watch import Scrape, Snapshot
     from paceline_local.metrics_samples import Readings, Samples
 
-_ROLES = ("target", "drafter", "orchestrator", "unknown")
+_ROLES = ("target", "drafter", "orchestrator", "gateway", "unknown")
+# By a metric that only they have; no orchestrator lists them.
+_CALLERS = {
+    "orchestrator": "paceline_incoming_requests_total",
+    "gateway": "paceline_http_in_flight",
+}
 _UP, _GONE, _SILENT = "up", "gone", "no answer"
 _DOT = " · "
 _UNKNOWN = "-"
@@ -123,15 +128,15 @@ def _match(scrape: Scrape, known: Sequence[ServerInfo]) -> ServerInfo | None:
     neighbours = [
         it for it in known if it.address.rpartition(":")[0].strip("[]") == scrape.page.host
     ]
-    is_orchestrator = scrape.readings and _scraped_role(scrape.readings.now) == "orchestrator"
-    return neighbours[0] if len(neighbours) == 1 and not is_orchestrator else None
+    is_caller = scrape.readings and _scraped_role(scrape.readings.now) in _CALLERS
+    return neighbours[0] if len(neighbours) == 1 and not is_caller else None
 
 
 def _scraped_role(samples: Samples) -> str:
     for role in ("target", "drafter"):
         if any(("role", role) in it for it in samples.values.get("paceline_sessions_active", ())):
             return role
-    return "orchestrator" if "paceline_incoming_requests_total" in samples else "unknown"
+    return next((role for role, metric in _CALLERS.items() if metric in samples), "unknown")
 
 
 def _server_view(info: ServerInfo | None, scrape: Scrape | None) -> ServerView:

@@ -13,12 +13,9 @@ from support.promtool import Promtool, counter, gauge, histogram
 GENERATE = "paceline.v1.OrchestratorService/Generate"
 VALUES = values_of("keda.yaml")
 MOST = VALUES["autoscaling"]["maxReplicas"]
-# Standings of a server that is healthy and gets no work; all others take work, pass or have alerts.
-IDLE_WORDS = (
-    *("other_model", "other_tokenizer", "other_dtype", "other_invariance"),
-    *("other_role", "listed_twice", "bad_answer", "too_old", "refuses", "unwatched"),
-)
-OTHER_WORDS = ("used", "resting", "unreachable", "loading", "draining", "failing", "silent")
+# Standings for which somebody has to do something; all others take work, or pass.
+IDLE_WORDS = tuple(str(word) for word in Word if not word.is_passing)
+OTHER_WORDS = ("used", "resting", "loading", "draining")
 CODES_THAT_FAIL = ("INTERNAL", "UNKNOWN", "DATA_LOSS", "UNAVAILABLE")
 
 
@@ -93,7 +90,7 @@ def standing(word, *counts, role="target"):
 
 def not_used(word, role="target"):
     labels = {"role": role, "standing": word}
-    says = f"A {role} is healthy and gets no work: {word}"
+    says = f"A {role} that runs gets no work: {word}"
     return Case("PacelineServerNotUsed", standing(word, 0, 1, role=role), says, labels)
 
 
@@ -145,7 +142,7 @@ CASES = [
     Case(
         "PacelineServerNotUsed",
         standing("other_dtype", 1),
-        "A target is healthy and gets no work: other_dtype",
+        "A target that runs gets no work: other_dtype",
         {"role": "target", "standing": "other_dtype"},
         at=11,
     ),

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 
@@ -34,20 +36,28 @@ def repository(tmp_path):
     return directory
 
 
-def download(repository, tmp_path):
-    """Run the init container; return how it ended, and what it has fetched."""
+def command(directory):
+    """Return what the init container runs, with another place for the model."""
     model = {"source": "download", "download": {"repository": ID}}
     (container,) = (
         install({"target": {"model": model}}).pod("-target-default").spec["initContainers"]
     )
-    directory = tmp_path / "models"
-    arguments = [str(directory) if it == "/models" else it for it in container["args"]]
     assert container["command"][0] == "python"
+    arguments = [str(directory) if it == "/models" else it for it in container["args"]]
+    return [sys.executable, *container["command"][1:], *arguments]
+
+
+def environment(tmp_path, address):
+    return {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": address}
+
+
+def download(repository, tmp_path):
+    """Run the init container; return how it ended, and what it has fetched."""
+    directory = tmp_path / "models"
     with FakeHub({ID: repository}).serving() as address:
-        environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": address}
         ran = subprocess.run(
-            [sys.executable, *container["command"][1:], *arguments],
-            env=environment,
+            command(directory),
+            env=environment(tmp_path, address),
             capture_output=True,
             text=True,
             timeout=120,
@@ -97,3 +107,18 @@ def test_an_index_that_names_another_folders_file_ends_it_with_its_name(reposito
     assert ran.returncode
     assert "names 'onnx/model.safetensors'" in ran.stderr
     assert not [name for name in fetched if name.endswith(".safetensors")]
+
+
+def test_a_download_ends_when_its_pod_is_to_go(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        address = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        process = subprocess.Popen(
+            command(tmp_path / "models"),
+            env=environment(tmp_path, address),
+            stderr=subprocess.DEVNULL,
+        )
+        asking, _ = hub.accept()
+        with asking:
+            process.send_signal(signal.SIGTERM)
+            # It ends itself. As a container's first process it would not die of the signal.
+            assert process.wait(60) == 143

@@ -148,7 +148,10 @@ def test_the_operator_scrapes_every_server_once():
 
 def test_the_dashboard_is_delivered_as_it_is_in_the_repository():
     (config_map,) = install(EXAMPLE).of("ConfigMap")
-    assert json.loads(config_map["data"]["paceline.json"]) == DASHBOARD
+    ((file, content),) = config_map["data"].items()
+    assert json.loads(content) == DASHBOARD
+    # In one folder with those of other releases.
+    assert file == f"{config_map['metadata']['name']}.json"
     assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 

@@ -275,6 +275,21 @@ def test_an_ingress_is_there_if_it_has_a_name():
     assert install({"gateway": {"enabled": True}}).of("Ingress") == []
 
 
+def test_nginx_speaks_to_gateways_as_they_do():
+    key = "nginx.ingress.kubernetes.io/backend-protocol"
+
+    def told(own=None, **more):
+        ingress = {"host": "paceline.example.org", "annotations": own or {}}
+        values = {"gateway": {"enabled": True, "ingress": ingress}, **more}
+        return install(values).one("Ingress", "-gateway")["metadata"]["annotations"].get(key)
+
+    secrets = dict.fromkeys(("orchestrator", "gateway", "target", "drafter"), "s")
+    tls = {"enabled": True, "secrets": secrets}
+    assert told() is None
+    assert told(tls=tls) == "HTTPS"
+    assert told({key: "AUTO_HTTP"}, tls=tls) == "AUTO_HTTP"
+
+
 def test_an_orchestrator_that_leaves_serves_until_dns_tells_of_it_no_more():
     pods = {pod.role: pod for pod in install({"gateway": {"enabled": True}}).pods}
     assert pods["orchestrator"].server["lifecycle"]["preStop"]["sleep"]["seconds"] > 30
@@ -665,12 +680,40 @@ def test_the_test_knows_the_variables_that_it_is_given(name):
     assert (settings.tls_certificate is not None) is (name == "tls.yaml")
 
 
-def test_the_certificates_of_the_example_have_the_names_that_are_called():
-    release = install(values_of("tls.yaml"))
+@pytest.mark.parametrize("name", ["demo", "production-with-a-name-for-which-there-is-no-room"])
+@pytest.mark.parametrize("own", [{}, {"pools": {"one": {"replicas": 2}, "two": {}}}])
+def test_the_certificates_of_the_example_have_the_names_that_are_called(name, own):
+    values = values_of("tls.yaml")
+    scaling = {"mode": "keda", "pool": "two" if own else ""}
+    more = {"target": values["target"] | own, "gateway": {"enabled": True}, "autoscaling": scaling}
+    release = install(values | more, release=name)
     certificates = release.of("Certificate")
     names = {each["spec"]["secretName"]: each["spec"].get("dnsNames") for each in certificates}
-    assert set(names) == set(values_of("tls.yaml")["tls"]["secrets"].values())
-    address = release.pod("-test").environment["PACELINE_ADDRESS"]
-    assert address.rpartition(":")[0] in names["paceline-orchestrator-tls"]
-    for role in ("target", "drafter"):
-        assert f"demo-{role}-default.serving.svc" in names[f"paceline-{role}-tls"]
+    assert set(names) == set(values["tls"]["secrets"].values())
+    pods = {pod.role: pod for pod in release.pods}
+    (scaled,) = release.of("ScaledObject")
+    called = [
+        pods["test"].environment["PACELINE_ADDRESS"],
+        pods["gateway"].flag("orchestrator-tls-server-name"),
+        scaled["spec"]["triggers"][0]["metadata"]["scalerAddress"],
+    ]
+    assert {it.partition(":")[0] for it in called} <= set(names["paceline-orchestrator-tls"])
+    services = [
+        flag.split("-service=") for flag in pods["orchestrator"].flags if "-service=" in flag
+    ]
+    assert len(services) == 2 + len(own.get("pools", ["default"]))
+    for flag, address in services:
+        role = flag.removeprefix("--").replace("peer", "orchestrator")
+        assert f"{address.partition(':')[0]}.serving.svc" in names[f"paceline-{role}-tls"]
+
+
+def test_a_second_release_in_the_namespace_has_certificates_of_its_own():
+    values = values_of("tls.yaml")
+    other = {"secrets": {role: f"other-{role}" for role in values["tls"]["secrets"]}}
+    one, two = (install(it) for it in (values, values | {"tls": values["tls"] | other}))
+
+    def certificates(release):
+        return {each["metadata"]["name"] for each in release.of("Certificate")}
+
+    assert len(certificates(one)) == len(certificates(two)) == len(values["tls"]["secrets"])
+    assert not certificates(one) & certificates(two)

@@ -52,18 +52,21 @@ NEVER_CHANGES = {
 REFUSED_IN_THE_CLUSTER = "orchestrator.service.loadBalancerClass"
 
 SECRETS = {role: f"{role}-tls" for role in ("orchestrator", "gateway", "target", "drafter")}
+MODEL = {
+    "path": "/opt/model",
+    "claim": {"name": "models"},
+    "download": {"repository": "org/model"},
+    "image": {"reference": "registry.example.org/model:1"},
+}
 # Whatever a switch needs is said already, so that it can be flipped alone.
 READY = {
     "gateway": {"enabled": True, "ingress": {"host": "paceline.example.org"}},
     "networkPolicy": {"collector": [{"podSelector": {}}]},
     "target": {
         "latency": {"targetMicroseconds": 36_000, "drafterMicroseconds": 4_000},
-        "model": {
-            "claim": {"name": "models"},
-            "download": {"repository": "org/model"},
-            "image": {"reference": "registry.example.org/model:1"},
-        },
+        "model": MODEL,
     },
+    "drafter": {"model": MODEL},
     "tls": {"secrets": {**SECRETS, "client": "client-tls"}},
 }
 OUTSIDE = {

@@ -170,6 +170,11 @@ def test_no_object_that_is_ours_takes_unknown_keys():
         ({"target": {"latency": {"targetMicroseconds": 1.5}}}, "want integer"),
         ({"target": {"latency": {"targetMicroseconds": "1.1"}}}, "want integer"),
         ({"target": {"image": {"digest": "sha256:short"}}}, "digest"),
+        ({"target": {"image": {"repository": "team/server:1.2"}}}, "repository"),
+        ({"target": {"image": {"repository": ""}}}, "repository"),
+        ({"common": {"image": {"registry": "https://registry.example.org"}}}, "registry"),
+        ({"common": {"image": {"registry": "registry.example.org/"}}}, "registry"),
+        ({"global": {"imageRegistry": "https://registry.example.org"}}, "imageRegistry"),
         ({"target": {"model": {"source": "hub"}}}, "'bundled', 'claim', 'download', 'image'"),
         ({"target": {"settings": {"listen": "0.0.0.0:1"}}}, "listen"),
         ({"target": {"resources": {"limits": {"memory": "lots"}}}}, "memory"),
@@ -192,6 +197,21 @@ def test_the_schema_refuses_a_typo_and_names_it(values, message):
         install(values)
 
 
+@pytest.mark.parametrize(
+    ("registry", "repository"),
+    [
+        ("", "registry.example.org:5000/team/server"),
+        ("localhost:5000", "server"),
+        ("registry.example.org/team/other_team", "llm/model-server"),
+        ("123456789012.dkr.ecr.eu-west-1.amazonaws.com", "a.b/c"),
+    ],
+)
+def test_an_image_is_where_registries_have_images(registry, repository):
+    image = {"registry": registry, "repository": repository, "tag": "1"}
+    pod = install({"target": {"image": image}}).pod("-target-default")
+    assert pod.server["image"] == "/".join(filter(None, (registry, f"{repository}:1")))
+
+
 # --- refused with a remedy ------------------------------------------------------------------------
 
 MODEL = {"model": {"source": "claim"}}
@@ -210,6 +230,18 @@ SECRETS = {"orchestrator": "o", "target": "t", "drafter": "d"}
         ),
         ({"target": {"model": {"source": "image"}}}, "target.model.image.reference is empty"),
         ({"target": {"model": {"path": "models"}}}, "is not absolute: say where"),
+        (
+            {"target": {"model": {"claim": {"name": "models"}}}},
+            "is not used, since target.model.source is bundled: set target.model.source=claim",
+        ),
+        (
+            {"drafter": {"pools": {"a": {"model": {"download": {"repository": "a/b"}}}}}},
+            "set drafter.pools.a.model.source=download",
+        ),
+        (
+            {"target": {"model": {"image": {"reference": "models/large:1"}}}},
+            "set target.model.source=image",
+        ),
         ({"target": {"settings": {"device": "cuda:0"}}}, "set target.gpu.count=1"),
         ({"target": {"gpu": {"count": 2}}}, "set target.settings.backend=vllm"),
         (
@@ -233,6 +265,10 @@ SECRETS = {"orchestrator": "o", "target": "t", "drafter": "d"}
             "orchestrator.rollout with maxSurge and maxUnavailable 0",
         ),
         ({"tls": {"mutual": True}}, "set tls.enabled=true"),
+        (
+            {"target": {"pools": {"a": {"settings": {"peer_roles": ["spiffe://a/b=client"]}}}}},
+            "target.pools.a.settings.peer_roles names callers by their certificates",
+        ),
         ({"tls": {"enabled": True}}, "tls.secrets.orchestrator is empty: name the secret"),
         (
             {"tls": {"enabled": True, "mutual": True, "secrets": SECRETS}},
@@ -351,6 +387,16 @@ def test_the_notes_name_the_namespaces_that_the_network_policies_count_on(
     else:
         assert f"The network policies let {callers} in from namespaces" in notes
         assert f"  kubectl get namespace {namespaces}\n" in f"{notes}\n"
+
+
+def test_the_notes_warn_of_an_ingress_whose_controller_is_not_let_in():
+    warning = "only pods of the namespace serving may reach gateways"
+    gateway = {"enabled": True, "ingress": {"host": "paceline.example.org"}}
+    assert warning in install({"gateway": gateway}).notes
+    assert warning not in install({"gateway": {"enabled": True}}).notes
+    elsewhere = {"namespaceSelector": {}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}
+    for policy in ({"enabled": False}, *({"gatewayClients": [it]} for it in elsewhere)):
+        assert warning not in install({"gateway": gateway, "networkPolicy": policy}).notes
 
 
 def test_the_notes_get_the_certificates_that_their_command_needs():

@@ -201,6 +201,36 @@ async def test_a_renewed_certificate_is_used_without_a_restart(certificates, ren
         assert await ask(process, TlsFiles(authority=renewed_authority.authority)) == "simulated"
 
 
+async def test_in_three_steps_another_authority_takes_over_and_every_call_is_answered(
+    certificates, renewed_authority
+):
+    server, caller = certificates.issue("localhost"), certificates.issue(ORCHESTRATOR)
+    old, new = (it.authority.read_bytes() for it in (certificates, renewed_authority))
+    # Each has authorities of its own, since they are not renewed at the same moment.
+    trusting = [
+        TlsFiles(it.certificate, it.key, it.key.with_suffix(".ca")) for it in (server, caller)
+    ]
+    for files in trusting:
+        files.authority.write_bytes(old)
+    async with serving(TARGET, a_host(), **server_settings(trusting[0], mutual=True)) as process:
+
+        async def step(change):
+            for files, name in zip(trusting, ("localhost", ORCHESTRATOR), strict=True):
+                change(files, name)
+                assert await ask(process, trusting[1]) == "simulated"
+
+        def renew(files, name):
+            issued = renewed_authority.issue(name)
+            files.certificate.write_bytes(issued.certificate.read_bytes())
+            files.key.write_bytes(issued.key.read_bytes())
+
+        await step(lambda files, _: files.authority.write_bytes(old + new))
+        await step(renew)
+        await step(lambda files, _: files.authority.write_bytes(new))
+        with pytest.raises(ConnectionLostError):
+            await ask(process, certificates.issue(ORCHESTRATOR))
+
+
 async def test_a_lost_channel_is_replaced_by_one_with_the_renewed_certificates(
     certificates, renewed_authority, closing
 ):

@@ -1,3 +1,4 @@
+import json
 import re
 import subprocess
 import sys
@@ -5,6 +6,8 @@ import sys
 import openai
 import psutil
 import pytest
+
+from support.certificates import Certificates
 
 PACELINE = (sys.executable, "-m", "paceline_cli")
 UP = (*PACELINE, "up", "--backend", "simulated", "--listen", "127.0.0.1:0")
@@ -79,3 +82,20 @@ def test_up_ends_with_the_last_words_of_a_server_that_died(up):
     assert process.returncode == 1
     assert "was killed by SIGKILL\nits last log lines:\n" in err
     assert not alive
+
+
+def test_who_comes_without_tls_is_told_of_it_and_the_servers_log_has_json_alone(tmp_path):
+    own = Certificates(tmp_path).issue("localhost")
+    files = ("--tls-certificate", own.certificate, "--tls-key", own.key)
+    places = ("--listen", "127.0.0.1:0", "--targets", "127.0.0.1:1")
+    command = (*PACELINE, "serve", "orchestrator", *places, *files)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    address = json.loads(process.stdout.readline())["address"]
+    ran = subprocess.run(
+        (*PACELINE, "info", "--address", address), capture_output=True, text=True, timeout=180
+    )
+    process.terminate()
+    _, log = process.communicate(timeout=180)
+    assert ran.returncode == 1
+    assert "--tls-authority" in ran.stderr
+    assert {type(json.loads(line)) for line in log.splitlines()} == {dict}

@@ -22,11 +22,11 @@ paceline.alerts (dict "root" $ "scope" "what selects this release's series")
     description: Outputs are still right. Look at the drafter pods (pending, loading, failing), then at their logs.
 {{- end }}
 - alert: PacelineServerNotUsed
-  expr: max by (role, standing) (paceline_servers{standing=~"other_.*|listed_twice|bad_answer|too_old|refuses|unwatched", {{ $scope }}}) > 0
+  expr: max by (role, standing) (paceline_servers{standing=~"other_.*|listed_twice|unreachable|bad_answer|failing|silent|too_old|refuses|unwatched", {{ $scope }}}) > 0
   for: 10m
   labels: {severity: warning}
   annotations:
-    summary: 'A {{ "{{ $labels.role }}" }} is healthy and gets no work: {{ "{{ $labels.standing }}" }}'
+    summary: 'A {{ "{{ $labels.role }}" }} that runs gets no work: {{ "{{ $labels.standing }}" }}'
     description: Its device idles. The orchestrators' logs and `paceline info` name the server and the reason; docs/operations.md says what to do about each reason.
 - alert: PacelineForwardHangs
   expr: max by (pod) (paceline_forward_overdue_seconds{{ "{" }}{{ $scope }}}) > 0

@@ -266,6 +266,7 @@ async def test_without_the_orchestrator_there_is_what_the_metrics_say():
 
 TARGETS_PAGE = Samples({"paceline_sessions_active": {frozenset({("role", "target")}): 1.0}})
 ORCHESTRATORS_PAGE = samples(paceline_incoming_requests_total=1)
+GATEWAYS_PAGE = samples(paceline_http_in_flight=3)
 
 
 @pytest.mark.parametrize(
@@ -278,10 +279,11 @@ ORCHESTRATORS_PAGE = samples(paceline_incoming_requests_total=1)
         (TARGETS_PAGE, "server 2", ["h:1", "i:1"], "server 2"),
         (TARGETS_PAGE, "other", ["h:1"], "other"),
         (ORCHESTRATORS_PAGE, "", ["h:1"], "h:9090"),
+        (GATEWAYS_PAGE, "", ["h:1"], "h:9090"),
     ],
     ids=[
         *("the one server there", "the one there, as IPv6", "one of two there", "one elsewhere"),
-        *("a name that is known", "a name that is not", "an orchestrator's"),
+        *("a name that is known", "a name that is not", "an orchestrator's", "a gateway's"),
     ],
 )
 def test_a_page_is_that_of_the_server_with_its_name_or_of_the_only_one_there(
@@ -341,6 +343,15 @@ async def test_an_address_that_never_answered_is_shown_too():
     async with watching(Orchestrator(), "x=127.0.0.1:1") as look_after:
         (pool,) = (await look_after(0)).pools
     assert (pool.role, pool.servers[0].state) == ("unknown", "no answer")
+
+
+def test_a_gateway_is_shown_with_the_requests_that_it_works_on_and_nothing_that_it_has_not():
+    pages = (Page(Source("", host, 9090), host) for host in ("h", "i"))
+    scrapes = tuple(Scrape(page, Readings(GATEWAYS_PAGE)) for page in pages)
+    (pool,) = view(Snapshot(scrapes, Orchestrator().answer)).pools
+    assert (pool.role, pool.ready_count) == ("gateway", 2)
+    told = {name: number for name, number in pool.figures.items() if number is not None}
+    assert told == {"running": 6}
 
 
 async def test_a_server_of_a_role_that_is_new_is_shown_as_unknown():

@@ -55,6 +55,7 @@ def an_orchestrator():
         {
             "incoming_requests_total": 77,
             "num_requests_running": 6,
+            "num_requests_waiting": 53,
             "verifications_in_flight": 21,
             "stream_verifiers": 17,
             "desired_verifiers": 23,
@@ -76,6 +77,7 @@ def an_orchestrator():
             'fallbacks_total{kind="target_lost"}': 7,
             'fallbacks_total{kind="load_changed"}': 15,
         },
+        queue_seconds=(6.9, 3),
         time_to_first_token_seconds=(1.2, 8),
         inter_token_latency_seconds=(2.6, 104),
         rpc_hop_seconds=(0.27, 90),
@@ -120,7 +122,9 @@ def test_a_drafter_judges_nothing_and_an_orchestrator_runs_requests():
     assert drafter["accepted_share"] is drafter["wasted_per_second"] is None
     assert drafter["forwards_per_second"] == 7
     told = figures("orchestrator", [an_orchestrator()])
-    assert known(told) == {"running": 6, "cancelled_per_second": 9}
+    assert known(told) == pytest.approx(
+        {"waiting": 53, "running": 6, "queue_seconds": 2.3, "cancelled_per_second": 9}
+    )
     assert not known(figures("target", []))
 
 
@@ -128,6 +132,7 @@ def test_each_total_is_of_its_own_counters():
     assert totals([an_orchestrator()], [a_target()], told_running=99) == pytest.approx(
         {
             "running": 6,
+            "waiting": 53,
             "requests_per_second": 2.5,
             "failures_per_second": 3.5,  # neither what ended well nor another method's
             "tokens_per_second": 28,  # the first of each request, and those after one another
@@ -172,7 +177,7 @@ def test_the_numbers_stand_behind_their_own_words():
     dot = " \N{MIDDLE DOT} "
     assert {name: words.rstrip().split(dot) for name, words in facts} == {
         "requests": [
-            *("6 running", "2.5/s come", "3.5/s fail", "first token after 150.0 ms"),
+            *("6 running", "53 waiting", "2.5/s come", "3.5/s fail", "first token after 150.0 ms"),
             *("25.0 ms between tokens", "3.0 ms network"),
         ],
         "tokens": [
