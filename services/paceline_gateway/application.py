@@ -24,7 +24,7 @@ from paceline_gateway.generating.turns import Turns
 from paceline_gateway.http.cors import allow_origins
 from paceline_gateway.openai.completions import chat, complete
 from paceline_gateway.openai.models import describe_model, list_models
-from paceline_gateway.openai.responses import respond, speak_responses
+from paceline_gateway.openai.responses import respond
 from paceline_gateway.openai.tokenizing import detokenize, tokenize, version
 from paceline_gateway.page.live_stream import describe, watch
 from paceline_gateway.page.static_page import page_routes
@@ -140,7 +140,6 @@ def application(
                 "/v1/responses",
                 partial(respond, turns=turns),
                 prompt="input",
-                speak=speak_responses,
             ),
             post(
                 MESSAGES,

@@ -36,7 +36,7 @@ _USUAL_NUCLEUS = 256
 # How many numbers of rows are computed together. On a CPU more would not stay in its cache from one
 # operation to the next. On an accelerator, where each operation is a launch, only memory is the
 # limit: 256 MiB for each result, and computing noise has several results at a time.
-_MOST_NUMBERS, _MOST_ON_ACCELERATOR = 1 << 18, 1 << 25
+_MOST_NUMBERS, _MOST_ON_ACCELERATOR = 1 << 16, 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def choose_each(
     ]
     found = [
         _choose_alike(
-            logits if len(part) == len(logits) else logits[part],
+            _some(logits, part),
             [draws[row] for row in part],
             token_ids=token_ids,
         )
@@ -143,6 +143,12 @@ def choose_each(
     named = token_ids.tolist()
     columns = (chosen[row] for row in range(len(draws)))
     return [None if column is None else named[column] for column in columns]
+
+
+def _some(logits: Tensor, rows: Sequence[int]) -> Tensor:
+    """Return some rows, ascending; rows that lie side by side are not copied."""
+    start, end = rows[0], rows[-1] + 1
+    return logits[start:end] if end - start == len(rows) else logits[[*rows]]
 
 
 def _most_rows(device: torch.device, vocabulary_size: int) -> int:

@@ -26,6 +26,7 @@ import torch
 
 from paceline.errors import InvalidFieldError
 from paceline_engine.deciding.grammars import FIELD
+from paceline_engine.deciding.penalties import Penalties
 from paceline_engine.terms.model_cache import common_length
 
 if TYPE_CHECKING:
@@ -56,13 +57,16 @@ class Shaper:
         self._prompt_length = spec.prompt_length
         self._end_token_ids = list(spec.end_token_ids)
         bias = spec.sampling.logit_bias
-        self._bias_ids = torch.tensor([token for token, _ in bias], dtype=torch.int64)
-        self._biases = torch.tensor([each for _, each in bias], dtype=torch.float64)
+        self._bias_ids = np.asarray([token for token, _ in bias], dtype=np.int64)
+        self._biases = np.asarray([each for _, each in bias], dtype=np.float64)
         self._grammar = grammar
         self._failures: dict[int, str] = {}  # by row of the last call
         self._tokens = array("I")
-        self._in_sequence = np.zeros(vocabulary_size, dtype=np.int32)
-        self._in_answer = np.zeros(vocabulary_size, dtype=np.int32)
+        self._penalties = (
+            Penalties(spec.sampling, vocabulary_size=vocabulary_size)
+            if Penalties.has(spec.sampling)
+            else None
+        )
 
     def check(self, rows: Iterable[int]) -> None:
         """Check that the grammar could say what may come next in the rows that were decided by.
@@ -164,21 +168,19 @@ class Shaper:
         return shaped
 
     def _shape_row(self, row: Tensor) -> None:
-        sampling = self._sampling
-        if sampling.repetition_penalty != 1:
-            token_ids = torch.from_numpy(_nonzero(self._in_sequence)).to(row.device)
-            own = row[token_ids]
-            penalty = sampling.repetition_penalty
-            row[token_ids] = torch.where(own > 0, own / penalty, own * penalty)
-        if sampling.frequency_penalty or sampling.presence_penalty:
-            own_ids = _nonzero(self._in_answer)
-            counts = torch.from_numpy(self._in_answer[own_ids]).to(row)
-            row[torch.from_numpy(own_ids).to(row.device)] -= (
-                counts * sampling.frequency_penalty + sampling.presence_penalty
-            )
+        if self._penalties is not None:
+            self._penalties.apply(row)
         if len(self._bias_ids):
-            row[self._bias_ids.to(row.device)] += self._biases.to(row)
+            self._add_biases(row)
         self._end_row(row)
+
+    def _add_biases(self, row: Tensor) -> None:
+        if row.device.type == "cpu":  # as with penalties: numpy's calls cost less
+            numbers = row.numpy()
+            numbers[self._bias_ids] += self._biases.astype(numbers.dtype)
+            return
+        token_ids = torch.from_numpy(self._bias_ids).to(row.device)
+        row[token_ids] += torch.from_numpy(self._biases).to(row)
 
     def _end_row(self, row: Tensor) -> None:
         """Leave out the tokens that may not come next."""
@@ -217,13 +219,11 @@ class Shaper:
         """Count the tokens from a place on, or take them out of the counts."""
         if start == len(self._tokens):
             return
-        np.add.at(self._in_sequence, np.asarray(self._tokens[start:]), change)
         answer_start = max(start, self._prompt_length)
         answer = self._tokens[answer_start:]
-        if not answer:
-            return
-        np.add.at(self._in_answer, np.asarray(answer), change)
-        if self._grammar is None:
+        if self._penalties is not None:
+            self._penalties.count(self._tokens[start:], answer, change=change)
+        if not answer or self._grammar is None:
             return
         taken_count = answer_start - self._prompt_length
         if change < 0:
@@ -236,8 +236,3 @@ def _path(proposal: Proposal, row: int) -> Iterator[int]:
     """Yield the tokens from the prefix to a row of a proposal."""
     indices = [] if not row else [*proposal.ancestors(row - 1)]
     yield from proposal.along(reversed(indices))
-
-
-def _nonzero(counts: np.ndarray) -> np.ndarray:
-    # In two steps, because numpy takes ten times as long for numbers as for truth values.
-    return np.flatnonzero(counts != 0)

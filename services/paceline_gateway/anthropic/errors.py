@@ -46,7 +46,7 @@ class MessagesError(RequestError):
     """
 
     def __init__(self, error: RequestError, *, request_id: str) -> None:
-        told = renamed(error, _NAMES).body["error"]
+        told = error.body["error"]
         message = told["message"]
         is_full = error.status == 503 or told["code"] == "overloaded"
         super().__init__(message, status=_OVERLOADED if is_full else error.status)
@@ -69,3 +69,9 @@ def speak_anthropics(connection: Connection) -> None:
     connection.headers["request-id"] = connection.request_id
     connection.translate = lambda it: MessagesError(it, request_id=connection.request_id)
     connection.error_event = lambda body: (body, "error")
+
+
+def name_parameters(connection: Connection) -> None:
+    """Name parameters as Anthropic does from here on; before, errors have the body's own names."""
+    translate = connection.translate
+    connection.translate = lambda it: translate(renamed(it, _NAMES))

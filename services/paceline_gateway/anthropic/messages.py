@@ -8,6 +8,7 @@ from pydantic_core import from_json
 
 from paceline import FinishReason
 from paceline.errors import ContextLengthExceededError
+from paceline_gateway.anthropic.errors import name_parameters
 from paceline_gateway.bodies.json_body import read
 from paceline_gateway.bodies.message_schemas import CountBody, MessagesBody
 from paceline_gateway.conversations.answer_blocks import AnswerBlocks, Began, Ended, Grew, Kind
@@ -29,6 +30,7 @@ _BUDGET = "thinking.budget_tokens"
 async def answer_messages(connection: Connection, content: bytes, *, turns: Turns) -> None:
     """Answer a conversation; nothing is stored."""
     body = await read(MessagesBody, content, ignored=connection.ignored)
+    name_parameters(connection)
     model = await turns.orchestrators.check_model(body.model)
     leave_out(await _unheard(body, turns), connection)
     options: GenerateOptions = {**body.options(), **model.options}
@@ -48,6 +50,7 @@ async def answer_messages(connection: Connection, content: bytes, *, turns: Turn
 async def count_tokens(connection: Connection, content: bytes, *, turns: Turns) -> None:
     """Count the tokens that a conversation has as a prompt."""
     body = await read(CountBody, content, ignored=connection.ignored)
+    name_parameters(connection)
     await turns.orchestrators.check_model(body.model)
     leave_out(await _unheard(body, turns) | {_BUDGET: _has_budget(body)}, connection)
     await connection.answer({"input_tokens": await turns.count(body.conversation)})

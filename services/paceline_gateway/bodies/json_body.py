@@ -42,6 +42,18 @@ _FIRST_ITEMS = 64
 _STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 _UNSUPPORTED = frozenset({"unsupported", "extra_forbidden", UNKNOWN_KIND})
+_REASONS = {
+    "missing": "is needed",
+    "extra_forbidden": "is not supported",
+    "bool_type": "must be true or false",
+    "dict_type": "must be an object",
+    "float_type": "must be a number",
+    "int_type": "must be a whole number",
+    "list_type": "must be a list",
+    "model_type": "must be an object",
+    "string_type": "must be text",
+}
+_AFTER_VALIDATION = re.compile(r" after validation, not \d+$")
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
 
 
@@ -210,8 +222,11 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _reason(kind: str, message: str) -> str:
-    reasons = {"missing": "is needed", "extra_forbidden": "is not supported"}
-    return reasons.get(kind, message)
+    """Return the library's words as ours: it speaks of its own types, and of inputs."""
+    if kind in _REASONS:
+        return _REASONS[kind]
+    about, should, words = message.partition(" should ")
+    return f"must {_AFTER_VALIDATION.sub('', words)}" if should and " " not in about else message
 
 
 def _path(location: tuple[int | str, ...]) -> str:

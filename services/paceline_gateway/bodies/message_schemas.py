@@ -62,6 +62,8 @@ _OF_USERS = frozenset({"tool_result"})
 
 def _blocks(value: object) -> object:
     """Turn text into a block."""
+    if not isinstance(value, str | list):
+        raise problem("must be text or a list of blocks")
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
@@ -340,12 +342,13 @@ class CountBody(Fields):
     @property
     def conversation(self) -> Conversation:
         """The conversation."""
-        system = [Message(role="system", content=_joined(tuple(it.text for it in self.system)))]
+        said_first = tuple(it.text for it in self.system if it.text)
+        system = [Message(role="system", content=_joined(said_first))] if said_first else []
         said = [message for turn in self.messages for message in turn.messages]
         chosen = self.tool_choice
         options = {} if self.thinking is None else self.thinking.template_options
         return Conversation(
-            messages=(*(system if self.system else ()), *_merged(said)),
+            messages=(*system, *_merged(said)),
             tools=tuple(it.tool for it in self.tools),
             tool_choice=ToolChoice() if chosen is None else chosen.choice,
             parallel_tool_calls=chosen is None or not chosen.disable_parallel_tool_use,

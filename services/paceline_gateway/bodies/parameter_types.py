@@ -26,6 +26,7 @@ MOST_UINT32 = (1 << 32) - 1
 ANY_OBJECT = Grammar(json_schema={"type": "object"})
 
 _TEXTS = frozenset({"text", "input_text", "output_text"})
+_MOST_KIND = 100
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 Prompt: TypeAlias = str | list[int] | list[PromptPart] | FillIn
@@ -151,15 +152,6 @@ def _response_format(
     return schema_grammar(schema, place, info.context, wanted=about.get("lenient", False))
 
 
-def _text_format(value: object, info: ValidationInfo) -> Grammar | None:
-    """Turn the text options of responses into a grammar."""
-    if not isinstance(value, dict) or value.keys() - {"format", "verbosity"}:
-        raise problem("must be an object with a format")
-    if value.get("format") is None:
-        return None
-    return _response_format(value["format"], info, name="text.format")
-
-
 def _structured_outputs(value: object, info: ValidationInfo) -> Grammar:
     """Turn vLLM's structured outputs into a grammar."""
     fault = problem(
@@ -201,12 +193,18 @@ def texts_of(value: object, *, kinds: Collection[str]) -> str | tuple[str, ...]:
     if not isinstance(value, list):
         raise problem("must be text or a list of parts")
     texts = []
-    for part in value:
+    for index, part in enumerate(value):
         match part:
             case {"type": str(kind), "text": str(text)} if kind in kinds:
                 texts.append(text)
+            case {"type": str(kind)} if kind not in kinds:
+                raise unsupported(
+                    "has a part ([{index}]) of the kind {kind}, which is not supported",
+                    index=index,
+                    kind=json.dumps(kind[:_MOST_KIND]),
+                )
             case _:
-                raise problem("has a part that is not text")
+                raise problem("has a part ([{index}]) that is not text", index=index)
     return tuple(texts)
 
 
@@ -243,7 +241,9 @@ FalseOnly: TypeAlias = Annotated[object, only(False)]
 NoList: TypeAlias = Annotated[object, only([])]
 NoText: TypeAlias = Annotated[object, only("")]
 ResponseFormat: TypeAlias = Annotated[Grammar | None, PlainValidator(_response_format)]
-TextFormat: TypeAlias = Annotated[Grammar | None, PlainValidator(_text_format)]
+TextFormat: TypeAlias = Annotated[
+    Grammar | None, PlainValidator(partial(_response_format, name="text.format"))
+]
 StructuredOutputs: TypeAlias = Annotated[Grammar, PlainValidator(_structured_outputs)]
 
 Biases: TypeAlias = Annotated[dict[int, float], PlainValidator(_biases)]

@@ -23,7 +23,7 @@ from paceline_gateway.bodies.conversation_schemas import (
     tool_kind,
     with_effort,
 )
-from paceline_gateway.bodies.fields import Fields, known_kind, unsupported
+from paceline_gateway.bodies.fields import Fields, known_kind, problem, unsupported
 from paceline_gateway.bodies.parameter_types import (
     MOST_UINT32,
     Effort,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
 
-    from paceline import GenerateOptions
+    from paceline import GenerateOptions, Grammar
 
 _MOST_ID = 256
 _MOST_INCLUDED = 64
@@ -64,7 +64,16 @@ _TEXTS = frozenset({"input_text", "output_text", "reasoning_text", "summary_text
 
 def _items(value: object) -> object:
     """Turn text into a user's message."""
+    if not isinstance(value, str | list):
+        raise problem("must be text or a list of items")
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+def _says_something(value: list[InputItem]) -> list[InputItem]:
+    """Refuse items of which nothing is left: reasoning that nobody can read."""
+    if value and all(_says_nothing(it.message) for it in value):
+        raise problem("has nothing but reasoning that cannot be read here")
+    return value
 
 
 def _texts(value: object) -> str | tuple[str, ...]:
@@ -196,6 +205,12 @@ class _Reasoning(Fields):
     generate_summary: object = None  # the older name
 
 
+class _Text(Fields):
+    """How the answer's text looks."""
+
+    format: TextFormat = None
+
+
 class ResponseBody(AnyRequest):
     """POST /v1/responses."""
 
@@ -203,11 +218,12 @@ class ResponseBody(AnyRequest):
         list[Annotated[InputItem, known_kind(_NEEDED, thing="an item")]],
         BeforeValidator(_items),
         Field(min_length=1),
+        AfterValidator(_says_something),
     ]
     instructions: str = ""
     max_output_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
     reasoning: _Reasoning = _Reasoning()
-    text: TextFormat = None
+    text: _Text = _Text()
     thinking_token_budget: int | None = Field(None, ge=0, le=MOST_UINT32)  # vLLM's
     tools: Annotated[
         list[Annotated[_Tool, tool_kind("function")]],
@@ -238,11 +254,16 @@ class ResponseBody(AnyRequest):
             most_thought=self.thinking_token_budget,
         )
 
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer has to follow, if anything."""
+        return self.text.format
+
     def options(self) -> GenerateOptions:
         """Return the options for the client library."""
         options = super().options()
         if self.max_output_tokens is not None:
             options["max_tokens"] = self.max_output_tokens
-        if self.text is not None:
-            options["grammar"] = self.text
+        if self.grammar is not None:
+            options["grammar"] = self.grammar
         return options

@@ -38,22 +38,18 @@ _LOGPROBS: Mapping[Kind, dict[str, Any]] = {Kind.CONTENT: {"logprobs": []}}
 async def respond(connection: Connection, content: bytes, *, turns: Turns) -> None:
     """Answer a conversation, rendered by the model's template; nothing is stored."""
     body = await read(ResponseBody, content, ignored=connection.ignored)
+    connection.translate = lambda it: renamed(it, _NAMES)
     model = await turns.orchestrators.check_model(body.model)
     leave_out(await _unheard(body, turns), connection)
     options: GenerateOptions = {**body.options(), **model.options}
     turn = await turns.begin(
-        connection, body.conversation, options, wanted=body.text, param="input"
+        connection, body.conversation, options, wanted=body.grammar, param="input"
     )
     is_limit_unheard = body.thinking_token_budget is not None and not turn.limits_thought
     leave_out({"thinking_token_budget": is_limit_unheard}, connection)
     answer = _Answer(connection, body, turn, model=model.name)
     await turn.deliver(answer.take)
     await answer.end()
-
-
-def speak_responses(connection: Connection) -> None:
-    """Have a connection name parameters as this interface does."""
-    connection.translate = lambda it: renamed(it, _NAMES)
 
 
 async def _unheard(body: ResponseBody, turns: Turns) -> dict[str, bool]:
@@ -236,11 +232,11 @@ def _part(block: Block) -> dict[str, Any]:
 
 
 def _format(body: ResponseBody) -> dict[str, Any]:
-    if body.text is None:
+    if body.grammar is None:
         return {"type": "text"}
-    if body.text == ANY_OBJECT:
+    if body.grammar == ANY_OBJECT:
         return {"type": "json_object"}
-    return {"type": "json_schema", "name": "answer", "schema": body.text.json_schema}
+    return {"type": "json_schema", "name": "answer", "schema": body.grammar.json_schema}
 
 
 def _choice(body: ResponseBody) -> str | dict[str, Any]:

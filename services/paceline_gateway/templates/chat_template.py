@@ -274,14 +274,18 @@ def _check_options(conversation: Conversation, template: ChatTemplate) -> None:
 
 
 def _with_names(messages: Sequence[Message]) -> list[Message]:
-    """Give results the names of their tools, which some templates write."""
-    names = {call.id: call.name for each in messages for call in each.tool_calls if call.id}
-    return [
-        replace(it, name=names[it.tool_call_id])
-        if it.role == "tool" and not it.name and it.tool_call_id in names
-        else it
-        for it in messages
-    ]
+    """Give results the names of their tools, which some templates write.
+
+    Some models number the calls of each answer anew, so a result's call is the last one before it.
+    """
+    names: dict[str, str] = {}
+    named = []
+    for message in messages:
+        names |= {call.id: call.name for call in message.tool_calls if call.id}
+        is_unnamed = message.role == "tool" and not message.name
+        name = names.get(message.tool_call_id) if is_unnamed else None
+        named.append(message if name is None else replace(message, name=name))
+    return named
 
 
 def _marked(content: str | list[dict[str, str]]) -> str | list[dict[str, str]]:

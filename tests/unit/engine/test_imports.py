@@ -16,6 +16,7 @@ COMPUTE_BESIDE_THE_TORCH_BACKEND = {
     "deciding.reviews",
     "deciding.sampling",
     "deciding.shapers",
+    "deciding.penalties",
     "deciding.shaping",
     # A model's files come before its weights, and GGUF files have both.
     "model_files.files",

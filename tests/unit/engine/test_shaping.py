@@ -16,6 +16,7 @@ from transformers.generation.logits_process import (
 from paceline_contract.proposal import NOTHING, Proposal
 from paceline_engine.deciding.shaping import Shaper
 from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from support.device import DEVICE
 from support.plain_sampling import shaped
 
 SIZE = 30
@@ -68,7 +69,7 @@ def test_each_row_of_a_tree_is_shaped_by_its_own_path(kind):
         parents = [chance.randrange(place + 1) for place in range(len(tokens))]
         tree = Proposal(tuple(tokens), tuple(parents) if step % 2 else ())
         rows = logits_of(len(tokens) + 1, seed=step)
-        found = own.shape(rows, text(answer), tree)
+        found = own.shape(rows.to(DEVICE), text(answer), tree).cpu()
         for row in range(len(tokens) + 1):
             path = [] if not row else [*tree.along(reversed([*tree.ancestors(row - 1)]))]
             torch.testing.assert_close(found[row], oracle(rows[row], parameters, [*answer, *path]))

@@ -448,3 +448,29 @@ async def test_an_answer_has_the_room_that_the_context_has():
     assert answer["usage"]["output_tokens"] == second.max_tokens
     assert refused.status_code == 400
     assert refused.json()["error"]["message"].startswith("messages: ")
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ({"stop": ["x"]}, "stop"),  # of OpenAI's: here it is stop_sequences
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_a_field_that_does_not_belong_here_is_refused_by_the_name_it_came_with(
+    more, name, path
+):
+    asked = ASKED if path == "/v1/messages" else {"messages": USER}
+    async with gateway_over() as gateway:
+        answer = await gateway.post(path, **asked, **more)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == f"{name}: is not supported"
+
+
+@pytest.mark.parametrize("system", ["", [], [{"type": "text", "text": ""}]])
+async def test_an_empty_system_prompt_is_none(system):
+    async with gateway_over() as gateway:
+        await ask(gateway, system=system)
+        (request,) = gateway.requests
+    assert "<system>" not in request.text

@@ -77,7 +77,9 @@ async def test_instructions_and_turns_are_written_by_the_models_template():
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
         ({"input": []}, "input"),
         ({"input": 5}, "input"),
-        ({"text": {"format": {"type": "grammar"}}}, "text"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format"),
+        ({"max_tokens": 3}, "max_tokens"),  # of chat: here it is max_output_tokens
+        ({"response_format": {"type": "json_object"}}, "response_format"),
     ],
 )
 async def test_what_is_not_supported_is_refused_by_its_name(more, param):
@@ -188,6 +190,7 @@ async def test_what_agents_send_and_makes_no_difference_is_named():
         answer = await gateway.post("/v1/responses", **ASKED, **more)
         strict = await gateway.post("/v1/responses", **ASKED, store=True)
     assert answer.headers[IGNORED_HEADER].split(", ") == [
+        "text.verbosity",
         "tools[0]",
         "tools[2]",
         "max_tool_calls",

@@ -103,6 +103,77 @@ def test_what_is_not_supported_is_refused_by_its_name(body_class, base, name, va
 
 
 RESPONSE = {"model": "fake", "input": "hi"}
+MESSAGES = {**CHAT, "max_tokens": 1}
+IMAGE = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+FILE = [{"type": "input_file", "file_id": "f"}]
+UNREADABLE = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("body_class", "base", "fields", "message"),
+    [
+        (ChatBody, CHAT, {"messages": ["hi"]}, "messages[0]: must be an object"),
+        (ChatBody, CHAT, {"messages": "hi"}, "messages: must be a list"),
+        (ChatBody, CHAT, {"messages": []}, "messages: must have at least 1 item"),
+        (ChatBody, CHAT, {"model": 5}, "model: must be text"),
+        (ChatBody, CHAT, {"n": "2"}, "n: must be a whole number"),
+        (ChatBody, CHAT, {"n": 0}, "n: must be greater than or equal to 1"),
+        (ChatBody, CHAT, {"temperature": "1"}, "temperature: must be a number"),
+        (ChatBody, CHAT, {"stream": "true"}, "stream: must be true or false"),
+        (
+            ChatBody,
+            CHAT,
+            {"chat_template_kwargs": "x"},
+            "chat_template_kwargs: must be an object",
+        ),
+        (
+            ChatBody,
+            CHAT,
+            {"messages": [{"role": "user", "content": IMAGE}]},
+            'messages[0].content: has a part ([1]) of the kind "image_url", which is not supported',
+        ),
+        (
+            ChatBody,
+            CHAT,
+            {"messages": [{"role": "user", "content": ["x"]}]},
+            "messages[0].content: has a part ([0]) that is not text",
+        ),
+        (ResponseBody, RESPONSE, {"input": 5}, "input: must be text or a list of items"),
+        (ResponseBody, RESPONSE, {"reasoning": "low"}, "reasoning: must be an object"),
+        (ResponseBody, RESPONSE, {"text": "json"}, "text: must be an object"),
+        (
+            ResponseBody,
+            RESPONSE,
+            {"input": [UNREADABLE]},
+            "input: has nothing but reasoning that cannot be read here",
+        ),
+        (
+            ResponseBody,
+            RESPONSE,
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": FILE}]},
+            'input[0].output: has a part ([0]) of the kind "input_file", which is not supported',
+        ),
+        (MessagesBody, MESSAGES, {"system": 5}, "system: must be text or a list of blocks"),
+        (MessagesBody, MESSAGES, {"tool_choice": "auto"}, "tool_choice: must be an object"),
+        (
+            MessagesBody,
+            MESSAGES,
+            {"messages": [{"role": "user", "content": 5}]},
+            "messages[0].content: must be text or a list of blocks",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_the_words_of_json(body_class, base, fields, message):
+    assert refused(body_class, base | fields)["message"] == message
+
+
+def test_a_part_of_another_kind_is_what_is_not_supported():
+    error = refused(ChatBody, CHAT | {"messages": [{"role": "user", "content": IMAGE}]})
+    assert error["code"] == "unsupported_parameter"
+    malformed = refused(ChatBody, CHAT | {"messages": [{"role": "user", "content": ["x"]}]})
+    assert malformed["code"] is None
+
+
 LIVE = {"model": "fake", "prompt": "p"}
 TOKENS = ([1, (1 << 32) - 1], [0, 1 << 32])
 LIKELIEST = ([0, 20], [-1, 21])

@@ -45,7 +45,6 @@ def test_a_chats_response_format_is_a_grammar(value, expected):
     ("value", "expected"),
     [
         ({}, None),
-        ({"verbosity": "low"}, None),
         ({"format": None}, None),
         ({"format": {"type": "text"}}, None),
         ({"format": {"type": "json_object"}}, ANY_OBJECT),
@@ -81,7 +80,6 @@ def test_structured_outputs_have_their_usual_names(body_class, base, value, expe
         (ChatBody, CHAT, "response_format", "json"),
         (ChatBody, CHAT, "response_format", {"type": "xml"}),
         (ChatBody, CHAT, "response_format", {"type": []}),
-        (ResponseBody, RESPONSE, "text", {"format": {"type": {}}}),
         (ChatBody, CHAT, "response_format", {"type": "json_schema"}),
         (ChatBody, CHAT, "response_format", {"type": "json_schema", "json_schema": {"name": "n"}}),
         (ChatBody, CHAT, "structured_outputs", {}),
@@ -89,14 +87,26 @@ def test_structured_outputs_have_their_usual_names(body_class, base, value, expe
         (ChatBody, CHAT, "structured_outputs", {"choice": []}),
         (ChatBody, CHAT, "structured_outputs", {"choice": ["a", 1]}),
         (ChatBody, CHAT, "structured_outputs", {"structural_tag": "x"}),
-        (ResponseBody, RESPONSE, "text", {"format": {"type": "grammar"}}),
-        (ResponseBody, RESPONSE, "text", {"formats": {}}),
     ],
 )
 def test_a_form_that_is_not_known_is_refused_by_name(body_class, base, name, value):
     with pytest.raises(RequestError) as refused:
         grammar_of(body_class, base, **{name: value})
     assert refused.value.body["error"]["param"] == name
+
+
+@pytest.mark.parametrize(
+    ("value", "param"),
+    [
+        ({"format": {"type": {}}}, "text.format"),
+        ({"format": {"type": "grammar"}}, "text.format"),
+        ({"formats": {}}, "text.formats"),
+    ],
+)
+def test_so_it_is_of_a_responses_text(value, param):
+    with pytest.raises(RequestError) as refused:
+        grammar_of(ResponseBody, RESPONSE, text=value)
+    assert refused.value.body["error"]["param"] == param
 
 
 def test_what_cannot_be_enforced_is_a_fault_of_the_format():

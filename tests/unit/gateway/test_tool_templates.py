@@ -127,6 +127,17 @@ async def test_arguments_that_are_no_object_stay_the_text_that_the_model_wrote()
     assert json.dumps('{"city": ') in prompt
 
 
+async def test_a_result_is_of_the_last_call_before_it_with_its_id():
+    turns = []
+    for name in ("weather", "clock"):
+        call = {"id": "0", "type": "function", "function": {"name": name, "arguments": "{}"}}
+        turns.append({**CALLING, "tool_calls": [call]})
+        turns.append({"role": "tool", "tool_call_id": "0", "content": f"of the {name}"})
+    prompt = await rendered("gemma4", [USER, *turns])
+    for name in ("weather", "clock"):
+        assert f'response:{name}{{value:<|"|>of the {name}<|"|>}}' in prompt
+
+
 async def test_reasoning_and_names_for_the_template_reach_it():
     thought = [USER, {"role": "assistant", "content": "5", "reasoning_content": "2 + 3"}, USER]
     prompt = await rendered("hermes", thought, chat_template_kwargs={"enable_thinking": False})
