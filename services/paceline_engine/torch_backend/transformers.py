@@ -184,6 +184,7 @@ class TransformersBackend(DecidingModel):
             None if self._slabs is None else self._slabs.shape,
             description=self.description,
             threads=threads,
+            attention_places=None if self._tiles is None else self._tiles.attention_places,
         )
 
     @on_device()
