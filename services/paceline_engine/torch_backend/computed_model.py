@@ -218,6 +218,11 @@ class ComputedModel(ModelBackend):
         return None
 
     @property
+    def _attention_places(self) -> Mapping[int, int] | None:
+        """Of a model with open tiles: see `RecurrentRows`."""
+        return None if self._tiles is None else self._tiles.attention_places
+
+    @property
     def captures(self) -> bool:
         """Whether forwards of few rows are recorded and replayed."""
         return self.captured is not None and self.captured.work

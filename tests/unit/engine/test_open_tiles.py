@@ -101,6 +101,15 @@ def test_rows_that_come_and_go_by_chance_leave_no_trace(texts):
     assert back
 
 
+def test_a_rejection_across_the_edge_of_a_tile_leaves_no_trace(texts):
+    texts.renew()
+    for edge in (TILE, 2 * TILE, 3 * TILE):
+        for length in (edge - 3, edge - 1):
+            texts.check([(0, length, 0, [7, 8, 9, 7, 8, 9])])
+        texts.check([(0, edge - 1, 8)])
+        texts.check([(0, edge + 20, 4)])
+
+
 def test_a_text_is_cut_to_each_length_of_its_open_rows_and_to_its_prompt_below(texts):
     texts.renew()
     end = 4 * TILE - 1
