@@ -49,7 +49,7 @@ class RecurrentLayers:
             weight: (C, w).
         """
         count = sum(self._counts)
-        parts = torch.split(raw[:count], self._counts)
+        parts = torch.split(raw[:count], [*self._counts])
         found = [
             text.convolve(layer, part, weight=weight, bias=bias)
             for text, part in zip(self._texts, parts, strict=True)
