@@ -248,6 +248,16 @@ FAMILIES = {
             "shared_intermediate_size": 32,
         },
     ),
+    "granite 4 dense": Family(
+        "GraniteMoeHybridConfig",
+        {
+            **_USUAL,
+            **_MAMBA2,
+            "layer_types": ["mamba", "attention"],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 32,
+        },
+    ),
     "bamba": Family("BambaConfig", {**_USUAL, **_MAMBA2, "attn_layer_indices": [1]}),
     "nemotron-h": Family(
         "NemotronHConfig",

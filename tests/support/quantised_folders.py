@@ -268,7 +268,10 @@ LAYOUTS = {
     "w8a16 in another order": Layout(
         _whole_in_order, _compressed("int", "int-quantized", num_bits=8, group_size=GROUP)
     ),
-    "gptq": Layout(_gptq, {"quant_method": "gptq", "bits": 4, "group_size": GROUP}),
+    "gptq": Layout(
+        _gptq,
+        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "checkpoint_format": None},
+    ),
     "gptq in another order": Layout(
         lambda weight: _gptq(weight, shuffled=True),
         {"quant_method": "gptq", "bits": 4, "desc_act": True, "checkpoint_format": "gptq"},

@@ -28,6 +28,8 @@ _COMPRESSED_FORMATS = frozenset({
 })  # fmt: skip
 # What would change a forward, and is not computed here.
 _UNKNOWN_PARTS = ("transform_config", "sparsity_config")
+_GPTQ = "gptq"
+_GPTQ_FORMATS = frozenset({_GPTQ, "gptq_v2"})
 _FP8 = frozenset({"fp8", "fbgemm_fp8"})
 _KNOWN = f"{_COMPRESSED}, gptq, awq, fp8"
 _FROM_ORIGINAL = (
@@ -95,7 +97,7 @@ def _quantisation(found: Mapping[str, Any]) -> Quantisation:
         return _of_compressed_tensors(found)
     if method in _FP8:
         return Quantisation(method=method, block=_block(found.get("weight_block_size")))
-    if method not in {"gptq", "awq"}:
+    if method not in {_GPTQ, "awq"}:
         advice = _CONVERSIONS.get(str(method), _FROM_ORIGINAL)
         raise ModelLoadError(f"weights of {method!r} are not read, but {_KNOWN}: {advice}")
     bits, version = found["bits"], str(found.get("version") or "gemm").lower()
@@ -104,12 +106,17 @@ def _quantisation(found: Mapping[str, Any]) -> Quantisation:
             f"weights of {method} in {bits!r} bits, version {version!r}, are not read:"
             f" {_FROM_ORIGINAL}"
         )
-    first_format = found.get("checkpoint_format", "gptq") == "gptq"
+    written = found.get("checkpoint_format") or _GPTQ
+    if method == _GPTQ and written not in _GPTQ_FORMATS:
+        raise ModelLoadError(
+            f"weights of {method} in the checkpoint_format {written!r:.80} are not read:"
+            f" {_FROM_ORIGINAL}"
+        )
     return Quantisation(
         method=method,
         bits=bits,
         group_sizes=_group_sizes([found]),
-        zeros_less_one=method == "gptq" and first_format,
+        zeros_less_one=method == written == _GPTQ,
     )
 
 

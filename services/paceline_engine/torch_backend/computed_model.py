@@ -68,9 +68,11 @@ from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.library import LibraryText, decoder_layers, score_alone
 from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.memory import free_memory, return_freed_memory
+from paceline_engine.torch_backend.recurrent.invariant_rows import InvariantRecurrentRows
 from paceline_engine.torch_backend.recurrent.library_state import has_recurrent_state
 from paceline_engine.torch_backend.recurrent.probe import prove_steps
 from paceline_engine.torch_backend.recurrent.recurrent_decoder import OpenTiles, choose_open_tiles
+from paceline_engine.torch_backend.recurrent.recurrent_rows import RecurrentRows
 from paceline_engine.torch_backend.recurrent.recurrent_text import RecurrentText
 from paceline_engine.torch_backend.recurrent.stepped_text import SteppedText
 from paceline_engine.torch_backend.shared_rows import SharedRows
@@ -194,11 +196,18 @@ class ComputedModel(ModelBackend):
 
     def _choose_recurrent(self, name: str, *, packs: bool) -> KeyValueShape | None:
         """Choose how to compute a model with a recurrent state; return its shape with tiles."""
-        if self._invariant:
+        tiles = choose_open_tiles(
+            name,
+            self.model,
+            together=self.together,
+            packs=packs,
+            invariant=self._invariant,
+        )
+        if tiles is None and self._invariant:
             raise ModelLoadError(
-                f"model {name!r} cannot be served with --invariant: it has a recurrent state"
+                f"model {name!r} cannot be served with --invariant: its recurrent state has no form"
+                " that keeps rows beside it"
             )
-        tiles = choose_open_tiles(name, self.model, together=self.together, packs=packs)
         found = tiles or prove_steps(name, self.model)
         self._bytes_per_token = found.bytes_per_token
         self._bytes_per_text = found.bytes_per_text
@@ -207,6 +216,11 @@ class ComputedModel(ModelBackend):
             return found.shape
         self._stepped = found
         return None
+
+    @property
+    def _attention_places(self) -> Mapping[int, int] | None:
+        """Of a model with open tiles: see `RecurrentRows`."""
+        return None if self._tiles is None else self._tiles.attention_places
 
     @property
     def captures(self) -> bool:
@@ -314,16 +328,7 @@ class ComputedModel(ModelBackend):
         token_ids = [feed.token_ids for feed in feeds]
         counts = [feed.scored_count for feed in feeds]
         parents = [feed.parents for feed in feeds]
-        if self._tiles is not None:
-            rows: SharedRows = self._tiles.rows(
-                texts, token_ids, counts, parents=parents, together=self.together
-            )
-        elif self._invariant:
-            rows = InvariantRows(
-                texts, token_ids, counts, parents=parents, multiple=self.row_multiple
-            )
-        else:
-            rows = SharedRows(texts, token_ids, counts, parents=parents, together=self.together)
+        rows = self._rows_of(texts, token_ids, counts, parents=parents)
         if self.lora is not None:
             rows.lora = self.lora.rows([(feed.lora, len(feed.token_ids)) for feed in feeds])
         if self.own_guesses is not None and self.own_guesses.reads(feeds):
@@ -332,6 +337,25 @@ class ComputedModel(ModelBackend):
         else:
             logits = self.decoder(rows)
         return torch.split(logits[: sum(counts)], counts)
+
+    def _rows_of(
+        self,
+        texts: Sequence[KeyValues],
+        token_ids: Sequence[Sequence[int]],
+        scored_counts: Sequence[int],
+        *,
+        parents: Sequence[Sequence[int]],
+    ) -> SharedRows:
+        """Return the rows of a forward in the form in which the model computes them."""
+        kind: Any = InvariantRows if self._invariant else SharedRows
+        options: dict[str, Any] = (
+            {"multiple": self.row_multiple} if self._invariant else {"together": self.together}
+        )
+        if self._tiles is not None:
+            kind = InvariantRecurrentRows if self._invariant else RecurrentRows
+            options["attention_places"] = self._tiles.attention_places
+        rows: SharedRows = kind(texts, token_ids, scored_counts, parents=parents, **options)
+        return rows
 
     def _replay(self, feeds: Sequence[Feed], captured: CapturedForwards) -> Sequence[Tensor] | None:
         """Replay a forward; the first of a size is computed, and recorded. None: it is neither."""

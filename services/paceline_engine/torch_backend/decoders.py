@@ -183,7 +183,8 @@ def compute_in_pieces(
         ]
         for text, count in zip(texts, counts, strict=True):
             text.make_room(count)
-        scored = torch.split(decoder(rows(texts, parts, counts)), [*counts])
+        found = decoder(rows(texts, parts, counts))[: sum(counts)]  # without fillings
+        scored = torch.split(found, [*counts])
         for text, part, mine, own in zip(texts, parts, logits, scored, strict=True):
             text.extend(part)
             mine.append(own)

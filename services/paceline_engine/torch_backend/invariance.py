@@ -24,9 +24,11 @@ from paceline_engine.torch_backend.invariant import TILE, InvariantRows, Tile
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.llama import FusedLlama
+from paceline_engine.torch_backend.recurrent.invariant_rows import InvariantRecurrentRows
+from paceline_engine.torch_backend.recurrent.recurrent_text import RecurrentText
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from paceline_engine.terms.calls import ModelDescription
     from paceline_engine.torch_backend.decoders import Decoder
@@ -74,6 +76,7 @@ def make_invariant(
     *,
     description: ModelDescription,
     threads: int,
+    attention_places: Mapping[int, int] | None = None,
 ) -> int:
     """Let a model compute products in blocks; check that logits follow from their sequence alone.
 
@@ -81,6 +84,7 @@ def make_invariant(
         decoder: Computes it, if it is not computed in the library's own way.
         shape: The shape of its keys and values, if it is the same in all layers; else None.
         threads: The threads of a forward: one; or two in eight bits.
+        attention_places: Of a model with recurrent layers: see `RecurrentRows`.
 
     Returns:
         The multiple up to which rows have to be filled for it.
@@ -108,6 +112,7 @@ def make_invariant(
                     vocabulary_size=description.vocabulary_size,
                     context_length=description.context_length,
                     multiple=multiple,
+                    attention_places=attention_places,
                 ):
                     return multiple
     raise ModelLoadError(
@@ -136,6 +141,7 @@ def is_invariant(
     context_length: int,
     multiple: int,
     lora_of: Callable[[Sequence[int]], LoraRows | None] = lambda _: None,
+    attention_places: Mapping[int, int] | None = None,
 ) -> bool:
     """Tell whether two sequences get the same bits whole and alone, and in pieces side by side.
 
@@ -145,6 +151,7 @@ def is_invariant(
     Args:
         multiple: The multiple up to which rows are filled.
         lora_of: Returns which rows have LoRA adapters, by the number of each sequence's rows.
+        attention_places: Of a model with recurrent layers: see `RecurrentRows`.
     """
     most_tokens = min(vocabulary_size, context_length)
     length = min(_LENGTH, most_tokens)
@@ -152,7 +159,9 @@ def is_invariant(
         [(7919 * place + 31 * (place // 5) + n) % most_tokens for place in range(length)]
         for n in (1, 2)
     ]
-    sample = _Sample(decoder, shape, multiple=multiple, lora_of=lora_of)
+    sample = _Sample(
+        decoder, shape, multiple=multiple, lora_of=lora_of, attention_places=attention_places
+    )
     alone = [sample.scored([text], [(length,)])[0] for text in texts]
     for way in _WAYS:
         together = sample.scored(texts, [way.first, way.second])
@@ -217,6 +226,10 @@ class _SampleRows(InvariantRows):
         )
 
 
+class _RecurrentSampleRows(InvariantRecurrentRows, _SampleRows):
+    """The same of a model with recurrent layers."""
+
+
 class _Sample:
     """Forwards of a model over pieces of sequences.
 
@@ -231,7 +244,9 @@ class _Sample:
         *,
         multiple: int,
         lora_of: Callable[[Sequence[int]], LoraRows | None],
+        attention_places: Mapping[int, int] | None,
     ) -> None:
+        self._places = attention_places
         self._decoder, self._shape, self._multiple = decoder, shape, multiple
         self._lora_of = lora_of
         self.attended: set[_Attended] = set()
@@ -241,7 +256,8 @@ class _Sample:
     ) -> list[Tensor]:
         """Feed sequences in pieces, and return the logits of all their rows: (L, V) each."""
         slabs = Slabs(self._shape, tile=TILE)
-        caches = [KeyValues(slabs, reserve_length=len(text)) for text in texts]
+        kind = KeyValues if self._places is None else RecurrentText
+        caches = [kind(slabs, reserve_length=len(text)) for text in texts]
         logits: list[list[Tensor]] = [[] for _ in texts]
         for counts in zip(*pieces, strict=True):
             fed = [
@@ -254,12 +270,7 @@ class _Sample:
             for cache, part, _ in fed:
                 cache.make_room(len(part))
             sizes = [len(part) for _, part, _ in fed]
-            rows = _SampleRows(
-                [cache for cache, _, _ in fed],
-                [part for _, part, _ in fed],
-                sizes,
-                multiple=self._multiple,
-            )
+            rows = self._rows([cache for cache, _, _ in fed], [part for _, part, _ in fed], sizes)
             rows.attended = self.attended
             rows.lora = self._lora_of(sizes)
             scored = torch.split(self._decoder(rows)[: sum(sizes)], sizes)
@@ -267,6 +278,19 @@ class _Sample:
                 cache.extend(part)
                 mine.append(own)
         return [torch.cat(own) for own in logits]
+
+    def _rows(
+        self, texts: Sequence[KeyValues], token_ids: Sequence[array[int]], counts: Sequence[int]
+    ) -> _SampleRows:
+        if self._places is None:
+            return _SampleRows(texts, token_ids, counts, multiple=self._multiple)
+        return _RecurrentSampleRows(
+            texts,
+            token_ids,
+            counts,
+            multiple=self._multiple,
+            attention_places=self._places,
+        )
 
 
 def _attends_alike(kind: _Attended, *, dtype: torch.dtype, most_keys: int, multiple: int) -> bool:

@@ -17,11 +17,13 @@ from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.library import rows_of_forward
 from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.lora_rows import Factors, LoraRows, side_by_side
+from paceline_engine.torch_backend.recurrent.recurrent_rows import RecurrentRows
+from paceline_engine.torch_backend.recurrent.recurrent_text import RecurrentText
 from paceline_engine.torch_backend.shared_rows import SharedRows
 from paceline_engine.torch_backend.stream_rows import FUSED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from paceline_engine.torch_backend.decoders import Decoder
     from paceline_engine.torch_backend.kv_arena import KeyValueShape
@@ -35,14 +37,23 @@ _PROBED_ROWS = (5, 2)
 class LoraAdapters:
     """The adapters that a model's rows can have, by their names."""
 
-    def __init__(self, model: Any, decoder: Decoder, *, shape: KeyValueShape) -> None:
+    def __init__(
+        self,
+        model: Any,
+        decoder: Decoder,
+        *,
+        shape: KeyValueShape,
+        attention_places: Mapping[int, int] | None = None,
+    ) -> None:
         """Begin with none.
 
         Args:
             model: The library's, which the decoder computes.
             shape: The shape of its keys and values.
+            attention_places: Of a model with recurrent layers: see `RecurrentRows`.
         """
         self._model, self._decoder, self._shape = model, decoder, shape
+        self._places = attention_places
         self._weights: dict[str, LoraWeights] = {}
         self._hooked = set[str]()
 
@@ -64,7 +75,7 @@ class LoraAdapters:
             self._hooked.update(modules)
         with _counting(self._model, modules) as calls:
             told = f"LoRA adapter {adapter.name!r}"
-            _probe(told, self._decoder, weights, shape=self._shape, calls=calls)
+            self._probe(told, weights, calls=calls)
         self._weights[adapter.name] = weights
 
     @property
@@ -87,6 +98,42 @@ class LoraAdapters:
         if all(weights is None for weights, _ in known):
             return None
         return LoraRows(known, device=self._shape.device)
+
+    @torch.inference_mode()
+    def _probe(self, told: str, weights: LoraWeights, *, calls: Counter[str]) -> None:
+        """Refuse an adapter of modules that a forward computes not once, or for other rows.
+
+        Two texts grow in two forwards: some layers compute modules for all tokens so far.
+
+        Args:
+            calls: How often modules were called; this must count them.
+        """
+        slabs, kind = Slabs(self._shape), KeyValues if self._places is None else RecurrentText
+        texts = [kind(slabs, reserve_length=sum(_PROBED_ROWS)) for _ in range(2)]
+        for done, count in enumerate(_PROBED_ROWS, start=1):
+            part = array("I", range(1, count + 1))  # 0 may be padding, without an embedding
+            for text in texts:
+                text.make_room(count)
+            rows = self._probed_rows(texts, part)
+            rows.lora = LoraRows([(weights, 2 * count)], device=self._shape.device)
+            try:
+                scores = self._decoder(rows)
+            except Exception as error:
+                raise ModelLoadError(f"{told}: {first_line(error)}") from error
+            if odd := [name for name, called in calls.items() if called != done]:
+                raise ModelLoadError(
+                    f"{told}: this model does not compute each row of {few_names(odd)} once, as an"
+                    " expert's: that is not supported"
+                )
+            if not bool(torch.isfinite(scores).all()):
+                raise ModelLoadError(f"{told}: with it the model's scores are no numbers")
+            for text in texts:
+                text.extend(part)
+
+    def _probed_rows(self, texts: Sequence[KeyValues], part: array[int]) -> SharedRows:
+        if self._places is None:
+            return SharedRows(texts, [part, part], [1, 1])
+        return RecurrentRows(texts, [part, part], [1, 1], attention_places=self._places)
 
 
 def _fused(adapter: LoraAdapter, model: Any) -> LoraWeights:
@@ -143,42 +190,3 @@ def _counting(model: nn.Module, names: Iterable[str]) -> Iterator[Counter[str]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-@torch.inference_mode()
-def _probe(
-    told: str,
-    decoder: Decoder,
-    weights: LoraWeights,
-    *,
-    shape: KeyValueShape,
-    calls: Counter[str],
-) -> None:
-    """Refuse an adapter of modules that a forward computes not once, or for other rows.
-
-    Two texts grow in two forwards: some layers compute modules for all tokens so far.
-
-    Args:
-        calls: How often modules were called; this must count them.
-    """
-    slabs = Slabs(shape)
-    texts = [KeyValues(slabs, reserve_length=sum(_PROBED_ROWS)) for _ in range(2)]
-    for done, count in enumerate(_PROBED_ROWS, start=1):
-        part = array("I", range(1, count + 1))  # 0 may be padding, without an embedding
-        for text in texts:
-            text.make_room(count)
-        rows = SharedRows(texts, [part, part], [1, 1])
-        rows.lora = LoraRows([(weights, 2 * count)], device=shape.device)
-        try:
-            scores = decoder(rows)
-        except Exception as error:
-            raise ModelLoadError(f"{told}: {first_line(error)}") from error
-        if odd := [name for name, called in calls.items() if called != done]:
-            raise ModelLoadError(
-                f"{told}: this model does not compute each row of {few_names(odd)} once, as an"
-                " expert's: that is not supported"
-            )
-        if not bool(torch.isfinite(scores).all()):
-            raise ModelLoadError(f"{told}: with it the model's scores are no numbers")
-        for text in texts:
-            text.extend(part)

@@ -184,19 +184,28 @@ class TransformersBackend(DecidingModel):
             None if self._slabs is None else self._slabs.shape,
             description=self.description,
             threads=threads,
+            attention_places=self._attention_places,
         )
 
     @on_device()
     def _load_lora(self, folders: Sequence[LoraFolder]) -> None:
         """Let sequences have LoRA adapters."""
         what = self.description
-        if self._tiles is not None or self._stepped is not None:
-            raise ModelLoadError(f"model {what.name!r} has a recurrent state: it takes no --lora")
+        if self._stepped is not None:
+            raise ModelLoadError(
+                f"model {what.name!r} has a recurrent state that goes row by row: it takes no"
+                " --lora"
+            )
         if self.decoder is None or self._slabs is None:
             raise ModelLoadError(
                 f"model {what.name!r} is computed in the library's own way: it takes no --lora"
             )
-        self.lora = LoraAdapters(self.model, self.decoder, shape=self._slabs.shape)
+        self.lora = LoraAdapters(
+            self.model,
+            self.decoder,
+            shape=self._slabs.shape,
+            attention_places=self._attention_places,
+        )
         fingerprints = tuple(self._add_lora(self.lora, each) for each in folders)
         if self._invariant:
             self._check_lora_rows(self.lora, self.decoder, self._slabs.shape)
@@ -226,6 +235,7 @@ class TransformersBackend(DecidingModel):
                 context_length=what.context_length,
                 multiple=self.row_multiple,
                 lora_of=rows,
+                attention_places=self._attention_places,
             ):
                 raise ModelLoadError(
                     f"LoRA adapter {name!r} cannot be served with --invariant: what it adds for a"

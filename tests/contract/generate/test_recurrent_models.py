@@ -24,28 +24,31 @@ WAYS = [
 ]
 
 
-def host(directory):
+def host(directory, *, invariant=False):
     limits = HostLimits(warm_up_rounds=0)
-    return ModelHost(lambda: TransformersBackend(str(directory)), limits=limits)
+    return ModelHost(
+        lambda: TransformersBackend(str(directory), invariant=invariant), limits=limits
+    )
 
 
 @pytest.mark.parametrize(
-    ("family", "ways"),
+    ("family", "ways", "invariant"),
     [
-        ("lfm2", WAYS[:2]),
+        pytest.param("lfm2", WAYS[:2], False, id="lfm2"),
+        pytest.param("falcon-h1", WAYS[1:2], True, id="falcon-h1 invariant"),
         *(
-            pytest.param(name, WAYS, marks=pytest.mark.long)
+            pytest.param(name, WAYS, False, marks=pytest.mark.long, id=name)
             for name in ("qwen3.5", "falcon-h1", "jamba")
         ),
+        pytest.param("qwen3.5", WAYS, True, marks=pytest.mark.long, id="qwen3.5 invariant"),
     ],
-    ids=["lfm2", "qwen3.5", "falcon-h1", "jamba"],
 )
-async def test_every_strategy_says_what_the_library_says(family, ways, tmp_path):
+async def test_every_strategy_says_what_the_library_says(family, ways, invariant, tmp_path):
     directory = build_family(family, tmp_path / "target")
     reference = texts_of(directory, [PROMPT_LENGTH, 3, 70], count=TOKENS)
     expected = [tuple(text) for text in reference.texts]
     drafters = [host(build_noisy_twin(directory, tmp_path / "drafter"))]
-    targets = [host(directory), host(directory)]
+    targets = [host(directory, invariant=invariant) for _ in range(2)]
     async with in_process_system(drafters=drafters, targets=targets) as system:
 
         def asked(n, **way):

@@ -255,8 +255,16 @@ HOLDS = (
     "gemma2", "gemma3", "gpt-bigcode", "gpt-neox", "gpt2", "granite", "llama", "mistral", "olmo2",
     "opt", "phi", "phi3", "qwen2", "qwen3", "starcoder2",
 )  # fmt: skip
+# With a recurrent state, alone or beside attention.
+RECURRENT = (
+    "bamba", "falcon-h1", "granite 4 dense", "lfm2", "mamba 2", "nemotron-h", "olmo hybrid",
+    "qwen3.5",
+)  # fmt: skip
 # Rows go to experts; the library computes them one text at a time; rotations change.
-REFUSED = ("mixtral", "gpt-oss", "deepseek-v3", "bloom", "falcon", "dynamic")
+REFUSED = (
+    "mixtral", "gpt-oss", "deepseek-v3", "bloom", "falcon", "dynamic", "granite 4 hybrid",
+    "qwen3-next",
+)  # fmt: skip
 
 
 # Each family once; with the other dtype, too, in `make test-long`.
@@ -264,7 +272,7 @@ REFUSED = ("mixtral", "gpt-oss", "deepseek-v3", "bloom", "falcon", "dynamic")
     ("name", "dtype"),
     [
         pytest.param(name, dtype, marks=[pytest.mark.long] * (index % 2 != place))
-        for index, name in enumerate(HOLDS)
+        for index, name in enumerate((*HOLDS, *RECURRENT))
         for place, dtype in enumerate(("float32", "bfloat16"))
     ],
 )
@@ -276,6 +284,15 @@ def test_it_holds_for_many_families(name, dtype, tmp_path):
     mixture.run(20)
     assert mixture.row_count > 50
     assert mixture.different == 0
+
+
+@pytest.mark.parametrize("name", ["falcon-h1", "qwen3.5"])
+def test_a_draft_that_grows_across_the_edge_of_a_tile_has_its_texts_bits(name, tmp_path):
+    backend = TransformersBackend(str(build_family(name, tmp_path / name)), invariant=True)
+    mixture = Mixture(backend, texts=2, seed=7)
+    prompts = [[n % VOCABULARY_SIZE for n in range(3, 3 + length)] for length in (60, 62, 125, 9)]
+    items = drafts(backend, *prompts)
+    assert sum(compared_step(mixture, items) for _ in range(STEPS)) > 4 * STEPS
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -15,6 +15,7 @@ from paceline_engine.terms.calls import SamplingParameters, SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
 from paceline_engine.torch_backend.library import LibraryDecoder
 from paceline_engine.torch_backend.llama import FusedLlama
+from paceline_engine.torch_backend.recurrent.recurrent_decoder import RecurrentDecoder
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.families import build_family
 from support.lora_folders import merge, write_lora
@@ -243,3 +244,33 @@ def test_other_families_add_factors_to_the_librarys_products(family, tmp_path):
     oracle = TransformersBackend(str(merge(model, lora, tmp_path / "merged")))
     assert isinstance(backend.decoder, LibraryDecoder)
     assert text(backend, lora="a") == text(oracle) != text(backend)
+
+
+# All that is linear beside a recurrent state, and what attends.
+RECURRENT = {
+    "qwen3.5": r".*\.(in_proj_qkv|in_proj_z|in_proj_a|in_proj_b|out_proj|q_proj|o_proj|up_proj)",
+    "falcon-h1": r".*\.(in_proj|out_proj|k_proj|down_proj)",
+    "lfm2": r".*\.(in_proj|out_proj|q_proj|w1)",
+}
+
+
+@pytest.mark.parametrize("invariant", [False, True], ids=["", "invariant"])
+@pytest.mark.parametrize("family", RECURRENT)
+def test_recurrent_layers_add_factors_to_their_products(family, invariant, tmp_path):
+    model = build_family(family, tmp_path / "model")
+    lora = write_lora(tmp_path / "lora", model, modules=RECURRENT[family])
+    backend = TransformersBackend(str(model), lora=[f"a={lora}"], invariant=invariant)
+    oracle = TransformersBackend(str(merge(model, lora, tmp_path / "merged")))
+    assert isinstance(backend.decoder, RecurrentDecoder)
+    assert text(backend, lora="a") == text(oracle) != text(backend)
+    # A block and the rest of a longer text, beside a text without the adapter.
+    spec, said = SessionSpec(300, lora="a"), PROMPT * 12
+    task = Judge(chain([9, 9, 2]), score=True, logprobs=True)
+    mine, other, alone = (
+        Item(by.new_cache(it), it, prefix=array("I", said), task=task)
+        for by, it in ((backend, spec), (backend, SPEC), (oracle, SPEC))
+    )
+    beside, other = (it.judgement.logprobs for it in backend.run([mine, other], NEVER))
+    (wanted,) = (it.judgement.logprobs for it in oracle.run([alone], NEVER))
+    assert beside == pytest.approx(wanted, abs=5e-3)
+    assert other != pytest.approx(wanted, abs=5e-2)

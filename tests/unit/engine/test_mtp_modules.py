@@ -103,6 +103,15 @@ def test_decoding_by_its_proposals_is_plain_decoding(backend, plain):
         assert made == continuation(ModelText(plain, spec), PROMPT, len(made))
 
 
+def test_with_invariance_decoding_by_its_proposals_is_plain_decoding_too(tmp_path):
+    checkpoint = str(build_with_module("qwen3.5", tmp_path / "model"))
+    backend = TransformersBackend(checkpoint, adapter="mtp", invariant=True)
+    plain = TransformersBackend(checkpoint, invariant=True)
+    made, judgements = decode_by_proposals(ModelText(backend, SPEC), PROMPT, count=80)
+    assert all(len(judged.proposal) for judged in judgements)
+    assert made == continuation(ModelText(plain, SPEC), PROMPT, len(made))
+
+
 def test_its_load_leaves_the_model_as_it_was(backend, plain):
     loaded, alone = (each.model.config.get_text_config(decoder=True) for each in (backend, plain))
     folders = {"_name_or_path"}  # each load lays the files out in one of its own

@@ -16,7 +16,7 @@ from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Item, Judge
 from paceline_engine.torch_backend.recurrent.open_tile import TILE
-from paceline_engine.torch_backend.recurrent.recurrent_rows import RecurrentRows
+from paceline_engine.torch_backend.recurrent.recurrent_rows import RecurrentLayers
 from paceline_engine.torch_backend.recurrent.recurrent_text import MARGIN
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.families import VOCABULARY_SIZE, build_family
@@ -26,15 +26,19 @@ from unit.engine.conftest import NEVER, chain
 LENGTH = 300
 SPEC = SessionSpec(LENGTH + 40)
 CLOSE = 5e-3  # of log probabilities; rounding makes up to 1e-3, a row too many some 0.1
-FAMILIES = ("qwen3.5", "falcon-h1", "mamba 2", "lfm2")
+# Each family as it is, and some of them with each row by itself (`--invariant`).
+CASES = [
+    *((name, False) for name in ("qwen3.5", "falcon-h1", "mamba 2", "lfm2")),
+    *((name, True) for name in ("qwen3.5", "falcon-h1")),
+]
 
 
 class Texts:
     """Texts of chance in a model of a family, and the log probabilities of their tokens."""
 
-    def __init__(self, name, directory, count=3) -> None:
+    def __init__(self, name, directory, *, invariant, count=3) -> None:
         build_family(name, directory)
-        self.backend = TransformersBackend(str(directory))
+        self.backend = TransformersBackend(str(directory), invariant=invariant)
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
         chance = random.Random(name)
         size = VOCABULARY_SIZE - 1  # the last token is for rows that are dropped
@@ -66,9 +70,14 @@ class Texts:
         return [outcome.row_count for outcome in outcomes]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=CASES,
+    ids=[f"{name} invariant" if invariant else name for name, invariant in CASES],
+)
 def texts(request, tmp_path_factory):
-    return Texts(request.param, tmp_path_factory.mktemp("family"))
+    name, invariant = request.param
+    return Texts(name, tmp_path_factory.mktemp("family"), invariant=invariant)
 
 
 def test_rows_that_come_and_go_by_chance_leave_no_trace(texts):
@@ -90,6 +99,15 @@ def test_rows_that_come_and_go_by_chance_leave_no_trace(texts):
         for n, length, right, _ in asked:
             lengths[n] = min(LENGTH - 1, length + chance.randint(right // 2, right))
     assert back
+
+
+def test_a_rejection_across_the_edge_of_a_tile_leaves_no_trace(texts):
+    texts.renew()
+    for edge in (TILE, 2 * TILE, 3 * TILE):
+        for length in (edge - 3, edge - 1):
+            texts.check([(0, length, 0, [7, 8, 9, 7, 8, 9])])
+        texts.check([(0, edge - 1, 8)])
+        texts.check([(0, edge + 20, 4)])
 
 
 def test_a_text_is_cut_to_each_length_of_its_open_rows_and_to_its_prompt_below(texts):
@@ -147,13 +165,15 @@ def test_what_is_no_number_in_a_dropped_row_does_not_come_back(texts):
 
 
 def test_a_model_whose_logits_are_off_with_open_rows_is_computed_row_by_row(tmp_path, monkeypatch):
-    convolve = RecurrentRows.convolve
-    monkeypatch.setattr(RecurrentRows, "convolve", lambda *own, **more: 2 * convolve(*own, **more))
+    convolve = RecurrentLayers.convolve
+    twice = lambda *own, **more: 2 * convolve(*own, **more)  # noqa: E731
+    monkeypatch.setattr(RecurrentLayers, "convolve", twice)
     backend = TransformersBackend(str(build_family("lfm2", tmp_path)))
     assert backend.judges_row_by_row
 
 
-def test_invariance_is_refused_by_name(tmp_path):
-    directory = build_family("lfm2", tmp_path)
-    with pytest.raises(ModelLoadError, match="--invariant: it has a recurrent state"):
+@pytest.mark.parametrize("family", ["mamba", "rwkv"])
+def test_invariance_is_refused_in_a_line_where_no_rows_are_kept(family, tmp_path):
+    directory = build_family(family, tmp_path)
+    with pytest.raises(ModelLoadError, match="with --invariant: its recurrent state has no form"):
         TransformersBackend(str(directory), invariant=True)

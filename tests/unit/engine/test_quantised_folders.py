@@ -213,6 +213,10 @@ def test_four_bits_whose_rows_depend_on_others_are_dequantised(written, monkeypa
         ({"quant_method": "torchao"}, "torchao.*llm-compressor.*--backend vllm"),
         ({"quant_method": "hqq"}, "hqq.*not read, but compressed-tensors, gptq, awq, fp8"),
         ({"quant_method": "gptq", "bits": 3}, "gptq in 3 bits"),
+        (
+            {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
+            "checkpoint_format 'marlin' are not read",
+        ),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version 'gemv'"),
         ({"quant_method": "gptq"}, "quantization_config that is not usable: 'bits'"),
         ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "a block of 0 rows"),

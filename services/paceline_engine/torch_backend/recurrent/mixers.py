@@ -19,8 +19,9 @@ from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from paceline_engine.torch_backend.library import current_rows
+from paceline_engine.torch_backend.recurrent.invariant_rows import InvariantRecurrentRows
 from paceline_engine.torch_backend.recurrent.open_tile import RecurrentInput
-from paceline_engine.torch_backend.recurrent.recurrent_rows import RecurrentRows
+from paceline_engine.torch_backend.recurrent.recurrent_rows import RecurrentLayers, RecurrentRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -82,10 +83,10 @@ def _with(forward: Callable[..., Any], names: Mapping[str, Any]) -> FunctionType
     return changed
 
 
-def _rows() -> RecurrentRows:
+def _layers() -> RecurrentLayers:
     rows = current_rows()
-    assert isinstance(rows, RecurrentRows)
-    return rows
+    assert isinstance(rows, RecurrentRows | InvariantRecurrentRows)
+    return rows.recurrent
 
 
 def _convolution(layer: int) -> Callable[..., Tensor]:
@@ -97,7 +98,7 @@ def _convolution(layer: int) -> Callable[..., Tensor]:
         **_: Any,
     ) -> Tensor:
         """Convolve (1, C, T)."""
-        found = _rows().convolve(layer, hidden_states[0].T, weight=weight, bias=bias)
+        found = _layers().convolve(layer, hidden_states[0].T, weight=weight, bias=bias)
         return (found if activation is None else ACT2FN[activation](found)).T[None]
 
     return convolve
@@ -128,7 +129,7 @@ def _delta_rule(layer: int) -> Callable[..., tuple[Tensor, None]]:
             log_decays=_precise(g[0]).T,
             strengths=_precise(beta[0]).T,
         )
-        return _rows().recur(layer, new).transpose(0, 1)[None].to(query.dtype), None
+        return _layers().recur(layer, new).transpose(0, 1)[None].to(query.dtype), None
 
     return recur
 
@@ -158,7 +159,7 @@ def _mamba2(layer: int) -> Callable[..., Tensor]:
             values * steps[..., None],
             log_decays=_precise(A)[:, None] * steps,
         )
-        found = _rows().recur(layer, new)
+        found = _layers().recur(layer, new)
         if D is not None:
             found = found + _precise(D)[:, None, None] * values
         return found.transpose(0, 1)[None].contiguous()

@@ -105,6 +105,8 @@ class OpenTile:
         decays: (H, n), G of them.
     """
 
+    most_states = 1
+
     def __init__(
         self, state: Tensor | None, *, keys: Tensor, updates: Tensor, decays: Tensor
     ) -> None:

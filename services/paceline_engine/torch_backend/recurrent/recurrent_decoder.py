@@ -13,8 +13,10 @@ from paceline_engine.terms.backend import first_line
 from paceline_engine.torch_backend.decoders import compute_in_pieces, quiet_library
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
 from paceline_engine.torch_backend.library import LibraryDecoder
+from paceline_engine.torch_backend.recurrent.invariant_rows import InvariantRecurrentRows
 from paceline_engine.torch_backend.recurrent.library_state import LibraryState
 from paceline_engine.torch_backend.recurrent.mixers import Mixers
+from paceline_engine.torch_backend.recurrent.open_tile import TILE
 from paceline_engine.torch_backend.recurrent.probe import (
     MOST_TOKENS_PER_TEXT,
     rounding_limit,
@@ -25,6 +27,8 @@ from paceline_engine.torch_backend.recurrent.recurrent_text import RecurrentText
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from paceline_engine.torch_backend.shared_rows import SharedRows
 
 _log = logging.getLogger(__name__)
 
@@ -40,13 +44,13 @@ class OpenTiles:
     Attributes:
         decoder: Computes rows of many sequences.
         shape: The shape of a token's keys and values.
-        rows: Makes the rows of a forward.
+        attention_places: See `RecurrentRows`.
         bytes_per_token, bytes_per_text: The memory of a token, and of a sequence in any case.
     """
 
     decoder: RecurrentDecoder
     shape: KeyValueShape
-    rows: Callable[..., RecurrentRows]
+    attention_places: Mapping[int, int]
     bytes_per_token: int
     bytes_per_text: int
 
@@ -71,13 +75,16 @@ class RecurrentDecoder(LibraryDecoder):
 
 
 @torch.inference_mode()
-def choose_open_tiles(name: str, model: Any, *, together: bool, packs: bool) -> OpenTiles | None:
+def choose_open_tiles(
+    name: str, model: Any, *, together: bool, packs: bool, invariant: bool = False
+) -> OpenTiles | None:
     """Compute a model's recurrent layers with open tiles; None if it has no such form.
 
     Args:
         name: The model's name, for the log.
         together: How its forwards attend; see `SharedRows`.
         packs: Whether to pack weights, where they can be.
+        invariant: Compute each row by itself: see `invariant_tile.py`.
     """
     attention = model.config._attn_implementation  # noqa: SLF001 - there is no public word
     decoder = None
@@ -94,11 +101,14 @@ def choose_open_tiles(name: str, model: Any, *, together: bool, packs: bool) -> 
             decoder = RecurrentDecoder(model, has_attention=bool(places), packs=packs)
         if decoder.recurrent_layers != recurrent:
             raise ValueError("some of its recurrent layers have no form with open rows")
-        rows = partial(RecurrentRows, attention_places=places)
-        texts = [RecurrentText(Slabs(shape), reserve_length=_LENGTH) for _ in range(2)]
-        found = compute_in_pieces(
-            decoder, texts, parts, pieces=_PIECES, rows=partial(rows, together=together)
+        slabs = Slabs(shape, tile=TILE if invariant else 1)
+        texts = [RecurrentText(slabs, reserve_length=_LENGTH) for _ in range(2)]
+        rows: Callable[..., SharedRows] = (
+            partial(InvariantRecurrentRows, attention_places=places)
+            if invariant
+            else partial(RecurrentRows, attention_places=places, together=together)
         )
+        found = compute_in_pieces(decoder, texts, parts, pieces=_PIECES, rows=rows)
         if not spread_off(found, expected) <= rounding_limit(model.dtype):
             raise ValueError("its logits with open rows are off")
     except Exception as error:  # noqa: BLE001 - models that are not made for it break anywhere
@@ -112,7 +122,7 @@ def choose_open_tiles(name: str, model: Any, *, together: bool, packs: bool) -> 
     return OpenTiles(
         decoder=decoder,
         shape=shape,
-        rows=rows,
+        attention_places=places,
         bytes_per_token=max(shape.bytes_per_token, -(-fixed // MOST_TOKENS_PER_TEXT)),
         bytes_per_text=fixed,
     )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline_engine.terms.model_cache import ModelCache
+    from paceline_engine.torch_backend.recurrent.invariant_tile import InvariantTile
     from paceline_engine.torch_backend.recurrent.open_tile import OpenTile
 
 MARGIN = 64
@@ -36,17 +37,18 @@ class LayerRows:
     """
 
     raw: Tensor
-    tile: OpenTile | None
+    tile: OpenTile | InvariantTile | None
 
     @property
     def most_bytes(self) -> int:
-        """The memory of the layer with most rows open, and with a second state at the prompt."""
-        row_bytes, state_bytes = self.raw[0].nbytes, 0
+        """The memory of the layer with most rows open, and with a further state at the prompt."""
+        row_bytes, state_bytes, state_count = self.raw[0].nbytes, 0, 0
         if self.tile is not None:
             keys, updates = self.tile.keys[:, 0], self.tile.updates[:, 0]
             row_bytes += keys.nbytes + updates.nbytes
             state_bytes = updates.nbytes * keys.shape[-1]
-        return 2 * state_bytes + _MOST_OPEN * row_bytes
+            state_count = self.tile.most_states + 1
+        return state_count * state_bytes + _MOST_OPEN * row_bytes
 
 
 @dataclass(frozen=True, slots=True)
