@@ -74,10 +74,12 @@ class ModuleCard:
     Attributes:
         kind: "mtp".
         tree: Which guesses it proposes: a chain.
+        most_steps: None: nobody has measured how many steps it guesses well.
     """
 
     kind: str
     tree: tuple[RankPath, ...]
+    most_steps: None = None
 
 
 @dataclass(frozen=True, slots=True)
