@@ -261,6 +261,8 @@ class TransformersBackend(DecidingModel):
                 f"model {self.description.name!r} is computed in the library's own way, where no"
                 " adapter can read what it needs"
             )
+        if isinstance(adapter, LoadedModule):
+            adapter.module.try_out(self.model)  # again, with the products that it has now
         drafter = self._drafter_with(adapter, guesses=guesses, prune_below=prune_below)
         size = self.description.vocabulary_size
         self.own_guesses = OwnGuesses(drafter, vocabulary_size=size)

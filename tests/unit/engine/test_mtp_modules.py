@@ -103,6 +103,18 @@ def test_decoding_by_its_proposals_is_plain_decoding(backend, plain):
         assert made == continuation(ModelText(plain, spec), PROMPT, len(made))
 
 
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_a_module_beside_whole_numbers_guesses_and_the_text_is_as_without_it(checkpoint, weights):
+    drafting, plain = (
+        TransformersBackend(str(checkpoint), adapter=adapter, weights=weights)
+        for adapter in ("mtp", None)
+    )
+    for spec in SPECS:
+        made, judgements = decode_by_proposals(ModelText(drafting, spec), PROMPT, count=25)
+        assert all(len(judged.proposal) for judged in judgements)
+        assert made == continuation(ModelText(plain, spec), PROMPT, len(made))
+
+
 def test_its_load_leaves_the_model_as_it_was(backend, plain):
     loaded, alone = (each.model.config.get_text_config(decoder=True) for each in (backend, plain))
     folders = {"_name_or_path"}  # each load lays the files out in one of its own
