@@ -313,6 +313,32 @@ def test_what_chooses_a_modules_experts_is_as_precise_in_bfloat16_as_the_file_sa
     assert said[0] != said[1]
 
 
+def test_experts_side_by_side_in_one_weight_are_the_same_module(tmp_path):
+    """So published Qwen3.5 has them; others have a weight for each expert."""
+    directory = build_with_module("qwen3.5-moe", tmp_path / "module")
+    apart = TransformersBackend(str(directory), adapter="mtp")
+
+    def change(weights):
+        for layer in ("mtp.layers.0", "model.layers.0", "model.layers.1"):
+            prefix = f"{layer}.mlp.experts."
+            own = {
+                part: [weights.pop(f"{prefix}{n}.{part}_proj.weight") for n in range(4)]
+                for part in ("gate", "up", "down")
+            }
+            both = [torch.cat(pair) for pair in zip(own["gate"], own["up"], strict=True)]
+            weights[f"{prefix}gate_up_proj"] = torch.stack(both)
+            weights[f"{prefix}down_proj"] = torch.stack(own["down"])
+
+    change_weights(directory, change)
+    together = TransformersBackend(str(directory), adapter="mtp")
+    for token in range(20):
+        said = [
+            ModelText(it, SPEC).judge([*PROMPT, token], propose=True) for it in (apart, together)
+        ]
+        assert said[0].next_token == said[1].next_token
+        assert said[0].proposal == said[1].proposal
+
+
 def test_a_module_that_cannot_be_computed_is_refused_at_load(tmp_path):
     directory = build_with_module("qwen3.5", tmp_path / "module")
     change_config(directory, chain_hidden_post_norm=False)
@@ -323,6 +349,7 @@ def test_layouts_are_those_that_are_published(family, checkpoint):
     names = {*load_file(checkpoint / "model.safetensors")}
     own = {
         "qwen3.5": {"mtp.fc.weight", "mtp.layers.0.mlp.gate_proj.weight", "mtp.norm.weight"},
+        "qwen3.5-moe": {"mtp.fc.weight", "mtp.layers.0.mlp.shared_expert.up_proj.weight"},
         "qwen3-next": {"mtp.fc.weight", "mtp.layers.0.mlp.experts.3.up_proj.weight"},
         "glm4-moe": {
             f"model.layers.{LAYERS}.eh_proj.weight",

@@ -62,6 +62,8 @@ _FAMILIES = {
     "qwen3_next": _Family(stands_apart=True),
     "qwen3_5": _Family(stands_apart=True),
     "qwen3_5_text": _Family(stands_apart=True),
+    "qwen3_5_moe": _Family(stands_apart=True),
+    "qwen3_5_moe_text": _Family(stands_apart=True),
     "glm4_moe": _Family(stands_apart=False),
     "deepseek_v3": _Family(stands_apart=False, makes_keys=True),
 }
