@@ -121,8 +121,7 @@ class TransformersBackend(DecidingModel):
             _check_can_be_invariant(computed_on, threads=threads, weights=weights)
         torch.set_num_threads(threads)
         files = find_model_files(model, revision=revision, check=find_quantisation)
-        if adapter == MODULE:
-            check_module(files)
+        beside = check_module(files) if adapter == MODULE else 0
         token_count = count_tokens(files)
         self.tokenizer = files.tokenizer
         self.chat_template = files.chat_template
@@ -131,6 +130,7 @@ class TransformersBackend(DecidingModel):
             dtype=dtype,
             device=computed_on,
             keeps_grids=weights != PLAIN or files.quantisation is not None,
+            beside=beside,
         ).to(computed_on)
         computed_in = dtype if weights == PLAIN else weights
         if weights == PLAIN and files.quantisation is not None:

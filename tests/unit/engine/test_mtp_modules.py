@@ -15,6 +15,7 @@ from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.items import Item, Judge
 from paceline_engine.terms.rank_paths import propose
+from paceline_engine.torch_backend.memory import FreeMemory
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.families import build_family
 from support.mtp_checkpoints import (
@@ -167,6 +168,29 @@ def test_its_state_is_paid_for_and_a_model_without_it_is_as_ever(family, backend
     assert (backend.description.self_draft_kind, plain.description.self_draft_kind) == ("mtp", "")
     assert backend.description.fingerprint == plain.description.fingerprint
     assert plain.description.fingerprint != without.description.fingerprint
+
+
+def test_a_module_that_has_no_room_beside_its_model_is_refused(family, checkpoint, monkeypatch):
+    pattern = f"{LAYOUTS[family]['layer'].removesuffix('layers.0')}"
+    stored = load_file(checkpoint / "model.safetensors")
+    module = sum(
+        each.numel()
+        for name, each in stored.items()
+        if name.startswith(pattern) and not name.endswith(("embed_tokens.weight", "head.weight"))
+    )
+    alone = sum(each.numel() for each in TransformersBackend(str(checkpoint)).model.parameters())
+
+    def leave(count):
+        memory = FreeMemory(4 * count, 0.5)
+        where = "paceline_engine.torch_backend.model_loading.free_memory"
+        monkeypatch.setattr(where, lambda _: memory)
+
+    leave(alone)
+    TransformersBackend(str(checkpoint))
+    leave(alone + module - 1)
+    assert "its weights and its module's take" in refusal(checkpoint)
+    leave(alone + module)
+    TransformersBackend(str(checkpoint), adapter="mtp")
 
 
 def test_as_many_guesses_as_asked_for(checkpoint):
