@@ -98,3 +98,27 @@ class SlowHead:
     def _norm(self, vector, name):
         scale = (vector.square().mean() + self._shape.epsilon) ** -0.5
         return vector * scale * self._weights[f"{name}.weight"]
+
+
+def slow_tree(rank, *, size, beam, depth):
+    """Return a tree of EAGLE-2's, with everything computed again for each guess.
+
+    Args:
+        rank: From a path of guesses to the tokens that may follow, each with its probability.
+        size: The most guesses.
+        beam: How many guesses of a depth are gone on from, and the tokens found after each.
+        depth: The most guesses on a path.
+    """
+    worth = {(): 1.0}
+    level = [()]
+    for _ in range(depth):
+        found = []
+        for path in level:
+            for token, probability in rank(path)[:beam]:
+                worth[*path, token] = worth[path] * min(1.0, probability)
+                found.append((*path, token))
+        found.sort(key=lambda path: -worth[path])
+        level = found[:beam]
+    del worth[()]
+    best = sorted(worth, key=lambda path: (-worth[path], len(path)))[:size]
+    return {path for path in best if worth[path] > 0}

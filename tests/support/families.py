@@ -229,6 +229,7 @@ FAMILIES = {
     ),
     "qwen3-next": Family("Qwen3NextConfig", {**_USUAL, **_DELTA_NETS, **_EXPERTS}),
     "qwen3.5": Family("Qwen3_5TextConfig", {**_USUAL, **_DELTA_NETS}),
+    "qwen3.5-moe": Family("Qwen3_5MoeTextConfig", {**_USUAL, **_DELTA_NETS, **_EXPERTS}),
     "olmo hybrid": Family(
         "OlmoHybridConfig", {**_USUAL, **_DELTA_NETS, "linear_allow_neg_eigval": True}
     ),

@@ -31,7 +31,13 @@ BEHIND = {
     "norm": f"model.layers.{LAYERS}.shared_head.norm",
     "layer": f"model.layers.{LAYERS}",
 }
-LAYOUTS = {"qwen3.5": APART, "qwen3-next": APART, "glm4-moe": BEHIND, "deepseek-v3": BEHIND}
+LAYOUTS = {
+    "qwen3.5": APART,
+    "qwen3.5-moe": APART,
+    "qwen3-next": APART,
+    "glm4-moe": BEHIND,
+    "deepseek-v3": BEHIND,
+}
 
 
 def build_with_module(family, directory, *, seed=7):

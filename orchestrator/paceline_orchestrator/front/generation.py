@@ -94,6 +94,7 @@ class Generation:
             order = replace(order, max_tokens=len(order.resumed))
         self._order = order
         self._wanted = order.plan  # of the running method, or of the one that is to follow it
+        self._judged_guesses: DraftStatistics | None = None  # before it left them
         self._plans = [order.plan]  # of every method so far; the running one's is last
         self._position = len(order.prefix)
         self._reconsider: Callable[[], None] = lambda: None
@@ -272,6 +273,22 @@ class Generation:
         if plan.strategy is running.strategy:
             return self._stay(running)
         return self._change(order)
+
+    def leave_guesses(self, plan: Plan) -> None:
+        """Go on without the target's own guesses, which do not pay, from the next tokens on."""
+        judged = replace(self.verdicts)
+        if self.follow(plan):
+            self._judged_guesses = judged
+
+    @property
+    def has_left_guesses(self) -> bool:
+        """Whether it goes on without its target's own guesses."""
+        return self._judged_guesses is not None
+
+    @property
+    def lesson(self) -> DraftStatistics:
+        """What became of the draft tokens that are learnt from, under the plan `teaches`."""
+        return self.verdicts if self._judged_guesses is None else self._judged_guesses
 
     def _stay(self, running: Plan) -> bool:
         """Keep the running method, and release the servers that only the wanted one needed."""

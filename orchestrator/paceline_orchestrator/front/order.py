@@ -132,12 +132,21 @@ class Order:
     def follows_load(self) -> bool:
         """Whether another method may go on with it: where all of that is left to the planner.
 
-        A target that drafts for itself, and the text as the only drafter, are for whole requests.
+        The text as the only drafter is for whole requests. A target that drafts for itself does so
+        to the end, or until its guesses do not pay; see `may_leave_guesses`.
         """
+        return self._is_open and not self.plan.method.self_drafts
+
+    @property
+    def may_leave_guesses(self) -> bool:
+        """Whether it may decode plainly where its target's own guesses do not pay."""
+        return self._is_open and self.plan.method.self_drafts
+
+    @property
+    def _is_open(self) -> bool:
         wish, plan = self.options.wish, self.plan
         is_open = wish.strategy is None and wish.drafter is None and plan.drafter is None
-        is_exact = self.options.wish.rule is VerificationRule.EXACT
-        return is_open and is_exact and not plan.method.self_drafts and self._missing > 0
+        return is_open and wish.rule is VerificationRule.EXACT and self._missing > 0
 
     @property
     def drafter_count(self) -> int:

@@ -9,6 +9,8 @@ time: to change costs a drafter's session, and load goes up and down.
 It depends as much on how often drafts are right, which a request's own verdicts say soonest
 (`evidence`). So with each of them it is asked whether drafting still pays, and with how long
 blocks; and now and then whether a request that decodes plainly would draft if drafts were right.
+A request whose target drafts for itself is asked only whether these guesses still pay. If not, it
+decodes plainly to its end.
 
 Planning takes a millisecond. So plans are kept for a second, for all requests that are alike.
 """
@@ -22,7 +24,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline_orchestrator.planning.evidence import Evidence
+from paceline_orchestrator.planning.evidence import Evidence, GuessEvidence
 from paceline_orchestrator.planning.hit_rates import ASSUMED_ACCEPTANCE_RATE
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 _INTERVAL_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 60.0
+# Verdicts between two questions whether own guesses pay: to plan takes a millisecond.
+_VERDICTS_OF_GUESSES = 4
 
 
 @dataclass(slots=True)
@@ -54,6 +58,22 @@ class _Pace:
     rests: bool = False
     accepted: int = 0
     rejected: int = 0
+
+
+@dataclass(slots=True)
+class _Guesses:
+    """What a target's own guesses have shown in a request.
+
+    Attributes:
+        evidence: What they have shown.
+        verdicts: The verdicts that had guesses to judge, as far as the evidence has them; guesses
+            and accepted ones likewise.
+    """
+
+    evidence: GuessEvidence
+    verdicts: int = 0
+    guesses: int = 0
+    accepted: int = 0
 
 
 class _Likeness(NamedTuple):
@@ -91,6 +111,9 @@ class Pacing:
     def following(self, generation: Generation) -> Iterator[None]:
         """Have a request that runs meanwhile follow the load, and its own verdicts."""
         order = generation.order
+        if order.may_leave_guesses:
+            guesses = _Guesses(self._planning.experience.guess_evidence())
+            generation.when_judged(partial(self._reconsider_guesses, generation, guesses))
         if not order.follows_load:
             yield
             return
@@ -238,6 +261,31 @@ class Pacing:
         if generation.follow(plan):
             pace.rests = False
             pace.evidence.forget()
+
+    def _reconsider_guesses(self, generation: Generation, seen: _Guesses) -> None:
+        """Decode plainly if the target's own guesses do not pay by the verdicts so far."""
+        if not generation.order.may_leave_guesses or generation.has_left_guesses:
+            return
+        drafts = generation.verdicts
+        verdicts = drafts.own - 1  # the first one had nothing to judge
+        if verdicts < seen.verdicts + _VERDICTS_OF_GUESSES:
+            return
+        guesses = drafts.accepted + drafts.rejected + drafts.discarded
+        seen.evidence.judged(
+            verdicts - seen.verdicts,
+            guess_count=guesses - seen.guesses,
+            accepted=drafts.accepted - seen.accepted,
+        )
+        seen.verdicts, seen.guesses, seen.accepted = verdicts, guesses, drafts.accepted
+        plan = self._planning.plan_without_drafters(
+            generation.order.options.wish,
+            generation.order.model,
+            length=generation.length,
+            limit_length=generation.order.limit_length,
+            guesses=seen.evidence,
+        )
+        if plan is not None and not plan.method.self_drafts:
+            generation.leave_guesses(plan)
 
     # --- plans --------------------------------------------------------------------------------
 

@@ -210,7 +210,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                     await asyncio.wait((run,))
                     took = generation.statistics()
                     self._planning.experience.learn(
-                        took.drafts,
+                        generation.lesson,
                         plan=generation.teaches,
                         verification_count=took.target_forward_count + took.cancelled_count,
                         text_accepted_count=took.text.accepted,

@@ -25,6 +25,41 @@ _LEAST_REST, _LONGEST_REST = 32, 1024
 _STEPS = 20
 
 
+class GuessEvidence:
+    """What a target's own guesses are worth to a request, by its verdicts; the latest count most.
+
+    Args:
+        guess_count: How many guesses a verdict judges, by what is known when it begins.
+        accepted: How many of them are accepted.
+    """
+
+    def __init__(self, *, guess_count: float, accepted: float) -> None:
+        self._guesses = guess_count * _KNOWN_COUNT
+        self._accepted = accepted * _KNOWN_COUNT
+        self._count = float(_KNOWN_COUNT)
+
+    @property
+    def guess_count(self) -> float:
+        """How many guesses the next verdict is expected to judge."""
+        return self._guesses / self._count
+
+    @property
+    def accepted(self) -> float:
+        """How many of them are expected to be accepted."""
+        return self._accepted / self._count
+
+    def judged(self, verdict_count: int, *, guess_count: int, accepted: int) -> None:
+        """Take in what became of the guesses that so many verdicts have judged."""
+        self._guesses += guess_count
+        self._accepted += accepted
+        self._count += verdict_count
+        if self._count > _REMEMBERED_COUNT:
+            kept = _REMEMBERED_COUNT / self._count
+            self._guesses *= kept
+            self._accepted *= kept
+            self._count = _REMEMBERED_COUNT
+
+
 class Evidence:
     """How often the next draft tokens of a request are expected to be right.
 

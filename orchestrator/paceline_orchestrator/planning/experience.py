@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from paceline_contract.calls import VerificationRule
 from paceline_orchestrator.fleet.hardware import count_side_by_side
 from paceline_orchestrator.fleet.row_prices import RowPrices
+from paceline_orchestrator.planning.evidence import GuessEvidence
 from paceline_orchestrator.planning.hit_rates import DecayingMean, HitRates, LearntRates, Pair
 from paceline_orchestrator.planning.measurements import MOST_TREE_TOKENS, Measurements
 
@@ -37,6 +38,8 @@ _ASSUMED_DISPATCH_NS = 1_000_000
 # them become output, below what the papers' tables say of any model.
 _ASSUMED_GUESSES = 16.0
 _ASSUMED_GUESSES_ACCEPTED = 1.0
+# Of a verdict. A request that tries guesses in vain has some 8 verdicts before it leaves them.
+_DOUBT = 0.25
 # Rejected tokens after which nothing is left of the rate that is assumed of a pair of models.
 _TRIAL_ROUNDS = 3
 # The text itself drafts a token in some 20 us.
@@ -139,6 +142,16 @@ class Experience:
     def doubt_text(self) -> None:
         """Pull what is known of drafts from the text a little back to what is assumed."""
         self._text_rate.add(_ASSUMED_TEXT_RATE, count=1)
+
+    def guess_evidence(self) -> GuessEvidence:
+        """Return where a request begins with what a target's own guesses are worth."""
+        return GuessEvidence(
+            guess_count=self._guess_count.value, accepted=self._guesses_accepted.value
+        )
+
+    def doubt_guesses(self) -> None:
+        """Pull what is known of targets' own guesses a little back to what is assumed."""
+        self._guesses_accepted.add(_DOUBT * _ASSUMED_GUESSES_ACCEPTED, count=_DOUBT)
 
     def learn(
         self,

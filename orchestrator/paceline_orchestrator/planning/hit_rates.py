@@ -33,7 +33,7 @@ class DecayingMean:
         """What a value is expected to be."""
         return self._sum / self._count
 
-    def add(self, amount: float, *, count: int) -> None:
+    def add(self, amount: float, *, count: float) -> None:
         """Take in the sum of so many values."""
         if self._count > _REMEMBERED_COUNT:
             self._sum /= 2

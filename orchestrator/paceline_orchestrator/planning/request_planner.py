@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
+    from paceline_orchestrator.planning.evidence import GuessEvidence
     from paceline_orchestrator.planning.measurements import Measurements
     from paceline_protocol.methods import Strategy
 
@@ -117,6 +118,8 @@ class RequestPlanner:
             self.experience.rest()
         if wish.leaves_trees_open and plan.shape == CHAIN:
             self.experience.rates_of(plan.pair).doubt()
+        if wish.strategy is None and model.self_draft_depth and not plan.method.self_drafts:
+            self.experience.doubt_guesses()
         is_for_text = _may_draft_from_text_alone(wish, has_drafters=plan.pair is not None)
         if is_for_text and not plan.method.drafts:
             self.experience.doubt_text()
@@ -168,6 +171,40 @@ class RequestPlanner:
         plan = self._planner.choose(measurements, wish)
         plan = _granting(wish, plan, model=model, drafters=drafters)
         return replace(plan, pair=pair, hit_rates=rates.by_rank)
+
+    def plan_without_drafters(
+        self,
+        wish: Wish,
+        model: ModelFacts,
+        *,
+        length: int,
+        limit_length: int,
+        guesses: GuessEvidence,
+    ) -> Plan | None:
+        """Choose between a target's own guesses and plain decoding for a running request.
+
+        Args:
+            wish: What it said.
+            model: Its target model.
+            length: Tokens of its text by now.
+            limit_length: The most tokens that the text may have; see `plan`.
+            guesses: What the guesses have shown.
+
+        Returns:
+            None while no target is ready.
+        """
+        targets = self._targets(model, limit_length=limit_length)
+        if not targets:
+            return None
+        measurements = self.experience.measurements_for(
+            targets, (), length=length, rates=self.experience.rates_of(None), is_here=True
+        )
+        if measurements.guess_count:
+            measurements = replace(
+                measurements, guess_count=guesses.guess_count, guesses_accepted=guesses.accepted
+            )
+        plan = self._planner.choose(measurements, wish)
+        return _granting(wish, plan, model=model, drafters=())
 
     def context_lengths(self) -> Sequence[int]:
         """Return the contexts that there are among the servers that are ready, the shortest first.

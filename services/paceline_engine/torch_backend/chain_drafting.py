@@ -1,4 +1,4 @@
-"""A target's own guesses with an EAGLE head: features kept with a sequence, and chains of guesses.
+"""A target's own guesses with an EAGLE head: features kept with a sequence, and steps of guesses.
 
 Theory of operation
 -------------------
@@ -28,47 +28,51 @@ before that forward. So each forward cuts `_known` there (`begin`).
 
 A module inside the model's checkpoint (`adapters/mtp_head.py`) is such a head.
 
-Rows of guesses are never kept: a chain's keys and values live until the proposal is made.
+Rows of guesses are never kept: their keys and values live until the proposal is made
+(`growing_guesses.py`).
 
-Letters: R sequences, E the model's width, H heads, G key and value heads, D their width, N the
-model's layers.
+Letters: R sequences, E the model's width, N the model's layers.
 """
 
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from paceline_engine.deciding.decisions import rank_from
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.model_cache import common_length
-from paceline_engine.terms.rank_paths import propose, rank_counts
+from paceline_engine.terms.rank_paths import rank_counts
 from paceline_engine.terms.validation import MOST_TREE_TOKENS
 from paceline_engine.torch_backend.feature_rows import FeatureRows
+from paceline_engine.torch_backend.growing_guesses import Chain, ConfidenceTree, GrowthStep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline_contract.proposal import Proposal
-    from paceline_engine.terms.draft_tree import Ranked
     from paceline_engine.terms.model_cache import ModelCache
     from paceline_engine.torch_backend.adapters.eagle import EagleHead
     from paceline_engine.torch_backend.adapters.files import LoadedAdapter
     from paceline_engine.torch_backend.adapters.mtp_files import LoadedModule
     from paceline_engine.torch_backend.adapters.mtp_head import MtpHead
+    from paceline_engine.torch_backend.growing_guesses import Growing
     from paceline_engine.torch_backend.key_values import KeyValues
     from paceline_engine.torch_backend.kv_arena import KeyValueShape
     from paceline_engine.torch_backend.self_drafting import DecidedRow
     from paceline_engine.torch_backend.shared_rows import SharedRows
 
 
+# With fewer guesses a chain is better: SpecForge's measurements with 6 and 8 guesses.
+_LEAST_TREE = 16
+# Of a tree, if nothing says how far its head learnt to guess: published heads learn 3 to 7 steps.
+_TREE_DEPTH = 7
 # Rows of a long prompt are made in parts, as its forward was: each takes memory several times.
 _ROWS_AT_ONCE = 1024
 
@@ -93,6 +97,7 @@ class ChainDrafter:
     """An EAGLE head, or a checkpoint's module, beside a loaded model. Worker thread only.
 
     A proposal is a chain, with runners-up at each depth: what follows a runner-up is not computed.
+    Where many guesses are asked for, it is a tree of those that the head is surest of.
 
     Args:
         adapter: With its card.
@@ -102,7 +107,8 @@ class ChainDrafter:
         vocabulary_size: The tokens that can be chosen: the model's head may have more rows.
         takes_trees: Whether the model judges trees. If not, only the best guesses are proposed.
         prune_below: A chain ends where the probability of all its guesses together is below
-            this; 0: it does not.
+            this, and so does a path of a tree; 0: it does not.
+        guesses: How many were asked for; None: those on the card. From 16 on they are a tree.
 
     Raises:
         ModelLoadError: its tree has no guesses that it can make, or too many; or it can guess
@@ -125,6 +131,7 @@ class ChainDrafter:
         vocabulary_size: int,
         takes_trees: bool,
         prune_below: float,
+        guesses: int | None = None,
     ) -> None:
         self.kind = adapter.card.kind
         self._head: Any = head
@@ -144,6 +151,10 @@ class ChainDrafter:
         self._prune_below = prune_below
         self._widths = rank_counts(self._paths)
         self.depth = len(self._widths)
+        self._tree_size: int | None = None
+        if takes_trees and guesses is not None and guesses >= _LEAST_TREE:
+            self._tree_size = guesses
+            self.depth = adapter.card.most_steps or _TREE_DEPTH
         self._own_layer = first_layer
         self._known: WeakKeyDictionary[ModelCache, array[int]] = WeakKeyDictionary()
 
@@ -156,37 +167,52 @@ class ChainDrafter:
         return FeatureRows(self._head, store=store)
 
     def propose(self, rows: Sequence[DecidedRow]) -> list[Proposal]:
-        """Guess what follows each row's next token, a token at a time.
+        """Guess what follows each row's next token, a depth at a time.
 
         Guesses are ordered as a drafter's alternatives are: with the noise that the target has at
-        their positions (`rank_from`). The best one is what the next guess follows.
+        their positions (`rank_from`).
         """
         feature = self._catch_up(rows)
-        chains = going = [_Chain(row, row.next_token) for row in rows]
-        for step, width in enumerate(self._widths):
-            read = self._head.read(self._model, _on([it.last for it in going], feature), feature)
-            positions = _on([it.row.length - 1 + step for it in going], feature)
+        every = going = [self._begin(row) for row in rows]
+        for step in range(self.depth):
+            due = [row for each in going for row in each.due]
+            read = self._head.read(self._model, _on([row.token for row in due], feature), feature)
+            positions = [each.row.length - 1 + step for each in going for _ in each.due]
             # The first row's keys and values are the sequence's.
-            seen = _Step(going, own_layer=self._own_layer, keeps=step > 0)
-            output = self._head.output(read, positions=positions, seen=seen)
+            seen = GrowthStep(going, own_layer=self._own_layer, keeps=step > 0)
+            output = self._head.output(read, positions=_on(positions, feature), seen=seen)
             logits = self._head.score(self._model, output)[:, : len(self._token_ids)]
-            places = []
-            for place, chain in enumerate(going):
-                (ranked,) = rank_from(
-                    logits[place : place + 1],
-                    spec=chain.row.spec,
-                    positions=[chain.row.length + 1 + step],
-                    count=width,
-                    token_ids=self._token_ids,
-                )
-                if chain.take(ranked, least=self._prune_below):
-                    places.append(place)
-            if not places:
+            sources = self._grow(going, logits, step=step)
+            going = [each for each in going if each.due]
+            if not going:
                 break
             feature = self._head.carry(output)
-            if len(places) < len(going):
-                feature, going = feature[places], [going[place] for place in places]
-        return [propose(self._paths, chain.guesses) for chain in chains]
+            if sources != [*range(len(due))]:
+                feature = feature[sources]
+        return [each.proposal() for each in every]
+
+    def _begin(self, row: DecidedRow) -> Growing:
+        least = self._prune_below
+        if self._tree_size is None:
+            return Chain(row, self._paths, self._widths, least)
+        return ConfidenceTree(row, self._tree_size, self.depth, least)
+
+    def _grow(self, going: Sequence[Growing], logits: Tensor, *, step: int) -> list[int]:
+        """Give each sequence the tokens that its due rows found; return who found the next due."""
+        sources: list[int] = []
+        begin = 0
+        for each in going:
+            count = len(each.due)
+            ranked = rank_from(
+                logits[begin : begin + count],
+                spec=each.row.spec,
+                positions=[each.row.length + 1 + step] * count,
+                count=each.width,
+                token_ids=self._token_ids,
+            )
+            sources.extend(begin + place for place in each.grow(ranked))
+            begin += count
+        return sources
 
     def _catch_up(self, rows: Sequence[DecidedRow]) -> Tensor:
         """Make the keys and values of all certain rows; return the last rows' features: (R, E)."""
@@ -266,84 +292,6 @@ def _in_parts(missing: Sequence[_Missing]) -> Iterator[list[_Missing]]:
         part.append(each)
         count += own
     yield part
-
-
-@dataclass(slots=True)
-class _Chain:
-    """Guesses after one row, while they are made.
-
-    Attributes:
-        row: The row that decided.
-        last: The token that the next row reads.
-        states: The keys and values of the chain's own rows: (G, D) each.
-        guesses: At each depth, best first.
-        probability: That all best guesses so far are right, by the head.
-    """
-
-    row: DecidedRow
-    last: int
-    states: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    guesses: list[list[int]] = field(default_factory=list)
-    probability: float = 1.0
-
-    def take(self, ranked: Ranked, *, least: float) -> bool:
-        """Take the guesses of a depth, unless the chain has become too unlikely: then it ends."""
-        self.last, probability = ranked[0]
-        self.probability *= probability
-        if self.probability < least:
-            return False
-        self.guesses.append([token for token, _ in ranked])
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A step of some chains: what the last row of each sees (`adapter.SeenRows`).
-
-    Attributes:
-        chains: The chains.
-        own_layer: The layer of a sequence's buffers with the head's keys and values.
-        keeps: Whether the rows' keys and values are kept with the chains.
-    """
-
-    chains: Sequence[_Chain]
-    own_layer: int
-    keeps: bool
-
-    def take(self, keys: Tensor, values: Tensor) -> None:
-        """Learn the rows' own keys and values: (R, G, D)."""
-        if self.keeps:
-            for chain, key, value in zip(self.chains, keys, values, strict=True):
-                chain.states.append((key, value))
-
-    def states(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """Return the keys and values of the certain rows and each chain's own: (1, G, L, D)."""
-        return [self._seen_by(chain) for chain in self.chains]
-
-    def _seen_by(self, chain: _Chain) -> tuple[Tensor, Tensor]:
-        keys, values = (each[self.own_layer] for each in chain.row.text.until(chain.row.length))
-        if not chain.states:
-            return keys, values
-        own = zip(*chain.states, strict=True)
-        own_keys, own_values = (torch.stack(each, 1)[None] for each in own)
-        return torch.cat((keys, own_keys), 2), torch.cat((values, own_values), 2)
-
-    def attend(
-        self,
-        queries: Tensor,
-        *,
-        made: Sequence[tuple[Tensor, Tensor]] | None = None,
-        scale: float | None = None,
-    ) -> Tensor:
-        """Attend with each chain's last row: (R, H, D)."""
-        found = []
-        seen = self.states() if made is None else made
-        for query, (keys, values) in zip(queries, seen, strict=True):
-            # (1, G, H / G, D): the heads of a group lie one below the other, as rows.
-            asked = query.view(1, keys.shape[1], -1, query.shape[-1])
-            attended = functional.scaled_dot_product_attention(asked, keys, values, scale=scale)
-            found.append(attended.reshape(len(query), -1))
-        return torch.stack(found)
 
 
 def _on(numbers: Sequence[int], like: Tensor) -> Tensor:

@@ -68,6 +68,7 @@ from paceline_engine.torch_backend.kv_arena import Slabs
 from paceline_engine.torch_backend.library import LibraryText, decoder_layers, score_alone
 from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.memory import free_memory, return_freed_memory
+from paceline_engine.torch_backend.packed_linear import PackedModules
 from paceline_engine.torch_backend.recurrent.invariant_rows import InvariantRecurrentRows
 from paceline_engine.torch_backend.recurrent.library_state import has_recurrent_state
 from paceline_engine.torch_backend.recurrent.probe import prove_steps
@@ -170,7 +171,12 @@ class ComputedModel(ModelBackend):
             products: list[Product] = []
             large: Mapping[torch.Size, Int8Product] = {}
             if weights != PLAIN:
-                products, large = replace_products(name, model, self.decoder, kind=weights)
+                products, large = replace_products(
+                    name, model, self.decoder, kind=weights, beside=head.parts() if head else ()
+                )
+            elif head is not None:
+                for each in head.parts():
+                    PackedModules(each)
             if compiled and device.type == "cpu":
                 use_compiled(name, self.decoder, products, large)
         del products, large  # a large product of each shape

@@ -74,7 +74,12 @@ def count_tokens(files: ModelFiles) -> int:
 
 
 def load_model(
-    files: ModelFiles, *, dtype: str, device: torch.device = _CPU, keeps_grids: bool = False
+    files: ModelFiles,
+    *,
+    dtype: str,
+    device: torch.device = _CPU,
+    keeps_grids: bool = False,
+    beside: int = 0,
 ) -> Any:
     """Load a checked model's weights, into the memory of the machine.
 
@@ -82,6 +87,7 @@ def load_model(
         dtype: What to compute in; one of bfloat16, float16, float32, float64.
         device: Where they go later.
         keeps_grids: Leave each linear module a `StoredAs`, `stored_as`, for `whole_products.py`.
+        beside: How many weights its module has, which must have room, too.
 
     Raises:
         ModelLoadError: it is none of these; or the model is broken, has no room, or no decoder.
@@ -92,7 +98,12 @@ def load_model(
     try:
         with files.laid_out() as directory, quiet_library():
             loaded = _load(
-                files, directory, dtype=_DTYPES[dtype], device=device, keeps_grids=keeps_grids
+                files,
+                directory,
+                dtype=_DTYPES[dtype],
+                device=device,
+                keeps_grids=keeps_grids,
+                beside=beside,
             )
     except ModelLoadError:
         raise
@@ -115,6 +126,7 @@ def _load(
     dtype: torch.dtype,
     device: torch.device,
     keeps_grids: bool,
+    beside: int,
 ) -> Any:
     how = files.quantisation
     config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
@@ -122,7 +134,7 @@ def _load(
     _refuse_other_kinds(files.name, config)
     for each in (config, config.get_text_config(decoder=True)):
         vars(each).pop("quantization_config", None)  # the library would ask for other packages
-    _refuse_what_has_no_room(files.name, config, dtype=dtype, device=device)
+    _refuse_what_has_no_room(files.name, config, dtype=dtype, device=device, beside=beside)
     files.begin_hashing()
     weights: Iterable[tuple[str, Tensor, StoredAs | None]] | None = None
     if files.gguf is not None:
@@ -223,18 +235,24 @@ def _refuse_other_kinds(name: str, config: Any) -> None:
 
 
 def _refuse_what_has_no_room(
-    name: str, config: Any, *, dtype: torch.dtype, device: torch.device
+    name: str, config: Any, *, dtype: torch.dtype, device: torch.device, beside: int
 ) -> None:
-    """Refuse a model that has no room in a device's memory, before its weights are read."""
+    """Refuse a model that has no room in a device's memory, before its weights are read.
+
+    Args:
+        beside: How many weights its module has, which must have room, too.
+    """
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     with torch.device("meta"):
         model = model_class(config)
-    needed = sum(each.numel() for each in model.parameters()) * dtype.itemsize
+    count = beside + sum(each.numel() for each in model.parameters())
+    needed = count * dtype.itemsize
     free = free_memory(device).byte_count
     if needed > free:
         smaller = "" if dtype.itemsize <= _SMALLEST_BYTES else "; --dtype bfloat16 needs less"
+        own = "its weights and its module's take" if beside else "its weights take"
         raise ModelLoadError(
-            f"model {name!r} has no room: its weights take {_gib(needed)} as {dtype}, and on"
+            f"model {name!r} has no room: {own} {_gib(needed)} as {dtype}, and on"
             f" {device} {_gib(free)} are free, so {_gib(needed - free)} are missing{smaller}"
         )
 

@@ -121,8 +121,7 @@ class TransformersBackend(DecidingModel):
             _check_can_be_invariant(computed_on, threads=threads, weights=weights)
         torch.set_num_threads(threads)
         files = find_model_files(model, revision=revision, check=find_quantisation)
-        if adapter == MODULE:
-            check_module(files)
+        beside = check_module(files) if adapter == MODULE else 0
         token_count = count_tokens(files)
         self.tokenizer = files.tokenizer
         self.chat_template = files.chat_template
@@ -131,6 +130,7 @@ class TransformersBackend(DecidingModel):
             dtype=dtype,
             device=computed_on,
             keeps_grids=weights != PLAIN or files.quantisation is not None,
+            beside=beside,
         ).to(computed_on)
         computed_in = dtype if weights == PLAIN else weights
         if weights == PLAIN and files.quantisation is not None:
@@ -173,7 +173,7 @@ class TransformersBackend(DecidingModel):
         if lora_folders:
             self._load_lora(lora_folders)
         if loaded_adapter is not None:
-            self._draft_for_itself(loaded_adapter, prune_below=prune_below)
+            self._draft_for_itself(loaded_adapter, guesses=guesses, prune_below=prune_below)
 
     @on_device()
     def _prove_invariance(self, *, threads: int) -> None:
@@ -259,7 +259,7 @@ class TransformersBackend(DecidingModel):
         self.description = replace(what, grammar_engine=grammar_engine())
 
     def _draft_for_itself(
-        self, adapter: LoadedAdapter | LoadedModule, *, prune_below: float
+        self, adapter: LoadedAdapter | LoadedModule, *, guesses: int | None, prune_below: float
     ) -> None:
         is_module = isinstance(adapter, LoadedModule)
         if self._stepped is not None or (self._tiles is not None and not is_module):
@@ -271,7 +271,9 @@ class TransformersBackend(DecidingModel):
                 f"model {self.description.name!r} is computed in the library's own way, where no"
                 " adapter can read what it needs"
             )
-        drafter = self._drafter_with(adapter, prune_below=prune_below)
+        if isinstance(adapter, LoadedModule):
+            adapter.module.try_out(self.model)  # again, with the products that it has now
+        drafter = self._drafter_with(adapter, guesses=guesses, prune_below=prune_below)
         size = self.description.vocabulary_size
         self.own_guesses = OwnGuesses(drafter, vocabulary_size=size)
         self.description = replace(
@@ -279,9 +281,9 @@ class TransformersBackend(DecidingModel):
         )
 
     def _drafter_with(
-        self, adapter: LoadedAdapter | LoadedModule, *, prune_below: float
+        self, adapter: LoadedAdapter | LoadedModule, *, guesses: int | None, prune_below: float
     ) -> SelfDrafter | ChainDrafter:
-        """Make what drafts with an adapter: by chains if it keeps features."""
+        """Make what drafts with an adapter: step by step if it keeps features."""
         head = _head_of(adapter)
         if head is None:
             assert not isinstance(adapter, LoadedModule), "it has a head"
@@ -303,6 +305,7 @@ class TransformersBackend(DecidingModel):
             vocabulary_size=self.description.vocabulary_size,
             takes_trees=self.description.takes_trees,
             prune_below=prune_below,
+            guesses=guesses,
         )
 
 

@@ -145,7 +145,12 @@ def _has_w4a16(model: nn.Module) -> bool:
 
 @torch.inference_mode()
 def replace_products(
-    name: str, model: Any, decoder: Decoder | None, *, kind: str
+    name: str,
+    model: Any,
+    decoder: Decoder | None,
+    *,
+    kind: str,
+    beside: Sequence[nn.Module] = (),
 ) -> tuple[list[Product], Mapping[torch.Size, Int8Product]]:
     """Let a model, and what was chosen to compute it, compute with whole numbers.
 
@@ -153,9 +158,11 @@ def replace_products(
         name: The model's, for the log.
         kind: INT8 or INT4: all products, rounded where the files did not round them; W8A8 or
             W4A16: those of the files.
+        beside: What drafts beside the model, all of whose products are computed in eight bits
+            where the model's are computed with whole numbers and rows in float32.
 
     Returns:
-        All of the model's products, and those of `check_exact`.
+        All of the products, and those of `check_exact`.
 
     Raises:
         ModelLoadError: They would not be exact.
@@ -167,6 +174,9 @@ def replace_products(
         products = decoder.replace_products(model, make)
     else:
         products = _replace_modules(model, make)
+    if kind == INT8 or (kind != W4A16 and has_vnni()):
+        for each in beside:
+            products.extend(_replace_modules(each, _in_eight_bits))
     large = check_exact(products)
     warm_up(each for each in products if not isinstance(each, Int8Product))
     _forget_grids(model)

@@ -17,6 +17,7 @@ from paceline_engine.terms.rank_paths import propose
 from paceline_engine.torch_backend.adapters.eagle import EagleHead
 from paceline_engine.torch_backend.adapters.trunk import compute_trunk
 from paceline_engine.torch_backend.chain_drafting import ChainDrafter
+from paceline_engine.torch_backend.int8_linear import Int8Product
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_training.run import AdapterSizes, TextPlan, run_training
 from paceline_training.training import TrainingPlan
@@ -111,7 +112,7 @@ def test_decoding_by_proposals_is_plain_decoding(backend, tiny_pair):
         assert made == continuation(ModelText(plain, spec), PROMPT, len(made))
 
 
-def test_a_trained_head_saves_forwards(tiny_pair, tmp_path):
+def test_a_trained_head_saves_forwards_also_in_eight_bits(tiny_pair, tmp_path):
     files = find_model_files(str(tiny_pair.target))
     plain = TransformersBackend(str(tiny_pair.target), dtype="float32")
     prompts = [[5 + n, 6, 7, 8] for n in range(8)]
@@ -143,13 +144,35 @@ def test_a_trained_head_saves_forwards(tiny_pair, tmp_path):
         device="cpu",
         tell=lambda _: None,
     )
-    backend = TransformersBackend(str(tiny_pair.target), adapter=str(tmp_path / "head"))
-    forwards = 0
-    for text in texts[:3]:
-        made, judgements = decode_by_proposals(ModelText(backend, SPEC), text[:4], count=28)
-        assert made[:28] == text[4:]
-        forwards += len(judgements)
-    assert forwards < 0.7 * 3 * 28
+    for weights in ("plain", "int8"):
+        how = {"weights": weights}
+        backend = TransformersBackend(str(tiny_pair.target), adapter=str(tmp_path / "head"), **how)
+        plain = TransformersBackend(str(tiny_pair.target), **how)
+        forwards = 0
+        for text in texts[:3]:
+            made, judgements = decode_by_proposals(ModelText(backend, SPEC), text[:4], count=28)
+            assert made == continuation(ModelText(plain, SPEC), text[:4], len(made))
+            forwards += len(judgements)
+        assert forwards < 0.7 * 3 * 28
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_beside_whole_numbers_the_heads_products_have_eight_bits(
+    tiny_pair, adapter, weights, monkeypatch
+):
+    shapes = []
+    build = Int8Product.__init__
+
+    def noted(product, weight, *rest):
+        shapes.append(tuple(weight.shape))
+        build(product, weight, *rest)
+
+    monkeypatch.setattr(Int8Product, "__init__", noted)
+    TransformersBackend(str(tiny_pair.target), adapter=str(adapter), weights=weights)
+    head = reference(tiny_pair.target, adapter, dtype=torch.float32)[1]
+    linears = [it for it in head.modules() if isinstance(it, torch.nn.Linear)]
+    own = [tuple(it.weight.shape) for it in linears]
+    assert shapes[-len(own) - 1 :] == [*own, (len(SHAPE["token_ids"]), head.width)]
 
 
 def test_whatever_happened_before_guesses_are_those_of_the_text_alone(backend, expected):

@@ -15,6 +15,7 @@ from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ModelLoadError
 from paceline_engine.terms.items import Item, Judge
 from paceline_engine.terms.rank_paths import propose
+from paceline_engine.torch_backend.memory import FreeMemory
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.families import build_family
 from support.mtp_checkpoints import (
@@ -112,6 +113,18 @@ def test_with_invariance_decoding_by_its_proposals_is_plain_decoding_too(tmp_pat
     assert made == continuation(ModelText(plain, SPEC), PROMPT, len(made))
 
 
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_a_module_beside_whole_numbers_guesses_and_the_text_is_as_without_it(checkpoint, weights):
+    drafting, plain = (
+        TransformersBackend(str(checkpoint), adapter=adapter, weights=weights)
+        for adapter in ("mtp", None)
+    )
+    for spec in SPECS:
+        made, judgements = decode_by_proposals(ModelText(drafting, spec), PROMPT, count=25)
+        assert all(len(judged.proposal) for judged in judgements)
+        assert made == continuation(ModelText(plain, spec), PROMPT, len(made))
+
+
 def test_its_load_leaves_the_model_as_it_was(backend, plain):
     loaded, alone = (each.model.config.get_text_config(decoder=True) for each in (backend, plain))
     folders = {"_name_or_path"}  # each load lays the files out in one of its own
@@ -164,6 +177,29 @@ def test_its_state_is_paid_for_and_a_model_without_it_is_as_ever(family, backend
     assert (backend.description.self_draft_kind, plain.description.self_draft_kind) == ("mtp", "")
     assert backend.description.fingerprint == plain.description.fingerprint
     assert plain.description.fingerprint != without.description.fingerprint
+
+
+def test_a_module_that_has_no_room_beside_its_model_is_refused(family, checkpoint, monkeypatch):
+    pattern = f"{LAYOUTS[family]['layer'].removesuffix('layers.0')}"
+    stored = load_file(checkpoint / "model.safetensors")
+    module = sum(
+        each.numel()
+        for name, each in stored.items()
+        if name.startswith(pattern) and not name.endswith(("embed_tokens.weight", "head.weight"))
+    )
+    alone = sum(each.numel() for each in TransformersBackend(str(checkpoint)).model.parameters())
+
+    def leave(count):
+        memory = FreeMemory(4 * count, 0.5)
+        where = "paceline_engine.torch_backend.model_loading.free_memory"
+        monkeypatch.setattr(where, lambda _: memory)
+
+    leave(alone)
+    TransformersBackend(str(checkpoint))
+    leave(alone + module - 1)
+    assert "its weights and its module's take" in refusal(checkpoint)
+    leave(alone + module)
+    TransformersBackend(str(checkpoint), adapter="mtp")
 
 
 def test_as_many_guesses_as_asked_for(checkpoint):
@@ -310,6 +346,32 @@ def test_what_chooses_a_modules_experts_is_as_precise_in_bfloat16_as_the_file_sa
     assert said[0] != said[1]
 
 
+def test_experts_side_by_side_in_one_weight_are_the_same_module(tmp_path):
+    """So published Qwen3.5 has them; others have a weight for each expert."""
+    directory = build_with_module("qwen3.5-moe", tmp_path / "module")
+    apart = TransformersBackend(str(directory), adapter="mtp")
+
+    def change(weights):
+        for layer in ("mtp.layers.0", "model.layers.0", "model.layers.1"):
+            prefix = f"{layer}.mlp.experts."
+            own = {
+                part: [weights.pop(f"{prefix}{n}.{part}_proj.weight") for n in range(4)]
+                for part in ("gate", "up", "down")
+            }
+            both = [torch.cat(pair) for pair in zip(own["gate"], own["up"], strict=True)]
+            weights[f"{prefix}gate_up_proj"] = torch.stack(both)
+            weights[f"{prefix}down_proj"] = torch.stack(own["down"])
+
+    change_weights(directory, change)
+    together = TransformersBackend(str(directory), adapter="mtp")
+    for token in range(20):
+        said = [
+            ModelText(it, SPEC).judge([*PROMPT, token], propose=True) for it in (apart, together)
+        ]
+        assert said[0].next_token == said[1].next_token
+        assert said[0].proposal == said[1].proposal
+
+
 def test_a_module_that_cannot_be_computed_is_refused_at_load(tmp_path):
     directory = build_with_module("qwen3.5", tmp_path / "module")
     change_config(directory, chain_hidden_post_norm=False)
@@ -320,6 +382,7 @@ def test_layouts_are_those_that_are_published(family, checkpoint):
     names = {*load_file(checkpoint / "model.safetensors")}
     own = {
         "qwen3.5": {"mtp.fc.weight", "mtp.layers.0.mlp.gate_proj.weight", "mtp.norm.weight"},
+        "qwen3.5-moe": {"mtp.fc.weight", "mtp.layers.0.mlp.shared_expert.up_proj.weight"},
         "qwen3-next": {"mtp.fc.weight", "mtp.layers.0.mlp.experts.3.up_proj.weight"},
         "glm4-moe": {
             f"model.layers.{LAYERS}.eh_proj.weight",

@@ -281,6 +281,7 @@ class _Running:
     def __init__(self, wish, *, model="model", target=0, rate=0.7, limit=99):
         self.order = SimpleNamespace(
             follows_load=True,
+            may_leave_guesses=False,
             limit_length=limit,
             model=SimpleNamespace(fingerprint=model, measured_by=target),
             options=SimpleNamespace(wish=wish),

@@ -41,13 +41,13 @@ class Adapter(Protocol):
 
 
 class SeenRows(Protocol):
-    """What the rows of one step of chains see; the rows are those of different sequences."""
+    """What the rows of one step of guesses see; rows of a sequence stand side by side."""
 
     def take(self, keys: Tensor, values: Tensor) -> None:
         """Learn the rows' own keys and values, (R, G, D), which they see, too."""
 
     def states(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """Return the keys and values that each row sees, its own included: (1, G, L, D)."""
+        """Return each sequence's keys and values, those of the rows included: (1, G, L, D)."""
 
     def attend(
         self,

@@ -78,6 +78,11 @@ class AdapterCard:
     format_version: int = FORMAT_VERSION
     eagle: EagleShape | None = None
 
+    @property
+    def most_steps(self) -> int | None:
+        """How many steps it is known to guess well; None: nobody has measured it."""
+        return self.reach if "hit_rates" in self.training else None
+
     def write(self, directory: Path) -> None:
         """Write it into an adapter's directory."""
         found = asdict(self)

@@ -147,7 +147,7 @@ class EagleHead(nn.Module):
         if shape.own_embedding:
             self.embed_tokens = nn.Embedding(vocabulary_size, width)
         self._rotary: list[Any] = []  # no module: its frequencies stay in float32
-        self._rows_of_head: list[Tensor] = []
+        self._rows_of_head: list[nn.Linear] = []  # no module: they are the target's
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -296,8 +296,9 @@ class EagleHead(nn.Module):
 
     def score(self, model: Any, output: Tensor) -> Tensor:
         """Return the logits of the draft vocabulary, (..., N), from the layer's output."""
-        head = self._head_rows(model) if self.lm_head is None else self.lm_head.weight
-        return functional.linear(self.norm(output), head)
+        head = self._head_rows(model) if self.lm_head is None else self.lm_head
+        logits: Tensor = head(self.norm(output))
+        return logits
 
     def carry(self, output: Tensor) -> Tensor:
         """Return what the next step reads instead of features: (..., E)."""
@@ -317,12 +318,19 @@ class EagleHead(nn.Module):
         if self.lm_head is None:
             self._head_rows(model)
 
-    def _head_rows(self, model: Any) -> Tensor:
+    def parts(self) -> list[nn.Module]:
+        """Return what it computes with: itself, and what it has copied of the model's head."""
+        return [self, *self._rows_of_head]
+
+    def _head_rows(self, model: Any) -> nn.Linear:
         """Return the rows of the target's head for the draft vocabulary: (N, E), copied once."""
-        weight = model.lm_head.weight
         if not self._rows_of_head:
-            rows = weight.detach()[self.draft_token_ids.to(weight.device)]
-            self._rows_of_head.append(rows.to(self.fc.weight.dtype))
+            weight = model.lm_head.weight.detach()
+            rows = weight[self.draft_token_ids.to(weight.device)].to(self.fc.weight.dtype)
+            count, width = rows.shape
+            head = nn.Linear(width, count, bias=False, device="meta")
+            head.weight = nn.Parameter(rows, requires_grad=False)
+            self._rows_of_head.append(head)
         return self._rows_of_head[0]
 
     @torch.no_grad()

@@ -14,6 +14,7 @@ weights are read of them.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ MODULE = "mtp"
 # The one module's weights where it has names of its own. The library would take a bare number in it
 # for one of the model's layers.
 _APART = r"^mtp\.(layers\.[0]|fc|norm|pre_fc_norm_embedding|pre_fc_norm_hidden)\."
+# Copies of the model's own embedding and head, which are not loaded.
+_COPIES = ("embed_tokens.", "shared_head.head.")
 _REACH = 3
 _log = logging.getLogger(__name__)
 
@@ -62,6 +65,8 @@ _FAMILIES = {
     "qwen3_next": _Family(stands_apart=True),
     "qwen3_5": _Family(stands_apart=True),
     "qwen3_5_text": _Family(stands_apart=True),
+    "qwen3_5_moe": _Family(stands_apart=True),
+    "qwen3_5_moe_text": _Family(stands_apart=True),
     "glm4_moe": _Family(stands_apart=False),
     "deepseek_v3": _Family(stands_apart=False, makes_keys=True),
 }
@@ -74,10 +79,12 @@ class ModuleCard:
     Attributes:
         kind: "mtp".
         tree: Which guesses it proposes: a chain.
+        most_steps: None: nobody has measured how many steps it guesses well.
     """
 
     kind: str
     tree: tuple[RankPath, ...]
+    most_steps: None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +129,24 @@ def tell_of_module(files: ModelFiles) -> None:
         )
 
 
-def check_module(files: ModelFiles) -> None:
+def check_module(files: ModelFiles) -> int:
     """Check that a checkpoint has a module which can be loaded, before anything large is read.
+
+    Returns:
+        How many weights the module has.
 
     Raises:
         ModelLoadError: It has none, several, or one of a kind that is not computed.
     """
-    _checked_place(files)
+    place = _checked_place(files)
+    count = 0
+    for path in files.weights:
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118 - it is no dict
+                found = re.match(place.pattern, key)
+                if found and not key[found.end() :].startswith(_COPIES):
+                    count += math.prod(file.get_slice(key).get_shape())
+    return count
 
 
 def load_module(files: ModelFiles, model: Any, *, guesses: int | None = None) -> LoadedModule:

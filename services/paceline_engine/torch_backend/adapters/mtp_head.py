@@ -143,6 +143,10 @@ class MtpHead:
         """Return what the next step reads instead of features: (R, E)."""
         return output
 
+    def parts(self) -> list[nn.Module]:
+        """Return what it computes with, besides the model's own embedding and head."""
+        return [self._module]
+
     @torch.inference_mode()
     def try_out(self, model: Any) -> None:
         """Compute a row, so that a module that cannot be computed raises now."""
