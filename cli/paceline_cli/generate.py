@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from paceline import Chunk, Finished, Grammar, PromptChunk, Started
+from paceline import Chunk, Finished, GenerateOptions, Grammar, PromptChunk, Started
 from paceline.errors import InvalidFieldError, PacelineError
 from paceline.plain_files import read_plain_text
 from paceline.request import DrafterName, StrategyName  # noqa: TC001 - pydantic reads them
@@ -27,7 +27,7 @@ from paceline_serving.settings import OneOrMore, option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline import AsyncGeneration, GenerateOptions
+    from paceline import AsyncGeneration
 
 _EXAMPLES = """
 paceline generate "def fibonacci(n):" --max-tokens 64
@@ -291,24 +291,13 @@ def _grammar(settings: GenerateSettings) -> Grammar | None:
 
 
 def _options(settings: GenerateSettings) -> GenerateOptions:
-    options: GenerateOptions = {
-        "strategy": settings.strategy,
-        "rule": settings.rule,
-        "stop": settings.stop,
-        "ignore_eos": settings.ignore_eos,
-        "parse_special_tokens": settings.parse_special_tokens,
-        "include_timeline": settings.timeline is not None,
-    }
-    chosen = {
-        name: getattr(settings, name)
-        for name in (*_Sampling.__annotations__, "max_tokens", "prompt_logprobs", "lora",
-                     "lookahead", "targets", "width", "branches", "dispatch")
-    }  # fmt: skip
+    """Return the options of the client library: the flags that have their names, and a few more."""
+    options: GenerateOptions = {"include_timeline": settings.timeline is not None}
     if (grammar := _grammar(settings)) is not None:
         options["grammar"] = grammar
     if settings.prediction is not None:
         options["predicted_text"] = _prediction(settings.prediction)
-    if settings.drafter is not None:
-        options["drafter"] = settings.drafter
-    options.update({name: value for name, value in chosen.items() if value is not None})  # type: ignore[typeddict-item]
+    named = GenerateSettings.model_fields.keys() & GenerateOptions.__annotations__.keys()
+    given = {name: getattr(settings, name) for name in named}
+    options.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
     return options

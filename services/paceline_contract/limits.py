@@ -26,13 +26,6 @@ MOST_BIASED_TOKENS = 1024
 MOST_BIAS = 100.0
 """SamplingParameters.logit_bias: the largest number, and below 0 the smallest."""
 
-MOST_PENALTY = 2.0
-"""SamplingParameters.presence_penalty and frequency_penalty: as of a bias."""
-
-REPETITION_PENALTIES = (0.01, 100.0)
-"""SamplingParameters.repetition_penalty: the smallest and the largest. A logit divided by a smaller
-one might not be finite."""
-
 MOST_GRAMMAR_BYTES = 64 << 10
 """Grammar, in UTF-8."""
 

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _MOST_TEXT = 1000
+_SAMPLING = "sampling."
 
-# OpenAI's names of the wire's fields. The caller names the field of the prompt.
+# OpenAI's names of the wire's fields. Sampling parameters have the same names there, except for the
+# grammar. The caller names the field of the prompt.
 _PARAMETERS = {
     "add_special_tokens": "prompt",
     "branches": "paceline.branches",
@@ -33,17 +35,8 @@ _PARAMETERS = {
     "lora": "model",
     "predicted_text": "prediction",
     "rule": "paceline.rule",
-    "sampling.frequency_penalty": "frequency_penalty",
     "sampling.grammar": "response_format",
     "sampling.grammar.json_schema": "response_format",
-    "sampling.logit_bias": "logit_bias",
-    "sampling.min_p": "min_p",
-    "sampling.min_tokens": "min_tokens",
-    "sampling.presence_penalty": "presence_penalty",
-    "sampling.repetition_penalty": "repetition_penalty",
-    "sampling.temperature": "temperature",
-    "sampling.top_k": "top_k",
-    "sampling.top_p": "top_p",
     "stop_strings": "stop",
     "strategy": "paceline.strategy",
     "target_count": "paceline.targets",
@@ -239,10 +232,18 @@ def _not_let_in() -> RequestError:
 def _parameter(error: errors.PacelineError, prompt: str) -> str | None:
     if (violation := _violation(error)) is not None:
         field = violation.field
-        return prompt if field in _PROMPT_FIELDS else _PARAMETERS.get(field, field)
+        return prompt if field in _PROMPT_FIELDS else _name_of(field)
     if isinstance(error, errors.ModelNotFoundError):
         return "model"
     return prompt if isinstance(error, errors.ContextLengthExceededError) else None
+
+
+def _is_field(word: str) -> bool:
+    return word in _PARAMETERS or word.startswith(_SAMPLING)
+
+
+def _name_of(field: str) -> str:
+    return _PARAMETERS.get(field, field.removeprefix(_SAMPLING))
 
 
 def _message(error: errors.PacelineError, prompt: str) -> str:
@@ -263,6 +264,6 @@ def _violation(error: errors.PacelineError) -> errors.FieldViolation | None:
     if error.violations:
         return error.violations[0]
     field, _, description = error.message.partition(": ")
-    if not (isinstance(error, errors.UnsupportedError) and field in _PARAMETERS):
+    if not (isinstance(error, errors.UnsupportedError) and _is_field(field)):
         return None
     return errors.FieldViolation(field, description)

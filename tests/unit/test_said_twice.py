@@ -6,19 +6,22 @@ docs/extending.md has the places, change by change.
 from __future__ import annotations
 
 import re
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from prometheus_client import CollectorRegistry, Histogram
 
-from paceline.request import GenerateOptions
+from paceline import DrafterKind, GenerateOptions, Strategy, VerificationRule
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 from paceline.v1 import sampling_pb2
 from paceline_cli import generate
 from paceline_contract import limits
+from paceline_contract.sampling import SHAPING_PARAMETERS
 from paceline_engine.loading import BACKENDS
 from paceline_engine.terms import validation
+from paceline_engine.terms.calls import Grammar, GrammarKind, SamplingParameters
 from paceline_gateway.metrics import GatewayMetrics
 from paceline_model_server.records import CallRecorder, HostCollector
 from paceline_model_server.settings import ModelServerSettings
@@ -46,6 +49,19 @@ def test_every_backend_can_be_chosen_and_is_named_on_the_wire():
     proto = (ROOT / "protos/paceline/v1/model_service.proto").read_text()
     (comment,) = re.findall(r"// The backend that computes: (.*)\.\n", proto)
     assert set(re.findall(r'"(\w+)"', comment)) == set(BACKENDS)
+
+
+def test_the_engine_and_the_contract_mean_the_same_parameters_by_shaping():
+    """A parameter that is in neither list is left to temperature and filters."""
+    plain = SamplingParameters()
+    unlike = {"logit_bias": ((7, 1.0),), "grammar": Grammar(GrammarKind.REGEX, "a")}
+    shaping = {
+        field.name
+        for field in fields(plain)
+        if replace(plain, **{field.name: unlike.get(field.name, 0.5)}).shapes
+    }
+    assert shaping == SHAPING_PARAMETERS.keys()
+    assert all(getattr(plain, name) == value for name, value in SHAPING_PARAMETERS.items())
 
 
 def test_the_case_of_every_option_which_all_languages_play_has_every_option():
@@ -80,6 +96,12 @@ def test_every_word_that_a_request_can_say_stands_in_each_client(source):
         unspecified, *names = enum.values_by_name
         prefix = unspecified.removesuffix("UNSPECIFIED")
         assert {name.removeprefix(prefix).lower() for name in names} <= known
+
+
+@pytest.mark.parametrize("words", [Strategy, DrafterKind, VerificationRule])
+def test_every_word_that_the_gateway_takes_stands_on_its_page(words):
+    page = set(re.findall(r"[a-z_]+", (ROOT / "docs/http.md").read_text()))
+    assert {it.value for it in words} - {"unknown"} <= page
 
 
 def test_what_generate_has_a_flag_for_reaches_the_request():

@@ -25,10 +25,10 @@ from paceline_contract.limits import (
     MOST_END_TOKENS,
     MOST_LORA_ADAPTERS,
     MOST_MODEL_NAME_CHARACTERS,
-    REPETITION_PENALTIES,
     SUM_TOLERANCE,
 )
 from paceline_contract.names import is_name
+from paceline_contract.sampling import SAMPLING_INTERVALS, Interval
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
@@ -53,7 +53,6 @@ _TEXTS = {
 }
 _MOST_VOCABULARY = 1 << 24
 _MOST_CONTEXT = 1 << 30
-_MOST_TEMPERATURE = 100.0
 _FIM_TOKENS = 3
 _MOST_LATENCIES = 64
 _MOST_STAGES = 16
@@ -152,17 +151,9 @@ def _check_lora_adapters(adapters: Sequence[pb.LoraAdapter]) -> None:
 
 def _check_sampling_defaults(info: pb.GetModelInfoResponse) -> None:
     said = {field.name: value for field, value in info.sampling_defaults.ListFields()}
-    limits = {
-        "temperature": (0.0, _MOST_TEMPERATURE),
-        "top_k": (0, info.vocabulary_size),
-        "top_p": (math.nextafter(0, 1), 1.0),
-        "min_p": (0.0, 1.0),
-        "repetition_penalty": REPETITION_PENALTIES,
-    }
-    for name, (least, most) in limits.items():
-        # So written that NaN is refused.
-        is_allowed = name not in said or least <= said[name] <= most
-        demand(is_allowed, f"sampling_defaults.{name}", f"is not in [{least:g}, {most:g}]")
+    limits = {**SAMPLING_INTERVALS, "top_k": Interval(0, info.vocabulary_size)}
+    for name, value in said.items():
+        demand(value in limits[name], f"sampling_defaults.{name}", f"is not in {limits[name]}")
 
 
 def check_timing(timing: CallTiming) -> None:

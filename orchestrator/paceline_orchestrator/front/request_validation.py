@@ -24,15 +24,14 @@ from paceline_contract.limits import (
     MOST_DRAFTERS,
     MOST_GRAMMAR_BYTES,
     MOST_LOOKAHEAD,
-    MOST_PENALTY,
     MOST_PROMPT_LOGPROBS,
     MOST_TARGETS,
     MOST_TOP_LOGPROBS,
     MOST_WIDTH,
-    REPETITION_PENALTIES,
     most_text_bytes,
 )
 from paceline_contract.names import NAME_RULE, is_name
+from paceline_contract.sampling import SAMPLING_INTERVALS, SHAPING_PARAMETERS
 from paceline_orchestrator.front.prompts import is_prompt_longer
 
 if TYPE_CHECKING:
@@ -90,39 +89,22 @@ _CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
             and all(0 < len(text.encode()) <= _STOP_STRING_BYTES for text in it.stop_strings)
         ),
     ),
-    (
-        "sampling.temperature",
-        "must be in [0, 100]",
-        lambda it: 0 <= it.sampling.temperature <= 100,
+    *(
+        (
+            f"sampling.{name}",
+            f"must be in {interval}",
+            lambda it, name=name, interval=interval: (
+                not it.sampling.HasField(name) or getattr(it.sampling, name) in interval
+            ),
+        )
+        for name, interval in SAMPLING_INTERVALS.items()
     ),
-    (
-        "sampling.top_p",
-        "must be in (0, 1]",
-        lambda it: not it.sampling.HasField("top_p") or 0 < it.sampling.top_p <= 1,
-    ),
-    ("sampling.min_p", "must be in [0, 1]", lambda it: 0 <= it.sampling.min_p <= 1),
     (
         "sampling.logit_bias",
         f"must be at most {MOST_BIASED_TOKENS} tokens, each in [-{MOST_BIAS:g}, {MOST_BIAS:g}]",
         lambda it: (
             len(it.sampling.logit_bias) <= MOST_BIASED_TOKENS
             and all(-MOST_BIAS <= bias <= MOST_BIAS for bias in it.sampling.logit_bias.values())
-        ),
-    ),
-    *(
-        (
-            f"sampling.{name}",
-            f"must be in [-{MOST_PENALTY:g}, {MOST_PENALTY:g}]",
-            lambda it, name=name: -MOST_PENALTY <= getattr(it.sampling, name) <= MOST_PENALTY,
-        )
-        for name in ("presence_penalty", "frequency_penalty")
-    ),
-    (
-        "sampling.repetition_penalty",
-        "must be in [{:g}, {:g}]".format(*REPETITION_PENALTIES),
-        lambda it: (
-            not it.sampling.HasField("repetition_penalty")
-            or REPETITION_PENALTIES[0] <= it.sampling.repetition_penalty <= REPETITION_PENALTIES[1]
         ),
     ),
     (
@@ -338,15 +320,9 @@ def _too_long(request: pb.GenerateRequest, model: ModelFacts, token_count: int) 
 
 def shapes_logits(request: pb.GenerateRequest) -> bool:
     """Whether logits depend on the request's sampling before temperature, filters and noise do."""
-    sampling = request.sampling
-    penalty = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1
-    return bool(
-        sampling.logit_bias
-        or sampling.presence_penalty
-        or sampling.frequency_penalty
-        or penalty != 1
-        or sampling.min_tokens
-        or sampling.HasField("grammar")
+    return any(
+        value != SHAPING_PARAMETERS.get(field.name, value)
+        for field, value in request.sampling.ListFields()
     )
 
 

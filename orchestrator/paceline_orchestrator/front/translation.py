@@ -12,6 +12,7 @@ from paceline.v1 import model_service_pb2 as model_pb
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline_contract.calls import VerificationRule
+from paceline_contract.sampling import SHAPING_PARAMETERS
 from paceline_orchestrator.decoding.statistics import EventKind, Fallback
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.words import Word
@@ -38,8 +39,6 @@ ClientMessage: TypeAlias = pb.GenerateResponse
 
 # What servers say of one call is checked where it is read; the sum of many calls is cut off here.
 _MOST_UINT32, _MOST_UINT64 = (1 << 32) - 1, (1 << 64) - 1
-
-_PLAIN_SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p"})
 
 _NUMBER_OF_STRATEGY = {it: pb.Strategy.Value(f"STRATEGY_{it.name}") for it in Strategy}
 # The other numbers leave the choice to the planner.
@@ -113,7 +112,7 @@ def _plain(sampling: sampling_pb2.SamplingParameters) -> sampling_pb2.SamplingPa
     """Return sampling parameters without those that change logits by the tokens so far."""
     plain = sampling_pb2.SamplingParameters()
     for field, value in sampling.ListFields():
-        if field.name in _PLAIN_SAMPLING:
+        if field.name not in SHAPING_PARAMETERS:
             setattr(plain, field.name, value)
     return plain
 

@@ -25,15 +25,14 @@ from paceline_contract.limits import (
     MOST_CHUNK_TOKENS,
     MOST_DISTRIBUTION_ENTRIES,
     MOST_END_TOKENS,
-    MOST_PENALTY,
     MOST_PROPOSAL_TOKENS,
     MOST_TOP_LOGPROBS,
     MOST_WIDTH,
-    REPETITION_PENALTIES,
     SUM_TOLERANCE,
     most_scored_tokens,
 )
 from paceline_contract.names import NAME_RULE, is_name
+from paceline_contract.sampling import SAMPLING_INTERVALS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +57,6 @@ MOST_ENTRIES = MOST_DISTRIBUTION_ENTRIES
 
 _SEED_LIMIT = 1 << 53
 _SEQUENCE_LIMIT = 1 << 64
-_MAX_TEMPERATURE = 100
 _DIGEST_BYTES = 16
 _MAX_DEPTH = 65535
 _LONGEST_INTERVAL_SECONDS = 1
@@ -107,17 +105,10 @@ def check_spec(spec: SessionSpec, model: ModelDescription) -> None:
 
 def check_sampling(field: str, sampling: SamplingParameters, *, vocabulary_size: int) -> None:
     """Check sampling parameters; `field` is the path of their message."""
-    _check(f"{field}.temperature", sampling.temperature, low=0, high=_MAX_TEMPERATURE)
+    for name, interval in SAMPLING_INTERVALS.items():
+        if (value := getattr(sampling, name)) not in interval:
+            raise InvalidFieldError.of(f"{field}.{name}", f"{value} is not in {interval}")
     _check(f"{field}.top_k", sampling.top_k, low=0, high=vocabulary_size)
-    _check(f"{field}.min_p", sampling.min_p, low=0, high=1)
-    if not 0 < sampling.top_p <= 1:
-        raise InvalidFieldError.of(f"{field}.top_p", f"{sampling.top_p} is not in (0, 1]")
-    for name in ("presence_penalty", "frequency_penalty"):
-        value = getattr(sampling, name)
-        _check(f"{field}.{name}", value, low=-MOST_PENALTY, high=MOST_PENALTY)
-    penalty = sampling.repetition_penalty
-    low, high = REPETITION_PENALTIES
-    _check(f"{field}.repetition_penalty", penalty, low=low, high=high)
     _check_biases(f"{field}.logit_bias", sampling.logit_bias, vocabulary_size=vocabulary_size)
 
 

@@ -7,10 +7,11 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeGuard
 
-from pydantic import AfterValidator, PlainValidator, ValidationInfo
+from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
 
 from paceline import FillIn, Grammar, PromptPart
 from paceline_contract.limits import MOST_BIAS, MOST_BIASED_TOKENS, MOST_GRAMMAR_BYTES
+from paceline_contract.sampling import SAMPLING_INTERVALS
 from paceline_gateway.bodies.fields import problem, unsupported
 from paceline_gateway.bodies.lenient_schemas import is_within, lenient
 from paceline_gateway.bodies.schema_notes import without_notes
@@ -42,6 +43,13 @@ def only(*allowed: object) -> PlainValidator:
         return value
 
     return PlainValidator(check)
+
+
+def within(name: str) -> Any:
+    """Accept what a sampling parameter may be."""
+    interval = SAMPLING_INTERVALS[name]
+    least, most = interval.least, interval.most
+    return Field(gt=least, le=most) if interval.is_open else Field(ge=least, le=most)
 
 
 def one_of(*words: str) -> AfterValidator:

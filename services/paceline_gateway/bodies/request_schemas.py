@@ -14,11 +14,9 @@ from paceline import DrafterKind, GenerateOptions, Grammar, Strategy, Verificati
 from paceline_contract.limits import (
     MOST_BRANCHES,
     MOST_LOOKAHEAD,
-    MOST_PENALTY,
     MOST_TARGETS,
     MOST_TOP_LOGPROBS,
     MOST_WIDTH,
-    REPETITION_PENALTIES,
 )
 from paceline_gateway.bodies.fields import Fields, problem
 from paceline_gateway.bodies.parameter_types import (
@@ -29,6 +27,7 @@ from paceline_gateway.bodies.parameter_types import (
     Stops,
     StructuredOutputs,
     only,
+    within,
     word_of,
 )
 from paceline_gateway.bodies.schema_notes import bare_grammar
@@ -48,7 +47,7 @@ class PacelineOptions(Fields):
     branches: Annotated[int, Field(ge=0, le=MOST_BRANCHES)] | None = None
     rule: Annotated[str, word_of(VerificationRule)] | None = None
     top_k: Annotated[int, Field(ge=0, le=MOST_UINT32)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    min_p: Annotated[float, within("min_p")] | None = None
     ignore_eos: bool = False
 
 
@@ -98,15 +97,13 @@ class Body(AnyRequest):
     max_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
     n: int = Field(1, ge=1, le=128)
     stop: Stops = Field(default_factory=list)
-    frequency_penalty: float = Field(0.0, ge=-MOST_PENALTY, le=MOST_PENALTY)
-    presence_penalty: float = Field(0.0, ge=-MOST_PENALTY, le=MOST_PENALTY)
+    frequency_penalty: Annotated[float, within("frequency_penalty")] = 0.0
+    presence_penalty: Annotated[float, within("presence_penalty")] = 0.0
     logit_bias: Biases = Field(default_factory=dict)
     # Not OpenAI's, but usual.
-    min_p: float | None = Field(None, ge=0, le=1)
+    min_p: Annotated[float, within("min_p")] | None = None
     min_tokens: int | None = Field(None, ge=0, le=MOST_UINT32)
-    repetition_penalty: float | None = Field(
-        None, ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1]
-    )
+    repetition_penalty: Annotated[float, within("repetition_penalty")] | None = None
     structured_outputs: StructuredOutputs | None = None
     top_k: int | None = Field(None, ge=-1, le=MOST_UINT32)
     # vLLM's, of tokens.
