@@ -123,7 +123,7 @@ class AssignedServers:
     @property
     def shortage(self) -> PacelineError:
         """What the request ends with, if no target is left for it."""
-        return self._candidates.doubts.shortage
+        return self._candidates.shortage
 
     @property
     def has_opened_all(self) -> bool:
@@ -176,12 +176,11 @@ class AssignedServers:
         before, self._known = self._known, self.capacity
         return before != self._known
 
-    def note_final(self, length: int) -> None:
-        """Take notice of how many tokens are final."""
-        if self._candidates.crashes.has_any:
-            self._candidates.crashes.note_final(length)
+    def note_final(self, length: int) -> bool:
+        """Take notice of how many tokens are final; tell whether more servers may be assigned."""
         if self._candidates.doubts.has_any:
             self._candidates.doubts.note_final(length, targets=self.target_servers)
+        return self._candidates.crashes.note_final(length)
 
     def vacate(self, session: RemoteSession, error: PacelineError, *, reach: int) -> float | None:
         """Take a session out of its slot after a call of it failed, which reached so far.
@@ -195,7 +194,11 @@ class AssignedServers:
             return None
         session.close()
         fallback, pause_seconds = self._candidates.blame(
-            session.server, error, asked_at=session.asked_at, reach=reach
+            session.server,
+            error,
+            asked_at=session.asked_at,
+            reach=reach,
+            was_open=bool(session.handle),
         )
         self._note_fallback(fallback)
         if session.server.role is Role.DRAFTER and not self._drafters.all_sessions:
@@ -233,6 +236,7 @@ class AssignedServers:
 
     def close(self) -> None:
         """End all sessions, behind the caller's back."""
+        self._candidates.crashes.release()
         for session in self.sessions:
             session.close()
         self._targets.clear()

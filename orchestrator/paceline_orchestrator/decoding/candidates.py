@@ -10,6 +10,7 @@ from paceline.errors import (
     CacheExhaustedError,
     ConnectionLostError,
     DeadlineError,
+    DrainingError,
     InvalidFieldError,
     MalformedRequestError,
     OverloadedError,
@@ -42,11 +43,24 @@ _LEAST_REFUSAL_SECONDS = 0.1
 # One that has a call and does not answer it is left alone for so long, times the tolerance: a probe
 # of it that is not answered either has ended by then.
 _NEGLECT_SECONDS = 20.0
+# A broken connection is noticed at once, by whoever waits for something on it.
+_SUDDENLY_SECONDS = 0.2
 
 
 def is_refusal(error: PacelineError) -> bool:
     """Whether a server says that it cannot, or must not, do what was asked: at no time."""
     return isinstance(error, InvalidFieldError | MalformedRequestError | UnsupportedError)
+
+
+def _went_suddenly(server: ModelServer, error: PacelineError) -> bool:
+    """Whether a server ended under a call, without having said before that it would.
+
+    One that has lost its device says of the calls which it had that it is about to end.
+    """
+    if isinstance(error, DrainingError):
+        return True
+    announced_seconds = 0.0 if server.ready else time.monotonic() - server.unready_since
+    return isinstance(error, ConnectionLostError) and announced_seconds < _SUDDENLY_SECONDS
 
 
 class Candidates:
@@ -85,14 +99,12 @@ class Candidates:
         self._text = text
         self._suits = suits
         self._barred_until: dict[ModelServer, float] = {}
-        self.crashes = Crashes()
+        self.crashes = Crashes(pool.quarantine)
         self.doubts = Doubts(pool)
         self.tolerance = 1.0
 
     def not_among(self, assigned: Collection[ModelServer], *, role: Role) -> list[ModelServer]:
         """Return those of a role that can be assigned and are not yet, the least loaded first."""
-        if role is Role.DRAFTER and self.crashes.spares_drafters:
-            return []
         now = time.monotonic()
         free = [
             server
@@ -101,7 +113,8 @@ class Candidates:
             and (server.facts is None or self._suits(server.facts, role))
             and now >= self._barred_until.get(server, 0.0)
         ]
-        return self.doubts.allow(free, assigned=assigned)
+        allowed = self.doubts.allow(free, assigned=assigned)
+        return self.crashes.allow(allowed, role=role, assigned=assigned)
 
     def have_come_since(self, at: float) -> bool:
         """Whether a server has become ready since then, on the monotonic clock."""
@@ -126,14 +139,21 @@ class Candidates:
         Args:
             targets: Those that work on it.
         """
+        if crash := self.crashes.verdict:
+            return crash
         if not self.doubts.has_any:
-            return self.crashes.verdict
-        able = (*targets, *self.not_among((), role=Role.TARGET))
-        return self.crashes.verdict or self.doubts.verdict(able)
+            return None
+        return self.doubts.verdict((*targets, *self._able_soon()))
+
+    @property
+    def shortage(self) -> PacelineError:
+        """What the request ends with, if it has waited for a target for too long."""
+        return self.crashes.shortage or self.doubts.shortage(self._able_soon())
 
     def note_opening(self, server: ModelServer) -> None:
         """Note that a session is being opened at a server for the request."""
         self._pool.note_order_at(server)
+        self.crashes.note_opening(server)
 
     def note_assigned(self, server: ModelServer) -> None:
         """Note that a server is about to have the text."""
@@ -141,7 +161,13 @@ class Candidates:
             self._text.note(server.process_name)
 
     def blame(
-        self, server: ModelServer, error: PacelineError, *, asked_at: float, reach: int
+        self,
+        server: ModelServer,
+        error: PacelineError,
+        *,
+        asked_at: float,
+        reach: int,
+        was_open: bool,
     ) -> tuple[Fallback, float | None]:
         """Draw the consequences of a failure: bar the server, doubt it, or report it to the pool.
 
@@ -149,8 +175,8 @@ class Candidates:
             server: Where a call failed.
             error: What with.
             asked_at: When it was made, on the monotonic clock.
-            reach: How long the text is with all tokens that the call was about; 0 if it was to
-                open a session.
+            reach: How long the text is with all tokens that the call was about.
+            was_open: Whether it was a call to an open session.
 
         Returns:
             What the failure counts as; and after how many seconds the server may be assigned again,
@@ -175,12 +201,22 @@ class Candidates:
         if is_doubtful(error):
             self.doubts.add(server, error, asked_at=asked_at, reach=reach)
             return _LOST[server.role], SOON_SECONDS
-        if isinstance(error, ConnectionLostError) and reach:
+        if was_open and _went_suddenly(server, error):
             self.crashes.add(server, asked_at=asked_at, reach=reach)
         self.doubts.note_other(server)
         self._pool.report_failure(server, error, asked_at=asked_at)
         is_late = isinstance(error, DeadlineError)
         return Fallback.DEADLINE if is_late else _LOST[server.role], None
+
+    def _able_soon(self) -> list[ModelServer]:
+        """Return the targets that can work on it, those that are full or away for a moment, too."""
+        return [
+            it
+            for it in self._pool.servers
+            if it.role is Role.TARGET and not it.twin and (it.ready or it.may_be_back_soon)
+            if it.facts and fits(it.facts, self.model) and self._suits(it.facts, Role.TARGET)
+            if self._barred_until.get(it) != math.inf
+        ]
 
     def _ready(self, role: Role) -> list[ModelServer]:
         if role is Role.TARGET:

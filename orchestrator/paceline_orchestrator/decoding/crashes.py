@@ -1,15 +1,18 @@
 """Servers that end while they work on a request: whether the request is what ends them.
 
-For some prompts a process has too little memory, or a kernel fails. Each target that is asked for
-such a request ends, so the request must not go from one to the next. A connection that breaks says
-less: servers are killed and moved, and networks fail. A loss counts only where all this holds:
+For some prompts a process has too little memory, a kernel fails, or the device is lost. Each target
+that is asked ends, so such a request must not go from one to the next. A connection that breaks
+says less: servers are killed and moved, and networks fail. A loss counts only while all this holds:
 
-- A call was on its way to an open session, and the server had not said that it is about to end.
+- A call was on its way to an open session, and the server had not said before that it leaves.
 - The call was made after the loss before it was noticed. Servers that vanish together are one loss.
-- The process is gone: its server cannot be reached, or is another process now.
-- No other target has got past the tokens that the call was about.
+- The same process has not come back.
+- The text has not got past the tokens that the call was about.
 
-After three such losses of targets the request ends. After two of drafters it goes on without them.
+After one loss of a target the request has one target at a time. After two that target is kept apart
+from other requests that have lost two: the request that is to blame is alone with its third one.
+After three it gets no target. It ends as soon as three processes are known to be gone, or when it
+has waited for as long as for any target. After two losses of drafters it goes on without them.
 """
 
 from __future__ import annotations
@@ -20,17 +23,22 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import InternalError
 from paceline_orchestrator.fleet.discovery import Role
-from paceline_orchestrator.fleet.server import NOT_REACHED, REMOVED
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from paceline_orchestrator.fleet.quarantine import Quarantine
     from paceline_orchestrator.fleet.server import ModelServer
 
 _MOST = {Role.TARGET: 3, Role.DRAFTER: 2}
+_LOSSES_APART = 2
+# A broken connection is noticed at once. A server that is well after so long never had one.
+_NOTICE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Loss:
-    """A connection that broke under a call: whose, to which process, when, and the call's reach."""
+    """A server that went away during a call: which process, when, and the call's reach."""
 
     server: ModelServer
     process_name: str
@@ -38,62 +46,111 @@ class _Loss:
     reach: int
 
     @property
-    def is_crash(self) -> bool:
-        """Whether the process is gone."""
-        is_another = self.server.process_name != self.process_name
-        return is_another or self.server.health_status in (NOT_REACHED, REMOVED)
+    def is_certain(self) -> bool:
+        """Whether another process is there now."""
+        return self.server.process_name != self.process_name
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether the same process is well, so that only a connection broke."""
+        if self.is_certain or self.server.health_status is not None:
+            return False
+        was_away = self.server.ready_since > self.noticed_at
+        return was_away or time.monotonic() - self.noticed_at > _NOTICE_SECONDS
 
 
 class Crashes:
-    """The servers that one request has lost under its calls, one after the other."""
+    """The servers that one request has lost under its calls, one after the other.
 
-    def __init__(self) -> None:
+    Args:
+        quarantine: Shared by all requests.
+    """
+
+    def __init__(self, quarantine: Quarantine) -> None:
+        self._quarantine = quarantine
         self._losses: dict[Role, list[_Loss]] = {role: [] for role in _MOST}
 
     def add(self, server: ModelServer, *, asked_at: float, reach: int) -> None:
-        """Take notice of a connection that broke under a call.
+        """Take notice of a server that went away during a call.
 
         Args:
-            server: Where it led to.
+            server: Which one.
             asked_at: When the call was made, on the monotonic clock.
             reach: How long the request's text is with all tokens that the call was about.
         """
-        losses = self._losses[server.role]
-        if server.leaving or (losses and asked_at < losses[-1].noticed_at):
+        losses = self._counted(server.role)
+        if losses and asked_at < losses[-1].noticed_at:
             return
-        process_name = server.process_name
-        # A process that is lost again has outlived the first time.
-        losses[:] = [it for it in losses if it.process_name != process_name]
-        losses.append(_Loss(server, process_name, time.monotonic(), reach))
+        losses.append(_Loss(server, server.process_name, time.monotonic(), reach))
 
-    def note_final(self, length: int) -> None:
-        """Forget the targets that were lost at tokens which another one has computed.
+    def allow(
+        self, servers: list[ModelServer], *, role: Role, assigned: Collection[ModelServer]
+    ) -> list[ModelServer]:
+        """Return those that may be asked.
 
         Args:
-            length: How many tokens of the request's text are final by now.
+            servers: Servers of one role, the best first.
+            role: That role.
+            assigned: Those of that role that work on the request.
+        """
+        count = len(self._counted(role))
+        if not count:
+            return servers
+        if count >= _MOST[role]:
+            return []
+        if role is Role.DRAFTER:
+            return servers
+        if assigned:
+            return []
+        if count >= _LOSSES_APART:
+            servers = [it for it in servers if self._quarantine.is_free(it, self)]
+        return servers[:1]
+
+    def note_opening(self, server: ModelServer) -> None:
+        """Keep a target apart whose session is being opened, if the request is suspected."""
+        if server.role is Role.TARGET and len(self._counted(Role.TARGET)) >= _LOSSES_APART:
+            self._quarantine.take(server, self)
+
+    def release(self) -> None:
+        """Let others have the target that was kept apart for this request."""
+        self._quarantine.release(self)
+
+    def note_final(self, length: int) -> bool:
+        """Forget the targets that were lost at tokens which are final by now.
+
+        Args:
+            length: How many tokens of the request's text are final.
+
+        Returns:
+            Whether that clears the request, so that it may have several targets again.
         """
         losses = self._losses[Role.TARGET]
+        if not losses:
+            return False
         losses[:] = [it for it in losses if it.reach >= length]
-
-    @property
-    def has_any(self) -> bool:
-        """Whether a target was lost."""
-        return bool(self._losses[Role.TARGET])
-
-    @property
-    def spares_drafters(self) -> bool:
-        """Whether no drafter shall be asked any more."""
-        return self._has_too_many(Role.DRAFTER)
+        if losses:
+            return False
+        self.release()
+        return True
 
     @property
     def verdict(self) -> InternalError | None:
-        """What the request ends with, if it is what ends targets."""
-        if not self._has_too_many(Role.TARGET):
-            return None
+        """What the request ends with at once, if it is known to end targets."""
+        is_known = sum(it.is_certain for it in self._losses[Role.TARGET]) >= _MOST[Role.TARGET]
+        return self._error if is_known else None
+
+    @property
+    def shortage(self) -> InternalError | None:
+        """What the request ends with after it has waited for a target, if it may have none."""
+        return self._error if len(self._counted(Role.TARGET)) >= _MOST[Role.TARGET] else None
+
+    @property
+    def _error(self) -> InternalError:
         names = ", ".join(it.server.name for it in self._losses[Role.TARGET])
         return InternalError(f"targets ended, one after the other, at this request: {names}")
 
-    def _has_too_many(self, role: Role) -> bool:
-        # Of the newest loss the server's health may not have heard yet.
+    def _counted(self, role: Role) -> list[_Loss]:
         losses = self._losses[role]
-        return bool(losses) and sum(it.is_crash for it in losses[:-1]) + 1 >= _MOST[role]
+        if losses:
+            losses[:] = [it for it in losses if not it.is_refuted]
+        return losses

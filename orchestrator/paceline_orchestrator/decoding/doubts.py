@@ -9,13 +9,14 @@ request would take all targets away from everybody. So no server pauses before t
 - Other targets get past the place where a target failed. They could do the work, so that target
   pauses.
 - Targets that compute tokens for others have failed the request three times, its text has not got
-  past the places of these failures, and every target has failed it. Then the request is to blame,
-  and ends. After sixteen such failures it ends in any case.
+  past the places of these failures, and every target that can have it now or soon has failed it.
+  Then the request is to blame, and ends. After sixteen such failures it ends in any case.
 
 Meanwhile other servers work on the request. A server that failed it is asked again only if no other
-server of its role works on it. While the server is being examined, it is not asked, unless it is
-too busy to answer within a second. A request can do without drafters, so it never ends because a
-drafter fails. A drafter that has failed it twice is left alone.
+server of its role works on it, and a target not after three failures. While a server is being
+examined, it is not asked, unless it is too busy to answer within a second. A request can do without
+drafters, so it never ends because a drafter fails. A drafter that has failed it twice is left
+alone.
 """
 
 from __future__ import annotations
@@ -122,6 +123,8 @@ class Doubts:
         """
         if not self._doubts:
             return servers
+        if servers and len(self._of(servers[0].role)) >= _MOST_FAILURES_OF_TARGETS:
+            return []
         fresh = [it for it in servers if not self._about(it)]
         if assigned:
             return fresh
@@ -136,20 +139,23 @@ class Doubts:
         """Return what the request ends with, if it is to blame; None if that is not known.
 
         Args:
-            targets: Those that work on it or may be asked.
+            targets: Those that work on it, or can have it now or soon.
         """
-        counted = [it for it in self._doubts if it.server.role is Role.TARGET and it.is_well]
-        others_can_try = any(not self._about(it) for it in targets)
-        most = _MOST_FAILURES_OF_TARGETS if others_can_try else _LEAST_FAILURES_OF_TARGETS
+        counted = [it for it in self._of(Role.TARGET) if it.is_well]
+        can_go_on = self._others_can_try(targets)
+        most = _MOST_FAILURES_OF_TARGETS if can_go_on else _LEAST_FAILURES_OF_TARGETS
         if len(counted) < most:
             return None
         return InternalError(f"targets fail at this request: {counted[-1].words}")
 
-    @property
-    def shortage(self) -> PacelineError:
-        """What the request ends with, if it has waited for a target for too long."""
+    def shortage(self, targets: Collection[ModelServer]) -> PacelineError:
+        """Return what the request ends with, if it has waited for a target for too long.
+
+        Args:
+            targets: Those that can have it, now or soon.
+        """
         latest = self._latest
-        if latest is not None and latest.is_well:
+        if latest is not None and latest.is_well and not self._others_can_try(targets):
             return InternalError(f"targets fail at this request: {latest.words}")
         words = f": {latest.words}" if latest is not None else ""
         return NoTargetError(
@@ -162,15 +168,22 @@ class Doubts:
 
         Args:
             length: How many tokens of the request's text are final by now.
-            targets: Those at work on it: one that is alone has mended its failure itself.
+            targets: Those at work on it. A target that is alone has got past the place of its
+                failure itself.
         """
-        passed = [it for it in self._doubts if it.reach < length and it.server.role is Role.TARGET]
+        passed = [it for it in self._of(Role.TARGET) if it.reach < length]
         if self._latest in passed:
             self._latest = None
         for doubt in passed:
             self._doubts.remove(doubt)
             if set(targets) != {doubt.server}:
                 self._pool.report_failure(doubt.server, doubt.error, asked_at=doubt.asked_at)
+
+    def _others_can_try(self, targets: Collection[ModelServer]) -> bool:
+        return any(not self._about(it) for it in targets)
+
+    def _of(self, role: Role) -> list[_Doubt]:
+        return [it for it in self._doubts if it.server.role is role]
 
     def _about(self, server: ModelServer) -> list[_Doubt]:
         return [it for it in self._doubts if it.server is server]
@@ -179,5 +192,6 @@ class Doubts:
         doubts = self._about(server)
         if any(it.is_open for it in doubts):
             return False
-        failed_count = sum(it.is_well for it in doubts)
-        return server.role is Role.TARGET or failed_count < _MOST_FAILURES_OF_A_DRAFTER
+        is_target = server.role is Role.TARGET
+        most = _LEAST_FAILURES_OF_TARGETS if is_target else _MOST_FAILURES_OF_A_DRAFTER
+        return sum(it.is_well for it in doubts) < most

@@ -124,7 +124,8 @@ class RequestServers:
 
     def note_final(self, length: int) -> None:
         """Take notice of how many tokens are final."""
-        self.assigned.note_final(length)
+        if self.assigned.note_final(length):
+            self._refill()
 
     def lose(self, session: RemoteSession, error: PacelineError, *, reach: int) -> None:
         """Do without a session that failed, or could not be opened, and find another server.

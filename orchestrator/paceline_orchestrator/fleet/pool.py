@@ -24,6 +24,7 @@ from paceline_orchestrator.fleet.fitting import drafter_obstacle, fits
 from paceline_orchestrator.fleet.health_watch import HealthWatch
 from paceline_orchestrator.fleet.listeners import Listeners
 from paceline_orchestrator.fleet.pauses import Pauses, Probed
+from paceline_orchestrator.fleet.quarantine import Quarantine
 from paceline_orchestrator.fleet.served_model import ServedModel
 from paceline_orchestrator.fleet.server import REMOVED, ModelServer, ServerLoad
 from paceline_orchestrator.fleet.silence import SilenceWatch
@@ -71,6 +72,7 @@ class ServerPool:
         familiarity: Which servers have had which texts.
         latest_ready_at: When a server last became ready, on the monotonic clock.
         orders: The requests so far; each request is counted here when it begins.
+        quarantine: Which targets are kept for requests that may be what ends them.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class ServerPool:
         self._in_order: dict[Role, list[ModelServer]] = {role: [] for role in Role}
         self._watches: dict[_Key, asyncio.Task[None]] = {}
         self._listeners = Listeners()
+        self.quarantine = Quarantine(self._listeners.call_soon)
         self._served = ServedModel(self._in_order[Role.TARGET])
         self._unlisted: set[_Key] = set()  # discovery lost them, their own health says SERVING
         self._tasks = asyncio.TaskGroup()

@@ -82,7 +82,8 @@ async def test_a_server_that_keeps_calls_waiting_is_left_alone_for_twice_as_long
         server = system.server("target-0")
         candidates = Candidates(system.pool, system.pool.model())
         for seconds in (20, 40, 80):
-            candidates.blame(server, NeglectError("it has the call"), asked_at=now(), reach=0)
+            error = NeglectError("it has the call")
+            candidates.blame(server, error, asked_at=now(), reach=0, was_open=True)
             await asyncio.sleep(seconds - 1)
             assert server.ready, "it has answered a probe"
             assert not candidates.not_among((), role=Role.TARGET)

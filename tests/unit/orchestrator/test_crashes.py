@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from support.fake_text import continuation
 from support.orchestrating import PROMPT
 from support.virtual_servers import VirtualServer, drafters
-from support.virtual_system import virtual_system
+from support.virtual_system import now, virtual_system
 from support.virtual_time import virtually
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ STRATEGIES = [
 ]
 LENGTH = len(PROMPT)
 RESTART_SECONDS = 2.0
+FORWARD_SECONDS = 0.1
 
 
 @dataclass
@@ -38,13 +39,21 @@ class Mortal(VirtualServer):
         ends: Whether it does so, by the request and the length of its text.
         same: Whether only its connections break.
         says_so: Whether it says so a moment before.
-        end_count: How often it has ended.
+        loses_device: Whether it answers its calls with what a target says that is about to end.
+        restart_seconds: After how long it comes back.
+        ended_at: When it has ended.
     """
 
     ends: Callable[[str, int], bool] = lambda *_: False
     same: bool = False
     says_so: bool = False
-    end_count: int = 0
+    loses_device: bool = False
+    restart_seconds: float = RESTART_SECONDS
+    ended_at: list[float] = field(default_factory=list)
+
+    @property
+    def end_count(self) -> int:
+        return len(self.ended_at)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,12 +62,13 @@ class Mortal(VirtualServer):
         self.incarnation = f"{self.name} {next(self._processes)}"
 
     async def end(self) -> None:
-        self.end_count += 1
+        await asyncio.sleep(0 if self.loses_device else FORWARD_SECONDS)
+        self.ended_at.append(now())
         if self.says_so:
             await self.set_serving(False)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.5)
         await self.kill()
-        await asyncio.sleep(RESTART_SECONDS)
+        await asyncio.sleep(self.restart_seconds)
         if not self.same:
             self.incarnation = f"{self.name} {next(self._processes)}"
         await self.start()
@@ -69,11 +79,13 @@ class Mortal(VirtualServer):
             length = request.call.base_length + len(request.call.token_ids)
             if self.ends(session.spec.request_id, length):
                 self._restarts.add(asyncio.ensure_future(self.end()))
+                if self.loses_device:
+                    raise errors.DrainingError("the device is lost")
             yield session, fault
 
 
 def mortal(role, number, ends, **more):
-    latency = 0.03 if role == "target" else 0.005
+    latency = 0.2 if role == "target" else 0.02
     return [
         Mortal(role, name=f"{role}-{index}", ends=ends, latency_seconds=latency, **more)
         for index in range(number)
@@ -92,10 +104,82 @@ async def test_a_request_that_ends_each_target_is_ended_after_three(target_count
     async with virtual_system(*drafters(1), *models) as system:
         with pytest.raises(errors.InternalError, match=r"targets ended, .* at this request: targ"):
             await system.generate(strategy=strategy, request_id="bad", seconds=300)
-        if strategy == pb.STRATEGY_DISTRIBUTED:  # it asks several at once
-            assert 3 <= sum(it.end_count for it in models) <= 3 * min(target_count, 4)
-        else:
-            assert sum(it.end_count for it in models) == 3
+    at_first = target_count if strategy == pb.STRATEGY_DISTRIBUTED else 1
+    assert 3 <= sum(it.end_count for it in models) <= at_first + 2
+
+
+@virtually
+async def test_a_request_is_ended_as_soon_as_three_targets_are_known_to_have_ended():
+    models = mortal("target", 1, at_the_bad_request)
+    async with virtual_system(*models) as system:
+        began = now()
+        with pytest.raises(errors.InternalError, match="at this request"):
+            await system.generate(request_id="bad", seconds=300)
+        assert now() - began < 3 * (FORWARD_SECONDS + RESTART_SECONDS) + 1
+
+
+@virtually
+async def test_a_request_ends_though_its_targets_do_not_come_back_and_others_are_left():
+    models = mortal("target", 8, at_the_bad_request, restart_seconds=1000.0)
+    async with virtual_system(*models) as system:
+        with pytest.raises(errors.InternalError, match="at this request"):
+            await system.generate(request_id="bad", seconds=300)
+        assert sum(it.end_count for it in models) == 3
+
+
+@virtually
+async def test_a_request_at_which_targets_lose_their_device_is_ended_after_three():
+    models = mortal("target", 5, at_the_bad_request, loses_device=True)
+    async with virtual_system(*models) as system:
+        with pytest.raises(errors.InternalError, match="at this request"):
+            await system.generate(
+                strategy=pb.STRATEGY_AUTOREGRESSIVE, request_id="bad", seconds=300
+            )
+    assert sum(it.end_count for it in models) == 3
+
+
+@pytest.mark.parametrize("target_count", [4, 6])
+@virtually
+async def test_who_lost_the_same_targets_is_not_taken_for_guilty(target_count):
+    """Prompts that take long are lost with each target that the other request ends."""
+    models = mortal("target", target_count, at_the_bad_request, row_seconds=0.02)
+    prompt = [*PROMPT] * (40 // LENGTH + 1)
+
+    async def good(index):
+        stream = await system.generate(
+            strategy=pb.STRATEGY_AUTOREGRESSIVE,
+            token_ids=pb.TokenIds(ids=prompt),
+            request_id=f"good-{index}",
+            client=f"10.0.1.{index}",
+            seconds=600,
+        )
+        return stream.token_ids
+
+    async with virtual_system(*models) as system, asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(good(index)) for index in range(12)]
+        with pytest.raises(errors.PacelineError):
+            await system.generate(
+                strategy=pb.STRATEGY_AUTOREGRESSIVE, request_id="bad", seconds=300
+            )
+        for each in running:
+            assert await each == continuation(prompt, 24)
+    assert sum(it.end_count for it in models) == 3
+
+
+@virtually
+async def test_a_request_has_several_targets_again_when_it_has_got_past_a_loss():
+    first = iter(range(4))
+    models = mortal("target", 4, lambda name, _: name == "good" and next(first, None) is not None)
+    async with virtual_system(*drafters(1), *models) as system:
+        await system.generate(
+            strategy=pb.STRATEGY_DISTRIBUTED, request_id="good", max_tokens=600, seconds=300
+        )
+        back_at = min(at for it in models for at in it.ended_at) + RESTART_SECONDS
+        verifications = [it for it in system.records("Verify") if it.sent_at > back_at]
+        first_answer_at = min(it.ended_at for it in verifications)
+        at_first = {it.server for it in verifications if it.sent_at < first_answer_at}
+        assert len(at_first) == 1, "the first one shows whether it ends, too"
+        assert len({it.server for it in verifications}) == 4
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -148,7 +232,7 @@ async def test_targets_that_end_at_one_place_after_the_other_end_nothing():
     models = mortal("target", 3, further_each_time)
     async with virtual_system(*drafters(1), *models) as system:
         answer = await system.generate(
-            strategy=pb.STRATEGY_SPECULATIVE, request_id="good", seconds=300
+            strategy=pb.STRATEGY_SPECULATIVE, request_id="good", lookahead=1, seconds=300
         )
     assert answer.token_ids == continuation(PROMPT, 24)
     assert sum(it.end_count for it in models) > 5
@@ -171,9 +255,9 @@ async def test_connections_that_break_and_come_back_end_nothing():
 @virtually
 async def test_targets_that_say_that_they_end_are_not_counted():
     left = iter(range(5))
-    models = mortal("target", 2, lambda name, _: name == "good" and next(left, None) is not None)
+    models = mortal("target", 1, lambda name, _: name == "good" and next(left, None) is not None)
     for it in models:
-        it.says_so = True
+        it.says_so, it.latency_seconds = True, 2.0
     async with virtual_system(*drafters(1), *models) as system:
         answer = await system.generate(
             strategy=pb.STRATEGY_AUTOREGRESSIVE, request_id="good", seconds=300

@@ -253,6 +253,45 @@ async def test_what_waits_for_a_broken_target_in_vain_may_try_again_and_hears_wh
             await system.generate()
 
 
+@virtually
+async def test_a_target_is_blamed_at_the_end_of_a_short_answer_too():
+    broken = failing("target", 1, at_requests_only)
+    async with virtual_system(*drafters(1), *broken, *targets(2)[1:]) as system:
+        await system.generate(strategy=pb.STRATEGY_SPECULATIVE, lookahead=8, max_tokens=2)
+        assert broken[0].asked
+        assert system.server("target-0").failure_count
+
+
+@pytest.mark.parametrize("why", ["full", "draining", "restarting"])
+@virtually
+async def test_a_request_waits_for_a_good_target_that_is_away_for_a_moment(why):
+    (broken,) = failing("target", 1, at_requests_only)
+    good = VirtualServer("target", name="target-1")
+    async with virtual_system(broken, good) as system, asyncio.TaskGroup() as tasks:
+        if why == "full":
+            good.open_error = errors.CacheExhaustedError("full", retry_after_seconds=1.0)
+        elif why == "draining":
+            good.faults.append("fail")
+        else:
+            await good.kill()
+        running = tasks.create_task(system.generate(strategy=pb.STRATEGY_AUTOREGRESSIVE))
+        await asyncio.sleep(2)
+        good.open_error = None
+        if why == "restarting":
+            await good.start()
+        assert (await running).token_ids == continuation(PROMPT, 24)
+        assert broken.asked.count("") <= 3
+
+
+@virtually
+async def test_a_request_is_tried_at_no_more_targets_than_can_fail_it():
+    models = failing("target", 60, at_the_bad_request)
+    async with virtual_system(*models) as system:
+        with pytest.raises(errors.InternalError):
+            await system.generate(strategy=pb.STRATEGY_AUTOREGRESSIVE, request_id="bad")
+        assert sum(it.asked.count("bad") for it in models) == 16
+
+
 # --- nobody is to blame ------------------------------------------------------------------------
 
 
