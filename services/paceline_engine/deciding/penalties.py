@@ -76,8 +76,8 @@ class Penalties:
         if row.device.type == "cpu":
             numbers = row.numpy()
             own = numbers[self._listed]
-            counts = in_answer.astype(own.dtype)
-            numbers[self._listed] = self._penalised(own, in_sequence, counts, where=np.where)
+            of_answer = in_answer.astype(own.dtype)
+            numbers[self._listed] = self._penalised(own, in_sequence, of_answer, where=np.where)
             return
         listed = torch.from_numpy(self._listed).to(row.device)
         seen = torch.from_numpy(in_sequence).to(row.device)

@@ -13,10 +13,10 @@ COMPUTE_BESIDE_THE_TORCH_BACKEND = {
     "deciding.grammars",
     "deciding.gumbel",
     "deciding.noise_kernel",
+    "deciding.penalties",
     "deciding.reviews",
     "deciding.sampling",
     "deciding.shapers",
-    "deciding.penalties",
     "deciding.shaping",
     # A model's files come before its weights, and GGUF files have both.
     "model_files.files",
