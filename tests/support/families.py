@@ -284,6 +284,17 @@ FAMILIES = {
             "num_experts": 2,
         },
     ),
+    "recurrent gemma": Family(
+        "RecurrentGemmaConfig",
+        {
+            **{key: value for key, value in _USUAL.items() if key != "initializer_range"},
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+            "lru_width": 32,
+            "attention_window_size": _WINDOW,
+        },
+    ),
     "rwkv": Family("RwkvConfig", {**_RECURRENT, "context_length": _CONTEXT_LENGTH}),
     "t5": Family(
         "T5Config", {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 1, "num_heads": 2}

@@ -29,6 +29,7 @@ from paceline_engine.model_files.draft_vocabulary import find_draft_vocabulary
 from paceline_engine.model_files.gguf_model import SUFFIX, GgufModel
 from paceline_engine.model_files.hub import download
 from paceline_engine.model_files.identity import meant_configuration, parse_values
+from paceline_engine.model_files.lora_folder import LORA_CONFIG
 from paceline_engine.model_files.quantisation import find_quantisation
 from paceline_engine.model_files.refusals import (
     refuse_foreign_parts,
@@ -261,7 +262,10 @@ def find_model_files(
             refuse_programs(directory)
             return _of_gguf_file(gguf, name=directory.resolve().name)
         if not (directory / "config.json").is_file():
-            raise ModelLoadError(f"model {model!r}: there is no config.json in {directory}")
+            beside = ""
+            if (directory / LORA_CONFIG).exists():
+                beside = ", but a LoRA adapter: serve its model, with --lora NAME=DIR"
+            raise ModelLoadError(f"model {model!r}: there is no config.json in {directory}{beside}")
         name, revision = directory.resolve().name, revision or ""
     elif directory.is_absolute() or model.startswith((".", "~")):
         raise ModelLoadError(f"model {model!r}: there is no such directory")

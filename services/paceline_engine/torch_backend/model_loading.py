@@ -16,6 +16,7 @@ from paceline.panics import taking_panics
 from paceline_contract.calls import VerificationRule
 from paceline_engine.model_files.gguf_groups import FLOATING_KINDS
 from paceline_engine.model_files.report import known_defaults, known_ends, known_fim, report
+from paceline_engine.model_files.small_files import CONFIG
 from paceline_engine.terms.backend import ModelLoadError, few_names
 from paceline_engine.terms.calls import ModelDescription
 from paceline_engine.torch_backend.device import hardware_of
@@ -107,6 +108,11 @@ def load_model(
             )
     except ModelLoadError:
         raise
+    except KeyError as error:
+        raise ModelLoadError(
+            f"model {files.name!r} cannot be loaded: the library finds no {error}, which its"
+            " config.json says or lacks"
+        ) from error
     except Exception as error:  # a configuration is a stranger's, and may break anything
         raise ModelLoadError(f"model {files.name!r} cannot be loaded: {error}") from error
     model, found = loaded
@@ -129,6 +135,8 @@ def _load(
     beside: int,
 ) -> Any:
     how = files.quantisation
+    if not files.small.json(CONFIG).get("model_type"):
+        raise ModelLoadError(f"model {files.name!r}: config.json does not say model_type")
     config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     _refuse_nonsense(files.name, config)
     _refuse_other_kinds(files.name, config)

@@ -29,7 +29,8 @@ TILED_LENGTHS = (3, 187, 121)
 # So short that no text gets to where rotations change.
 SHORT_LENGTHS = (3, 17, 12)
 LAYERS = 2
-REFUSED = ("t5",)
+# An encoder with a decoder; a library's model that does not give its state back.
+REFUSED = ("t5", "recurrent gemma")
 # Their state cannot be taken back; at the first two the library is wrong for blocks of rows.
 STEPPED = ("mamba", "jamba", "rwkv")
 # Their state is kept with open rows.

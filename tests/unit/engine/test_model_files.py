@@ -233,6 +233,27 @@ def test_a_folder_of_models_is_not_taken_for_a_model(directory):
         find_model_files(str(directory.parent))
 
 
+def test_an_adapter_is_not_taken_for_a_model(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match=r"a LoRA adapter: serve its model, with --lora"):
+        find_model_files(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"model_type": None}, r"config\.json does not say model_type"),
+        ({"hidden_act": "swiglu9"}, "the library finds no 'swiglu9', which its config"),
+        ({"rope_scaling": {"type": "weird"}, "rope_parameters": None}, "finds no 'weird'"),
+    ],
+)
+def test_what_the_library_does_not_know_is_named(directory, fields, reason):
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    with pytest.raises(ModelLoadError, match=reason):
+        load_model(find_model_files(str(directory)), dtype="float32")
+
+
 def test_broken_json_is_named(directory):
     (directory / "config.json").write_text("{")
     with pytest.raises(ModelLoadError, match=r"config\.json"):

@@ -55,6 +55,8 @@ class LibraryState:
             positions = torch.arange(start, start + len(token_ids), device=token_ids.device)
             options["position_ids"] = positions[None]
         output = self._model(token_ids[None], use_cache=True, **options)
+        if self._name not in output:
+            raise ValueError("its forward gives back no state")
         self._state = output[self._name]
         self.length += len(token_ids)
         logits: Tensor = output.logits[0]
