@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from paceline.plain_files import open_plain_file
 from paceline_engine.torch_backend.device import usable_device
@@ -103,7 +103,7 @@ def write_texts(
     for number in missing:
         made = continue_greedily(model, parts[number], length=length - prompt_length)
         partial = paths[number].with_suffix(".partial")
-        save_file({_KEY: made.token_ids.to("cpu", torch.int32).contiguous()}, partial)
+        partial.write_bytes(save({_KEY: made.token_ids.to("cpu", torch.int32).contiguous()}))
         partial.replace(paths[number])  # a kill while writing leaves no half of a file
         tell(f"texts {min((number + 1) * _TEXTS_AT_ONCE, count)}/{count}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 import time
 from dataclasses import dataclass
@@ -219,6 +220,8 @@ def _save(
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
+    # In memory first: torch hides that a disk is full behind an error of its own.
+    packed = io.BytesIO()
     torch.save(
         {
             "format": _CHECKPOINT_FORMAT,
@@ -228,8 +231,9 @@ def _save(
             "step": step,
             "seconds": seconds,
         },
-        partial,
+        packed,
     )
+    partial.write_bytes(packed.getbuffer())
     partial.replace(path)  # A kill while writing leaves the previous checkpoint.
 
 

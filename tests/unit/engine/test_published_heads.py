@@ -167,6 +167,13 @@ def test_what_cannot_be_read_is_refused_in_one_line(tiny_pair, model, tmp_path):
     assert "lacks d2t" in refusal(d2t=None)
     assert "different draft vocabularies" in refusal(t2d=torch.ones(320, dtype=torch.bool))
     assert "of another shape" in refusal(d2t=torch.zeros(7, dtype=torch.int64))
+    norm = head.midlayer.input_layernorm.weight.clone()
+    assert "under two names" in refusal(**{"layers.0.input_layernorm.weight": norm})
+    assert "lacks input_norm.weight" in refusal({"norm_before_fc": True})
+    assert "three layers" in refusal({"num_aux_hidden_states": 5})
+    assert "of no EAGLE-3 head" in refusal({"speculators_model_type": "dflash"})
+    switched = {"eagle_aux_hidden_state_layer_ids": [True, 1, 2]}
+    assert "are no layers" in refusal({"eagle_config": switched})
     wrong = torch.full_like(model.lm_head.weight[: len(TOKEN_IDS)], torch.nan)
     assert "no numbers" in refusal(**{"lm_head.weight": wrong})
 
@@ -207,6 +214,23 @@ def test_a_weight_of_another_kind_is_refused_in_one_line(name, wrong, model, tmp
     head = random_adapter("eagle", model, token_ids=TOKEN_IDS, own_head=True)
     directory = lay_out(tmp_path / "head", head, config_of(model), **{name: wrong})
     with pytest.raises(ModelLoadError) as caught:
+        load_adapter(directory, model=model, fingerprint="")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(("fc.weight", each) for each in ("int8", "int32", "bool", "float8_e4m3fn", "complex64")),
+        *(("d2t", each) for each in ("float32", "bool", "float8_e4m3fn")),
+    ],
+)
+def test_numbers_of_another_kind_are_refused_in_one_line(name, kind, model, tmp_path):
+    """Weights in few bits are nothing without their scales; a head of them would only err."""
+    head = random_adapter("eagle", model, token_ids=TOKEN_IDS, own_head=True)
+    wrong = head.state_dict()[name].to(getattr(torch, kind))
+    directory = lay_out(tmp_path / "head", head, config_of(model), t2d=None, **{name: wrong})
+    with pytest.raises(ModelLoadError, match=f"{name}: {kind} are no numbers") as caught:
         load_adapter(directory, model=model, fingerprint="")
     assert "\n" not in str(caught.value)
 

@@ -118,6 +118,14 @@ def test_products_may_be_short_and_weights_are_not(model, texts, tmp_path):
         assert float((one - other).detach().abs().mean()) < PLAN.steps * PLAN.rate / 2
 
 
+def test_a_full_disk_is_told_as_such_and_leaves_the_last_checkpoint(model, texts, tmp_path):
+    """The command tells it in one line, as of any file."""
+    (tmp_path / "checkpoint.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        train(fresh("eagle", model), model, texts, folder=tmp_path)
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
 class KilledError(Exception):
     pass
 

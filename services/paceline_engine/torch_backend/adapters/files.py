@@ -34,6 +34,8 @@ WEIGHTS_FILE = "adapter.safetensors"
 
 _MOST_NUMBER_BYTES = 8  # float64
 _MOST_HEADER_BYTES = 8 << 20
+# In smaller numbers weights are quantised, and need scales.
+_NUMBERS = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64})
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,19 @@ def _refuse_foreign(name: str, state: Mapping[str, Tensor], shapes: Mapping[str,
         raise ModelLoadError(
             f"{name} cannot be loaded: of another shape than its card says: {few_names(odd)}"
         )
+    if odd := [key for key, like in shapes.items() if not _is_of_kind(state[key], like)]:
+        kinds = sorted({str(state[key].dtype).removeprefix("torch.") for key in odd})
+        raise ModelLoadError(
+            f"{name} cannot be loaded: {few_names(odd)}: {', '.join(kinds)} are no numbers for it"
+        )
+
+
+def _is_of_kind(tensor: Tensor, like: Tensor) -> bool:
+    """Whether a tensor has floating-point numbers or whole ones, as another has."""
+    if like.is_floating_point():
+        return tensor.dtype in _NUMBERS
+    is_whole = not tensor.is_floating_point() and not tensor.is_complex()
+    return is_whole and tensor.dtype is not torch.bool
 
 
 def _shapes(layer: nn.Module) -> list[tuple[int, int]]:

@@ -104,13 +104,14 @@ def _read_config(directory: Path, name: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ModelLoadError(f"{path} is no JSON object")
     named = config.get("architectures") or ()
-    is_known = config.get("speculators_model_type") == "eagle3" or (
-        isinstance(named, list) and any(str(each) in _ARCHITECTURES for each in named)
-    )
+    is_known = isinstance(named, list) and any(str(each) in _ARCHITECTURES for each in named)
+    if "speculators_model_type" in config:
+        named = config["speculators_model_type"]
+        is_known = named == "eagle3"
     if not is_known:
         raise ModelLoadError(
-            f"{path} is of no EAGLE-3 head: its architectures are {named!r:.200}, and known are"
-            f" {', '.join(sorted(_ARCHITECTURES))}"
+            f"{path} is of no EAGLE-3 head: it is one of {named!r:.200}, and known are"
+            f" {', '.join(sorted(_ARCHITECTURES))}, and eagle3 of speculators"
         )
     return config
 
@@ -127,7 +128,9 @@ def _facts(config: dict[str, Any], *, layer_count: int) -> dict[str, Any]:
     own = config.get("eagle_config") or {}
     if not isinstance(sizes, dict) or not isinstance(own, dict):
         raise TypeError("transformer_layer_config and eagle_config are no JSON objects")
-    if own.get("use_aux_hidden_state") is False or sizes.get("num_hidden_layers", 1) != 1:
+    layers_read = config.get("num_aux_hidden_states") or 3
+    is_other = own.get("use_aux_hidden_state") is False or layers_read != 3
+    if is_other or sizes.get("num_hidden_layers", 1) != 1:
         raise ValueError("only heads of one layer that read three layers of the model are known")
     heads, width = sizes["num_attention_heads"], sizes["hidden_size"]
     if type(heads) is not int or type(width) is not int or heads < 1:
@@ -137,6 +140,8 @@ def _facts(config: dict[str, Any], *, layer_count: int) -> dict[str, Any]:
     if ids is None:
         layers = [*default_layers(layer_count)]
     else:
+        if not isinstance(ids, list) or any(type(each) is not int for each in ids):
+            raise TypeError(f"eagle_aux_hidden_state_layer_ids {ids!r:.200} are no layers")
         layers = [each + (not is_speculators) for each in ids]
     return {
         "model": _name_of_model(config),
@@ -153,6 +158,7 @@ def _facts(config: dict[str, Any], *, layer_count: int) -> dict[str, Any]:
         "rope": _rope(sizes),
         "norm_before_residual": config.get("norm_before_residual", is_speculators),
         "norm_output": config.get("norm_output", False),
+        "norms_together": bool(config.get("norm_before_fc") or own.get("norm_before_fc")),
     }
 
 
@@ -204,14 +210,21 @@ def _read_weights(directory: Path, name: str, config: Any) -> dict[str, Tensor]:
         raise ModelLoadError(f"{name} cannot be loaded: {error}") from error
 
 
+def _by_our_names(state: dict[str, Tensor], *, name: str) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for key, each in state.items():
+        ours = _OLD_NORMS.get(key, key).replace("layers.0.", "midlayer.", 1)
+        if ours in found:
+            raise ModelLoadError(f"{name} cannot be loaded: it has {ours} under two names")
+        found[ours] = each
+    return found
+
+
 def _ours(
     state: dict[str, Tensor], facts: dict[str, Any], *, name: str
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return weights by our names, and the shape that belongs to them."""
-    found = {
-        _OLD_NORMS.get(key, key).replace("layers.0.", "midlayer.", 1): each
-        for key, each in state.items()
-    }
+    found = _by_our_names(state, name=name)
     if "lm_head.weight" not in found:
         raise ModelLoadError(f"{name} cannot be loaded: it lacks lm_head.weight")
     if found["lm_head.weight"].dim() != 2:
@@ -231,6 +244,10 @@ def _ours(
         norms = "together"
     elif "fc_norm.0.weight" in found:
         norms = "each"
+    if facts["norms_together"] and norms != "together":
+        raise ModelLoadError(
+            f"{name} cannot be loaded: norm_before_fc is true, and it lacks input_norm.weight"
+        )
     shape = {key: facts[key] for key in EagleShape.__dataclass_fields__ if key in facts}
     return found, shape | {
         "draft_vocabulary": count,
