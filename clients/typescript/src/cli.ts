@@ -31,8 +31,8 @@ the numbers of tokens and seconds. Ctrl-C cancels the work on all servers.
   --max-tokens N          most tokens to generate (server: 256)
   --temperature T         0 is greedy (the server's default)
   --seed S                the same seed gives the same text; without it one is chosen
-  --strategy WORD         auto, autoregressive, speculative, distributed or self_speculative; the
-                          text is the same
+  --strategy WORD         how to decode; the text is the same:
+                          ${STRATEGIES.join(", ")}
   --stop TEXT             end before this string; can be given again
   --ca FILE               PEM file with the certificates to trust; turns TLS on
   --certificate FILE      PEM file with this client's certificate, for mTLS

@@ -21,7 +21,7 @@ from paceline_orchestrator.front.request_validation import is_greedy, shapes_log
 from paceline_orchestrator.planning.planner import DrafterKind, Wish
 from paceline_protocol.draft_shape import Shape
 from paceline_protocol.messages import FinishReason
-from paceline_protocol.methods import Strategy
+from paceline_protocol.methods import METHODS, Strategy
 from paceline_protocol.task import DispatchPolicy
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ def read_options(request: pb.GenerateRequest) -> Options:
 def _drafter(request: pb.GenerateRequest) -> DrafterKind | None:
     """Return the drafter kind; a prediction is right more often than any drafter."""
     chosen = _DRAFTERS.get(request.drafter)
-    has_drafter = request.strategy != pb.STRATEGY_SELF_SPECULATIVE
-    is_open = chosen is None and has_drafter
+    strategy = _STRATEGIES.get(request.strategy)
+    is_open = chosen is None and not (strategy and METHODS[strategy].self_drafts)
     return DrafterKind.MAX_GRAM if is_open and request.predicted_text else chosen
 
 

@@ -18,6 +18,7 @@ from paceline_contract.limits import (
     MOST_TOP_LOGPROBS,
     MOST_WIDTH,
 )
+from paceline_contract.sampling import SAMPLING_INTERVALS
 from paceline_gateway.bodies.fields import Fields, problem
 from paceline_gateway.bodies.parameter_types import (
     MOST_UINT32,
@@ -71,11 +72,10 @@ class AnyRequest(Fields):
 
     def options(self) -> GenerateOptions:
         """Return the options for the client library, without the prompt's own."""
-        options: GenerateOptions = {}
-        if self.temperature is not None:
-            options["temperature"] = self.temperature
-        if self.top_p is not None:
-            options["top_p"] = self.top_p
+        # A body has fields of these names, or has them not.
+        sampling = {name: getattr(self, name, None) for name in SAMPLING_INTERVALS}
+        given = {name: value for name, value in sampling.items() if value is not None}
+        options = cast("GenerateOptions", given)
         if self.seed is not None and self.seed >= 0:
             options["seed"] = self.seed % (1 << 53)  # elsewhere seeds have 64 bits
         if self.paceline is not None:
@@ -178,8 +178,6 @@ class Body(AnyRequest):
         """Return the options for the client library."""
         options = super().options()
         options["stop"] = self.stop
-        options["frequency_penalty"] = self.frequency_penalty
-        options["presence_penalty"] = self.presence_penalty
         options["logit_bias"] = self.logit_bias
         if self.prediction:
             options["predicted_text"] = self.prediction
@@ -187,11 +185,7 @@ class Body(AnyRequest):
             options["min_tokens"] = self.min_tokens
         if (grammar := bare_grammar(self.grammar)) is not None:
             options["grammar"] = grammar
-        if self.repetition_penalty is not None:
-            options["repetition_penalty"] = self.repetition_penalty
-        # Paceline's own names for these come first.
-        if self.min_p is not None:
-            options.setdefault("min_p", self.min_p)
+        # Paceline's own name for it comes first.
         if self.top_k is not None:
             options.setdefault("top_k", max(0, self.top_k))  # elsewhere -1 keeps all
         return options

@@ -74,6 +74,15 @@ def test_generate_sends_what_the_options_say(capsys, fake):
     assert list(request.stop_strings) == ["a,b", "c"]
 
 
+def test_a_zero_that_is_given_is_sent(capsys, fake):
+    zeros = ("--temperature", "0", "--prompt-logprobs", "0", "--seed", "0")
+    run(capsys, "generate", *zeros, "x", "--address", fake.address)
+    request = fake.requests[0]
+    assert request.sampling.HasField("temperature")
+    assert request.HasField("prompt_logprobs")
+    assert request.HasField("seed")
+
+
 def test_generate_marks_the_targets_own_tokens_where_there_are_no_colours(capsys, fake):
     fake.script = [Leg(own_tokens={4})]
     _, out, _ = run(capsys, "generate", "x", "--address", fake.address, "--show-origins")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_contract.proposal import SparseDistribution
+from paceline_contract.sampling import SHAPING_PARAMETERS
 from paceline_engine.deciding import gumbel
 from paceline_engine.deciding.acceptance_rules import accept_sampled, residual_scores
 from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
@@ -24,17 +26,24 @@ from support.plain_sampling import Draw, choose, filtered, verify
 VECTORS = Path(__file__).parents[2] / "contract" / "vectors" / "verification.json"
 SIZE = 8
 
+TRIED = {
+    "temperature": [0.3, 0.8, 1.0, 1.7, 5.0],
+    "top_k": [0, 0, 3, 6],
+    "top_p": [0.4, 0.75, 0.9, 1.0],
+    "min_p": [0.0, 0.0, 0.1, 0.4],
+}
 PARAMETERS = st.builds(
-    SamplingParameters,
-    temperature=st.sampled_from([0.3, 0.8, 1.0, 1.7, 5.0]),
-    top_k=st.sampled_from([0, 0, 3, 6]),
-    top_p=st.sampled_from([0.4, 0.75, 0.9, 1.0]),
-    min_p=st.sampled_from([0.0, 0.0, 0.1, 0.4]),
+    SamplingParameters, **{name: st.sampled_from(values) for name, values in TRIED.items()}
 )
 # A mixture of peaked and flat rows, whose values float32 holds exactly.
 ROWS = st.lists(st.integers(-96, 96).map(lambda it: it / 32), min_size=SIZE, max_size=SIZE)
 POSITIONS = st.integers(0, 9) | st.integers(2**32 - 2, 2**32 + 2)
 SEEDS = st.integers(0, 2**53 - 1)
+
+
+def test_every_parameter_that_filters_is_tried_here():
+    """The others, which shape logits, are tried in test_shaping.py."""
+    assert {it.name for it in fields(SamplingParameters)} - SHAPING_PARAMETERS.keys() == set(TRIED)
 
 
 @settings(max_examples=examples(200))

@@ -277,6 +277,9 @@ def test_biases_and_penalties_reach_the_orchestrator_by_their_names():
     for body_class, base in ((ChatBody, CHAT), (CompletionBody, TEXT)):
         options = parse(body_class, json.dumps({**base, **given}).encode()).options()
         assert {name: options[name] for name in given} == {**given, "logit_bias": {5: -1.0}}
+        zero = {"temperature": 0, "min_p": 0, "frequency_penalty": 0}
+        options = parse(body_class, json.dumps({**base, **zero}).encode()).options()
+        assert {name: options[name] for name in zero} == zero, "a zero that is given is handed on"
         everything = parse(body_class, json.dumps({**base, "top_k": -1}).encode()).options()
         assert everything["top_k"] == 0
 
