@@ -6,10 +6,9 @@ import asyncio
 import logging
 import random
 import secrets
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import NoTargetError, PacelineError
 from paceline.v1.orchestrator_service_pb2_grpc import add_OrchestratorServiceServicer_to_server
 from paceline_contract.limits import most_request_bytes
 from paceline_orchestrator.decoding import probe
@@ -19,9 +18,8 @@ from paceline_orchestrator.fleet.discovery import StaticDiscovery
 from paceline_orchestrator.fleet.discovery.dns import DnsDiscovery
 from paceline_orchestrator.fleet.discovery.metrics import DiscoveryMetrics, WatchMetrics
 from paceline_orchestrator.fleet.pool import ServerPool
-from paceline_orchestrator.fleet.questions import Question
 from paceline_orchestrator.fleet.server_metrics import count_servers
-from paceline_orchestrator.fleet.wire import TokenizerRefusedError
+from paceline_orchestrator.front.served_tokenizer import ServedTokenizer
 from paceline_orchestrator.front.servicer import OrchestratorServicer
 from paceline_orchestrator.front.tokenizer import Codecs
 from paceline_orchestrator.planning.request_planner import RequestPlanner
@@ -97,7 +95,7 @@ class OrchestratorApplication:
         count_servers(registry, self.pool)
         self._opener = SessionOpener()
         self._codecs = Codecs()
-        self._tokenizer_question = Question()
+        self._tokenizer = ServedTokenizer(self.pool, self._codecs)
         demand = DemandMeter(self.pool, lookahead=settings.verifier_lookahead)
         self._replica_id = secrets.randbits(53)
         self._peers = self._find_peers(settings.peers)
@@ -206,16 +204,14 @@ class OrchestratorApplication:
         with self.pool.listening(changed.set):
             while True:
                 changed.clear()
-                model = await self._model_with_tokenizer()
+                model = await self._tokenizer.fetch()
                 if model is not None and not ready.is_set():
                     self._warn_of_bigrams(model)
                     self._warn_of_messages(model)
                     ready.set()
                 if ready.is_set():
                     await self._process.set_serving(model is not None)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._tokenizer_question.next_in_seconds):
-                        await changed.wait()
+                await self._tokenizer.wait(changed)
 
     def _warn_of_bigrams(self, model: ModelFacts) -> None:
         if not self._settings.text_rules().fit(model.vocabulary_size):
@@ -236,35 +232,3 @@ class OrchestratorApplication:
                 needed,
                 allowed,
             )
-
-    async def _model_with_tokenizer(self) -> ModelFacts | None:
-        """Fetch the tokenizer of the targets' model, and return that model; None without a target.
-
-        None also while no target has given its tokenizer, and not all have said that there is none.
-        """
-        self._codecs.forget_all_but(self.pool.servers)
-        while True:
-            try:
-                model = self.pool.model()
-            except NoTargetError:
-                return None
-            question = self._tokenizer_question
-            named = self.pool.targets_with_tokenizer_of(model)
-            target = self._codecs.choose([it for it in named if question.may_be_put_to(it)])
-            if target is None:  # until a server changes: what was refused stays refused
-                could_have_it = [
-                    it
-                    for it in self.pool.targets_with_tokenizer_of(model, with_paused=True)
-                    if question.is_still_open(it)
-                ]
-                is_known = self._codecs.conclude(model.tokenizer_fingerprint, could_have_it)
-                return model if is_known else None
-            try:
-                await self._codecs.fetch(target)
-            except TokenizerRefusedError as error:
-                _log.error("not fetched again from this server: %s", error.message)
-            except PacelineError as error:
-                _log.warning("no tokenizer yet: %s", error.message)
-                question.note_failure(target)  # another target has it, or this one later
-            else:
-                question.note_answer(target)

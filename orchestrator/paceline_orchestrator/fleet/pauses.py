@@ -121,8 +121,12 @@ class Pauses:
         return self._examinations[server]
 
     def probe(self, server: ModelServer) -> None:
-        """Ask a server for a token; without one it is out until it answers."""
-        if server.health_status != REMOVED and server not in self._probes:
+        """Ask a server for a token; without one it is out until it answers.
+
+        That it has no room for the question is an answer of one that was not silent before.
+        """
+        running = self._probes.get(server)
+        if server.health_status != REMOVED and (running is None or running.done()):
             self._begin(self._probes, server, self._probe(server), verb="probe")
 
     def forget(self, server: ModelServer) -> None:
@@ -145,9 +149,15 @@ class Pauses:
         verb: str,
     ) -> None:
         """Run a task for a server, and keep it in a dictionary until it ends."""
-        running[server] = self._tasks.create_task(work, name=f"pool: {verb} {server.name}")
+        task = self._tasks.create_task(work, name=f"pool: {verb} {server.name}")
+        running[server] = task
+
+        def forget(_: object) -> None:
+            if running.get(server) is task:
+                del running[server]
+
         # Not at the task's own end: one that is cancelled at once never begins.
-        running[server].add_done_callback(lambda _: running.pop(server, None))
+        task.add_done_callback(forget)
 
     def _take_out(self, server: ModelServer, status: str) -> None:
         server.pause_status = status
@@ -155,7 +165,7 @@ class Pauses:
         self._tell(server)
 
     def _resume(self, server: ModelServer, pause_count: int) -> None:
-        if server.pause_count == pause_count and server.pause_status != SILENT:
+        if server.pause_count == pause_count:
             server.pause_status = None
             self._tell(server)
 
@@ -169,8 +179,11 @@ class Pauses:
     async def _probe(self, server: ModelServer) -> None:
         first, later = _PROBE_PAUSES_SECONDS
         for pause_seconds in itertools.chain((0.0, first), itertools.repeat(later)):
-            if await self._answers(server) is Probed.TOKEN:
+            probed = await self._answers(server)
+            if probed is Probed.TOKEN:
                 break
+            if probed is Probed.NO_ROOM and server.pause_status != SILENT:
+                return  # it answers; only one that was silent has to compute first
             self._take_out(server, SILENT)
             await asyncio.sleep(pause_seconds)
         if server.pause_status == SILENT:

@@ -1,7 +1,8 @@
 """Questions about a model that servers fail to answer; they get work all the same.
 
 A server that does not tell its tokenizer or its chat template may still compute. So such a failure
-never pauses the server. It is only not asked the same question for a while.
+never pauses the server. It is only not asked the same question for a while, and then after those
+that failed less often.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from weakref import WeakKeyDictionary
 from paceline_orchestrator.fleet.pauses import pause_after
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from paceline_orchestrator.fleet.server import ModelServer
 
 # A server that has failed more often is not waited for.
@@ -22,41 +25,74 @@ _FEW_FAILURES = 2
 
 @dataclass(frozen=True, slots=True)
 class _Failures:
+    process_name: str
     count: int
     ask_again_at: float
 
 
 class Question:
-    """One question, and the servers that failed to answer it."""
+    """One question, and the servers that failed to answer it.
+
+    Incidents count, not calls: where many ask at once, and all hear of one failure, it is one.
+    """
 
     def __init__(self) -> None:
         self._failures: WeakKeyDictionary[ModelServer, _Failures] = WeakKeyDictionary()
 
-    def note_failure(self, server: ModelServer) -> None:
-        """Ask a server nothing for a while, each time for longer."""
+    def note_failure(self, server: ModelServer, *, asked_at: float) -> None:
+        """Ask a server nothing for a while, each time for longer.
+
+        Args:
+            server: Which one failed.
+            asked_at: When it was asked, on the monotonic clock. What was asked before the server
+                could have been asked again is a part of its last failure.
+        """
+        last = self._of(server)
+        if last is not None and asked_at < last.ask_again_at:
+            return
         count = 1 + self._count(server)
-        self._failures[server] = _Failures(count, time.monotonic() + pause_after(count))
+        ask_again_at = time.monotonic() + pause_after(count)
+        self._failures[server] = _Failures(server.process_name, count, ask_again_at)
 
     def note_answer(self, server: ModelServer) -> None:
         """Note that a server has answered, also that it has no such thing."""
         self._failures.pop(server, None)
 
-    def may_be_put_to(self, server: ModelServer) -> bool:
-        """Whether a server may be asked now."""
-        failures = self._failures.get(server)
-        return failures is None or time.monotonic() >= failures.ask_again_at
+    def in_turn(self, servers: Iterable[ModelServer]) -> list[ModelServer]:
+        """Return those servers that may be asked now, first those that failed least often.
+
+        Otherwise servers that fail only after a minute would be asked in turns for ever, and the
+        one that would answer never.
+        """
+        now = time.monotonic()
+        last = ((it, self._of(it)) for it in servers)
+        return sorted(
+            (it for it, failures in last if failures is None or now >= failures.ask_again_at),
+            key=self._count,
+        )
 
     def is_still_open(self, server: ModelServer) -> bool:
         """Whether it is worth waiting for a server's answer."""
         return self._count(server) <= _FEW_FAILURES
 
-    @property
-    def next_in_seconds(self) -> float | None:
-        """In how many seconds a server may be asked again that may not be asked now; None: none."""
-        now = time.monotonic()
-        left = [it.ask_again_at - now for it in self._failures.values()]
-        return min((it for it in left if it > 0), default=None)
+    def next_in_seconds(self, *, since: float) -> float | None:
+        """Return in how many seconds a server may be asked that could not be asked at a time.
+
+        Args:
+            since: That time, on the monotonic clock.
+
+        Returns:
+            0 if one may be asked again already; None if there is none.
+        """
+        left = [it.ask_again_at for it in self._failures.values() if it.ask_again_at > since]
+        return max(0.0, min(left) - time.monotonic()) if left else None
 
     def _count(self, server: ModelServer) -> int:
-        failures = self._failures.get(server)
+        failures = self._of(server)
         return failures.count if failures is not None else 0
+
+    def _of(self, server: ModelServer) -> _Failures | None:
+        """Return the failures of the process that is there now."""
+        failures = self._failures.get(server)
+        is_same = failures is not None and failures.process_name == server.process_name
+        return failures if is_same else None

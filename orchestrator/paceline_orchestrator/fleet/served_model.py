@@ -123,10 +123,9 @@ class ServedModel:
         """Say why no target is ready with a LoRA adapter of a model: for now, or for good."""
         if lora in commonest_adapters(self._known, model):
             return _no_target(f"no target with the LoRA adapter {lora!r} is ready")
-        silent = [it.name for it in self._listed if it.facts is None]
-        if silent:
+        if silent := self.silent_target():
             return _no_target(
-                f"no target that is ready has a LoRA adapter {lora!r}, and {silent[0]} has not said"
+                f"no target that is ready has a LoRA adapter {lora!r}, and {silent} has not said"
                 " yet what it has"
             )
         words = f"lora: no target has a LoRA adapter {lora!r}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -11,6 +11,7 @@ import grpc
 
 from paceline.errors import (
     ConnectionLostError,
+    DeadlineError,
     InvalidFieldError,
     OverloadedError,
 )
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 _INFO_SECONDS = 5.0
 _MOST_RETRY_SECONDS = 24 * 3600.0  # a server that names a longer time names none
 _TOKENIZER_SECONDS = 60.0
+# A server that hangs is told from a slow link by its first message, which is small: a link on which
+# that takes longer could not carry two megabytes in the whole time.
+_FIRST_MESSAGE_SECONDS = 10.0
 
 _ROLES = {
     model_service_pb2.MODEL_ROLE_DRAFTER: Role.DRAFTER,
@@ -310,13 +314,15 @@ async def fetch_tokenizer(models: ModelServiceAsyncStub, *, name: str) -> bytes:
         UnsupportedError: Its model has none.
         TokenizerRefusedError: It is larger than any tokenizer.
         BadAnswerError: A piece of it is empty.
+        DeadlineError: Nothing came for some seconds, or it took too long as a whole.
         PacelineError: What else the server or the transport said.
     """
     stream = models.GetTokenizer(GetTokenizerRequest(), timeout=_TOKENIZER_SECONDS)
     content = bytearray()
     # Closed here and now: a server that sends without end must not wait for a collector.
-    async with aclosing(answers(stream)) as messages:
+    async with aclosing(answers(stream)) as messages, _patience(name) as patience:
         async for message in messages:
+            patience.reschedule(None)
             # Else a server could send nothing for ever.
             demand(bool(message.data), f"a piece of {name}'s tokenizer", "is empty")
             content += message.data
@@ -326,6 +332,18 @@ async def fetch_tokenizer(models: ModelServiceAsyncStub, *, name: str) -> bytes:
                     f"{name} sends a tokenizer of more than {MOST_TOKENIZER_BYTES} bytes"
                 )
     return bytes(content)
+
+
+@asynccontextmanager
+async def _patience(name: str) -> AsyncIterator[asyncio.Timeout]:
+    """Give up the server with this name, unless it sends its first message in time."""
+    try:
+        async with asyncio.timeout(_FIRST_MESSAGE_SECONDS) as patience:
+            yield patience
+    except TimeoutError:
+        raise DeadlineError(
+            f"{name} sent nothing of its tokenizer for {_FIRST_MESSAGE_SECONDS:g} s"
+        ) from None
 
 
 async def fetch_chat_template(models: ModelServiceAsyncStub) -> model_service_pb2.ChatTemplate:

@@ -250,11 +250,12 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             NoTargetError: No target tells it, and one that could is away, or has failed.
         """
         model = self._pool.model()
-        has_none, could_have_it = "", self._pool.has_target_away(model)
-        for target in self._pool.targets(model):
-            if not self._template_question.may_be_put_to(target):
-                could_have_it = True
-                continue
+        targets = self._pool.targets(model)
+        in_turn = self._template_question.in_turn(targets)
+        could_have_it = len(in_turn) < len(targets) or self._pool.has_target_away(model)
+        has_none = ""
+        for target in in_turn:
+            asked_at = time.monotonic()
             try:
                 template = await fetch_chat_template(target.models)
             except UnsupportedError as error:
@@ -263,7 +264,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             except PacelineError as error:
                 _log.warning("%s does not tell its chat template: %s", target.name, error.message)
                 if not isinstance(error, ConnectionLostError):  # else its health tells
-                    self._template_question.note_failure(target)
+                    self._template_question.note_failure(target, asked_at=asked_at)
                 could_have_it = True
             else:
                 self._template_question.note_answer(target)

@@ -231,6 +231,33 @@ async def test_beside_a_good_target_a_request_survives_broken_ones_which_pause(
         assert not system.server("target-9").failure_count
 
 
+@dataclass
+class OpensNothing(VirtualServer):
+    """One that opens sessions for probes alone."""
+
+    async def open(self, spec):
+        if spec.request_id != "probe":
+            raise errors.InternalError("a bug")
+        return await super().open(spec)
+
+
+@virtually
+async def test_a_target_that_opens_no_session_pauses_beside_a_good_one():
+    broken, good = OpensNothing("target", name="target-0"), VirtualServer("target", name="target-1")
+    async with virtual_system(broken, good) as system:
+        stream = await system.generate(strategy=pb.STRATEGY_AUTOREGRESSIVE)
+        assert stream.token_ids == continuation(PROMPT, 24)
+        assert system.server("target-0").failure_count
+
+
+@virtually
+async def test_a_target_that_scores_no_prompt_pauses_beside_a_good_one():
+    (broken,) = failing("target", 1, at_requests_only)
+    async with virtual_system(broken, VirtualServer("target", name="target-1")) as system:
+        await system.generate(prompt_logprobs=0, max_tokens=0)
+        assert system.server("target-0").failure_count
+
+
 @virtually
 async def test_a_lone_target_that_fails_at_everything_pauses_for_longer_each_time():
     (target,) = failing("target", 1, always)
@@ -304,6 +331,16 @@ async def test_a_failure_that_does_not_come_again_costs_a_lone_target_no_pause(s
         stream = await system.generate(strategy=strategy)
         assert stream.token_ids == continuation(PROMPT, 24)
         assert not system.server("target-0").failure_count
+
+
+@virtually
+async def test_a_request_goes_on_as_soon_as_its_target_has_computed_a_token():
+    (target,) = failing("target", 1, always)
+    target.fails = lambda name, _: name != "probe" and target.asked.count(name) == 1
+    async with virtual_system(target) as system:
+        began = now()
+        await system.generate(strategy=pb.STRATEGY_AUTOREGRESSIVE, max_tokens=1)
+        assert now() - began < 0.5
 
 
 @virtually

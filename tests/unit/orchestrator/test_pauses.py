@@ -13,7 +13,7 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from support.fake_text import continuation
 from support.orchestrating import PROMPT
 from support.virtual_servers import drafters, targets
-from support.virtual_system import now, virtual_system
+from support.virtual_system import VirtualDiscovery, now, virtual_system
 from support.virtual_time import virtually
 
 STRATEGIES = [
@@ -203,6 +203,50 @@ async def test_the_end_of_a_pause_that_was_cut_short_ends_no_later_one():
         await asyncio.sleep(0.5)
         server = fail(system, errors.DrainingError("it fails"))  # for 2 s
         assert await system.until(lambda: server.ready) == pytest.approx(2.0, abs=INSTANT)
+
+
+# --- examinations ------------------------------------------------------------------------------
+
+
+def examine(system, name="target-0"):
+    return system.pool.examine(system.server(name), errors.InternalError("the model has a bug"))
+
+
+@virtually
+async def test_a_target_is_asked_for_one_token_however_many_requests_fail_there():
+    async with virtual_system(*targets(1)) as system:
+        examinations = [examine(system) for _ in range(20)]
+        assert all(await asyncio.gather(*examinations))
+        assert len(openings(system, "target-0")) == 1
+
+
+@virtually
+async def test_an_orchestrator_that_ends_waits_for_no_examination():
+    (target,) = targets(1)
+    async with virtual_system(target) as system:
+        target.link.hold("Verify")
+        examine(system)
+        await asyncio.sleep(0.1)
+        began = now()
+    assert now() - began < 1
+
+
+@virtually
+async def test_a_target_that_is_removed_is_examined_no_more():
+    removed, other = targets(2)
+    discovery = VirtualDiscovery(removed, other)
+    async with virtual_system(removed, other, discovery=discovery) as system:
+        await system.until(lambda: len(system.pool.servers) == 2)
+        server = system.server("target-0")
+        await system.until(lambda: server.ready)
+        removed.link.hold("Verify")
+        examination = examine(system)
+        await asyncio.sleep(0.1)
+        discovery.list(other)
+        await system.until(lambda: server not in system.pool.servers)
+        await asyncio.sleep(1)
+        assert examination.cancelled()
+        assert not server.failure_count
 
 
 def hold_its_sessions(model):

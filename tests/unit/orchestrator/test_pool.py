@@ -591,6 +591,17 @@ async def test_an_adapter_may_be_at_a_target_that_has_not_said_yet_what_it_has()
             await unknown
 
 
+async def test_a_target_that_says_for_a_minute_nothing_hides_no_unknown_adapter(monkeypatch):
+    mute = FakeModelServer("target", is_loading=True)
+    async with a_pool(mute, FakeModelServer("target")) as pool:
+        await until(pool, lambda: target_names(pool) == ["target-1"])
+        with pytest.raises(errors.NoTargetError, match="target-0 has not said yet"):
+            pool.model(lora="law")
+        monkeypatch.setattr(shortage, "AWAY_SECONDS", 0.0)
+        with pytest.raises(errors.ModelNotFoundError, match="no target has a LoRA adapter 'law'"):
+            pool.model(lora="law")
+
+
 async def test_an_adapter_is_away_while_its_pod_is_replaced_and_unknown_after_a_minute(monkeypatch):
     able, again, plain = (
         *(FakeModelServer("target", lora_fingerprints={"law": "a"}) for _ in range(2)),

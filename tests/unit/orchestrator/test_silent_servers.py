@@ -7,7 +7,10 @@ from itertools import pairwise
 
 import pytest
 
+from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_orchestrator.fleet.pauses import Pauses, Probed
+from paceline_orchestrator.fleet.silence import SilenceError
 from support.fake_text import continuation
 from support.orchestrating import PROMPT
 from support.virtual_servers import drafters, targets
@@ -103,6 +106,63 @@ async def test_requests_that_end_early_do_not_hide_that_a_target_is_silent(ends_
             request.cancel()
             await asyncio.gather(request, return_exceptions=True)
         await system.until(lambda: system.server("target-0").status == "SILENT")
+
+
+@virtually
+async def test_a_full_target_that_is_suspected_is_full_and_not_silent():
+    (model,) = targets(1)
+    async with virtual_system(model) as system:
+        server = system.server("target-0")
+        model.open_error = errors.CacheExhaustedError("full", retry_after_seconds=0.5)
+        system.pool.suspect(server)
+        await asyncio.sleep(5)
+        assert server.ready
+        with pytest.raises(errors.OverloadedError, match="full"):
+            await system.generate()
+
+
+@virtually
+async def test_a_silent_target_that_is_full_gets_no_work_before_it_has_computed_a_token():
+    (model,) = targets(1)
+    async with virtual_system(model) as system:
+        server = system.server("target-0")
+        model.link.hold("Verify")
+        system.pool.suspect(server)
+        await system.until(lambda: server.status == "SILENT")
+        model.open_error = errors.CacheExhaustedError("full", retry_after_seconds=0.5)
+        model.link.release()
+        await asyncio.sleep(20)
+        assert server.status == "SILENT"
+        model.open_error = None
+        assert await system.until(lambda: server.ready) <= BACK_WITHIN_SECONDS
+
+
+@virtually
+async def test_a_target_that_falls_silent_just_as_its_probe_ends_is_probed_again_and_once():
+    probes, is_well = [], asyncio.Event()
+
+    def fall_silent():
+        pauses.after_failure(server, SilenceError("it is silent"), asked_at=now())
+
+    async def answers(server):
+        probes.append(server)
+        if len(probes) == 1:
+            asyncio.get_running_loop().call_soon(fall_silent)  # before any callback of its end
+        else:
+            await is_well.wait()
+        return Probed.TOKEN
+
+    async with virtual_system(*targets(1)) as system, asyncio.TaskGroup() as tasks:
+        server = system.server("target-0")
+        pauses = Pauses(tasks, answers=answers, tell=lambda _: None)
+        for _ in range(3):
+            pauses.probe(server)
+            await asyncio.sleep(1)
+            assert probes == [server, server]
+            assert server.status == "SILENT"
+        is_well.set()
+        await asyncio.sleep(1)
+        assert server.ready
 
 
 @virtually

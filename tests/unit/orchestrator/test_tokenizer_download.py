@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from types import SimpleNamespace
 
 import pytest
 
-from paceline.errors import LoadingError, NoTargetError, UnsupportedError
+from paceline.errors import DeadlineError, LoadingError, NoTargetError, UnsupportedError
 from paceline.v1.model_service_pb2 import GetTokenizerResponse
 from paceline_contract.limits import MOST_TOKENIZER_BYTES
 from paceline_orchestrator.fleet import wire
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.front.tokenizer import Codecs
 from support.fake_text import byte_tokenizer
+from support.virtual_time import virtually
 
 TOKENIZER = byte_tokenizer().to_str().encode()
 OTHER = TOKENIZER + b"\n"
@@ -22,14 +24,16 @@ OTHER = TOKENIZER + b"\n"
 class Stream:
     """A server's answer, and how much of it was read."""
 
-    def __init__(self, messages, *, total_bytes=0):
+    def __init__(self, messages, *, total_bytes=0, pauses_seconds=()):
         self._messages = messages
+        self._pauses_seconds = iter(pauses_seconds)
         self._total_bytes = total_bytes
         self.read_bytes = 0
         self.is_cancelled = False
 
     async def __aiter__(self):
         for data in self._messages:
+            await asyncio.sleep(next(self._pauses_seconds, 0))
             self.read_bytes += len(data)
             yield GetTokenizerResponse(data=data, total_bytes=self._total_bytes)
 
@@ -82,6 +86,22 @@ async def test_a_tokenizer_that_says_it_is_too_large_is_left_at_its_first_messag
     with pytest.raises(BadAnswerError, match=f"more than {MOST_TOKENIZER_BYTES} bytes"):
         await Codecs().fetch(a_server(stream))
     assert stream.read_bytes == 1000
+
+
+@virtually
+async def test_a_server_that_sends_nothing_is_given_up_in_seconds():
+    stream = Stream([TOKENIZER], pauses_seconds=[10.1])
+    with pytest.raises(DeadlineError, match="target-0 sent nothing of its tokenizer for 10 s"):
+        await Codecs().fetch(a_server(stream))
+    assert stream.is_cancelled
+
+
+@virtually
+async def test_a_tokenizer_may_come_slowly_once_it_comes():
+    stream = Stream([TOKENIZER[:100], TOKENIZER[100:]], pauses_seconds=[9.9, 40])
+    server, codecs = a_server(stream), Codecs()
+    await codecs.fetch(server)
+    assert codecs.get(server.facts.tokenizer_fingerprint) is not None
 
 
 def without_tokenizer(name="target-0", **others):
