@@ -138,7 +138,7 @@ async def test_a_request_at_which_targets_lose_their_device_is_ended_after_three
     assert sum(it.end_count for it in models) == 3
 
 
-@pytest.mark.parametrize("target_count", [4, 6])
+@pytest.mark.parametrize("target_count", [3, 4])
 @virtually
 async def test_who_lost_the_same_targets_is_not_taken_for_guilty(target_count):
     """Prompts that take long are lost with each target that the other request ends."""
@@ -146,14 +146,18 @@ async def test_who_lost_the_same_targets_is_not_taken_for_guilty(target_count):
     prompt = [*PROMPT] * (40 // LENGTH + 1)
 
     async def good(index):
-        stream = await system.generate(
-            strategy=pb.STRATEGY_AUTOREGRESSIVE,
-            token_ids=pb.TokenIds(ids=prompt),
-            request_id=f"good-{index}",
-            client=f"10.0.1.{index}",
-            seconds=600,
-        )
-        return stream.token_ids
+        while True:
+            try:
+                stream = await system.generate(
+                    strategy=pb.STRATEGY_AUTOREGRESSIVE,
+                    token_ids=pb.TokenIds(ids=prompt),
+                    request_id=f"good-{index}",
+                    client=f"10.0.1.{index}",
+                    seconds=600,
+                )
+            except errors.NoTargetError:
+                continue  # as it may while targets restart; a client tries again by itself
+            return stream.token_ids
 
     async with virtual_system(*models) as system, asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(good(index)) for index in range(12)]
