@@ -96,8 +96,8 @@ class ModelSettings(Settings):
         ge=0,
         le=1,
         description="drop guesses whose probability by the adapter's early exit is below this,"
-        " before the upper layers are computed; with an EAGLE head: end a proposal where all its"
-        " guesses together are less likely than this; 0: drop none",
+        " before the upper layers are computed; with an EAGLE head or a module: end a chain, or a"
+        " path of a tree, where its guesses together are less likely than this; 0: drop none",
     )
 
 

@@ -110,8 +110,8 @@ def load_model(
         raise
     except KeyError as error:
         raise ModelLoadError(
-            f"model {files.name!r} cannot be loaded: the library finds no {error}, which its"
-            " config.json says or lacks"
+            f"model {files.name!r} cannot be loaded: the library does not know {error}, a word of"
+            " its config.json, or a field that it lacks"
         ) from error
     except Exception as error:  # a configuration is a stranger's, and may break anything
         raise ModelLoadError(f"model {files.name!r} cannot be loaded: {error}") from error

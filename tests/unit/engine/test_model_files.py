@@ -243,8 +243,8 @@ def test_an_adapter_is_not_taken_for_a_model(tmp_path):
     ("fields", "reason"),
     [
         ({"model_type": None}, r"config\.json does not say model_type"),
-        ({"hidden_act": "swiglu9"}, "the library finds no 'swiglu9', which its config"),
-        ({"rope_scaling": {"type": "weird"}, "rope_parameters": None}, "finds no 'weird'"),
+        ({"hidden_act": "swiglu9"}, "the library does not know 'swiglu9', a word of its config"),
+        ({"rope_scaling": {"type": "weird"}, "rope_parameters": None}, "does not know 'weird'"),
     ],
 )
 def test_what_the_library_does_not_know_is_named(directory, fields, reason):

@@ -222,15 +222,17 @@ def test_a_weight_of_another_kind_is_refused_in_one_line(name, wrong, model, tmp
     ("name", "kind"),
     [
         *(("fc.weight", each) for each in ("int8", "int32", "bool", "float8_e4m3fn", "complex64")),
-        *(("d2t", each) for each in ("float32", "bool", "float8_e4m3fn")),
+        *(("d2t", each) for each in ("float32", "bool", "float8_e4m3fn", "uint64")),
+        *(("t2d", each) for each in ("float32", "float8_e4m3fn")),
     ],
 )
 def test_numbers_of_another_kind_are_refused_in_one_line(name, kind, model, tmp_path):
     """Weights in few bits are nothing without their scales; a head of them would only err."""
     head = random_adapter("eagle", model, token_ids=TOKEN_IDS, own_head=True)
-    wrong = head.state_dict()[name].to(getattr(torch, kind))
-    directory = lay_out(tmp_path / "head", head, config_of(model), t2d=None, **{name: wrong})
-    with pytest.raises(ModelLoadError, match=f"{name}: {kind} are no numbers") as caught:
+    right = {**head.state_dict(), "t2d": torch.ones(len(TOKEN_IDS))}[name]
+    wrong = right.to(getattr(torch, kind))
+    directory = lay_out(tmp_path / "head", head, config_of(model), **{name: wrong})
+    with pytest.raises(ModelLoadError, match=f"{name} has .*{kind}, and needs") as caught:
         load_adapter(directory, model=model, fingerprint="")
     assert "\n" not in str(caught.value)
 

@@ -17,7 +17,7 @@ from paceline_engine.torch_backend.adapters.card import AdapterCard
 from paceline_engine.torch_backend.adapters.eagle import EagleHead
 from paceline_engine.torch_backend.adapters.low_rank import low_rank_linears
 from paceline_engine.torch_backend.adapters.medusa import MedusaHeads
-from paceline_engine.torch_backend.adapters.published import is_published, read_published
+from paceline_engine.torch_backend.adapters.published import WHOLE, is_published, read_published
 from paceline_engine.torch_backend.adapters.streams import Streams
 from paceline_engine.torch_backend.families import can_fuse
 
@@ -211,19 +211,15 @@ def _refuse_foreign(name: str, state: Mapping[str, Tensor], shapes: Mapping[str,
         raise ModelLoadError(
             f"{name} cannot be loaded: of another shape than its card says: {few_names(odd)}"
         )
-    if odd := [key for key, like in shapes.items() if not _is_of_kind(state[key], like)]:
-        kinds = sorted({str(state[key].dtype).removeprefix("torch.") for key in odd})
-        raise ModelLoadError(
-            f"{name} cannot be loaded: {few_names(odd)}: {', '.join(kinds)} are no numbers for it"
+    for key, like in shapes.items():
+        needed, kinds = (
+            ("floating-point", _NUMBERS) if like.is_floating_point() else ("whole", WHOLE)
         )
-
-
-def _is_of_kind(tensor: Tensor, like: Tensor) -> bool:
-    """Whether a tensor has floating-point numbers or whole ones, as another has."""
-    if like.is_floating_point():
-        return tensor.dtype in _NUMBERS
-    is_whole = not tensor.is_floating_point() and not tensor.is_complex()
-    return is_whole and tensor.dtype is not torch.bool
+        if state[key].dtype not in kinds:
+            kind = str(state[key].dtype).removeprefix("torch.")
+            raise ModelLoadError(
+                f"{name} cannot be loaded: {key} has {kind}, and needs {needed} numbers"
+            )
 
 
 def _shapes(layer: nn.Module) -> list[tuple[int, int]]:

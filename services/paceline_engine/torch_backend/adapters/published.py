@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 PICKLE_FILE = "pytorch_model.bin"
+WHOLE = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+"""The kinds of whole numbers with which torch computes."""
 
 _MOST_CONFIG_BYTES = 1 << 20
 _MOST_HEADER_BYTES = 8 << 20
@@ -234,7 +236,15 @@ def _ours(
     if "d2t" not in found and count == facts["vocabulary"]:
         found["d2t"] = torch.zeros(count, dtype=torch.int64)
     offsets = found.get("d2t")
-    if can_guess is not None and offsets is not None and offsets.shape == (count,):
+    if can_guess is not None and can_guess.dtype not in (torch.bool, *WHOLE):
+        kind = str(can_guess.dtype).removeprefix("torch.")
+        raise ModelLoadError(f"{name} cannot be loaded: t2d has {kind}, and needs truth values")
+    if (
+        can_guess is not None
+        and offsets is not None
+        and offsets.shape == (count,)
+        and offsets.dtype in WHOLE  # what else it may be is refused with the other weights
+    ):
         token_ids = torch.arange(count) + offsets
         wanted = can_guess.nonzero().flatten()
         if not torch.equal(wanted, token_ids):

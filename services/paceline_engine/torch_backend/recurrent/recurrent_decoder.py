@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _LENGTH = 80
-# The parts of two sequences: across the edge of a tile, and one part of no rows.
+# The parts of two sequences: across the edge of a tile, and of a row alone.
 _PIECES = ((70, 4, 1, 5), (9, 1, 66, 4))
 
 
