@@ -192,8 +192,8 @@ def test_a_format_is_sent_and_measured_without_its_notes(lenient):
 def test_a_response_repeats_a_format_with_its_notes():
     text = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}
     body = parse(ResponseBody, json.dumps({"model": "m", "input": "x", "text": text}).encode())
-    assert body.text is not None
-    assert body.text.json_schema == SCHEMA
+    assert body.grammar is not None
+    assert body.grammar.json_schema == SCHEMA
 
 
 async def test_a_grammar_of_tools_is_written_on_a_thread(monkeypatch):
