@@ -99,7 +99,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     # More threads hardly help with models of this size, and the number of them changes rounding.
     torch.set_num_threads(1)
-    keep_freed_memory()
     target = _FOLDER / TARGET_FOLDER
     tokenizer = AutoTokenizer.from_pretrained(target)
     corpus = load_corpus()
@@ -155,4 +154,5 @@ def _own_text(target: Path, stream: Tensor, *, count: int, folder: Path) -> Tens
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     main()

@@ -272,7 +272,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
     clock = Clock(options.seconds)
     torch.set_num_threads(options.threads)
-    keep_freed_memory()
     if options.device.type == "cuda":
         # Float32 products with TF32's eleven bits are ten times as fast.
         torch.set_float32_matmul_precision("high")
@@ -381,4 +380,5 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     main()

@@ -32,7 +32,6 @@ _FOLDER = Path(__file__).resolve().parent
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and train."""
     options = _parse(arguments)
-    keep_freed_memory()
     Recipe(
         output=options.output,
         work=options.work,
@@ -101,4 +100,5 @@ def _stage_minutes(text: str) -> tuple[str, float]:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     main()
