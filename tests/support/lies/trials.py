@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from hashlib import sha256
-from itertools import pairwise, product
+from itertools import count, pairwise, product
 from typing import TYPE_CHECKING, Any
 
 from paceline import errors
@@ -137,6 +137,7 @@ class Trials:
             (first, second, *PROMPT) for first, second in product(range(200), range(200))
         )
         self._logged: list[str] = []
+        self._processes = count()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -174,6 +175,8 @@ class Trials:
         """Begin to lie, so that the lie is asked for."""
         if lie.method == "GetModelInfo":
             await self._turn_away()
+        if lie.method == "GetChatTemplate":  # who failed to tell it before is asked last
+            await self._become_others()
         self._liar.begin(lie)
         if lie.method == "Watch":
             self._reconnect()
@@ -202,6 +205,18 @@ class Trials:
     async def _turn_back(self) -> None:
         for model in self._liars:
             await model.set_serving(True)
+
+    async def _become_others(self) -> None:
+        """Be new processes, which have not failed yet."""
+        number = next(self._processes)
+        for model in self._liars:
+            model.incarnation = f"{model.name}, process {number}"
+        self._reconnect()
+        new = {it.incarnation for it in self._liars}
+        await self._until(
+            lambda: new == {it.facts.incarnation for it in self._lying if it.ready and it.facts},
+            "the new processes are used",
+        )
 
     def _reconnect(self) -> None:
         for model in self._liars:
