@@ -110,11 +110,10 @@ class _Rows:
     def compute(self, index: int, path: Sequence[int]) -> Tensor:
         """Compute the new rows in their order: the output of each, (H, V)."""
         start = (len(path) - 1) // TILE * TILE
-        if self._block is None or [*path[start:-1]] != self._block.places:
-            self._block = self._block_of(path[start:-1], self._state_before(path, start))
+        block = self._block = self._block_for(path, start)
         own, place = self._new.part(index, index + 1), self._open_count + index
-        found = self._block.compute(own, place)
-        self._updates[:, place], self._decays[:, place] = self._block.last
+        found = block.compute(own, place)
+        self._updates[:, place], self._decays[:, place] = block.last
         return found
 
     def tile(self, chain_count: int) -> InvariantTile:
@@ -137,17 +136,40 @@ class _Rows:
             self._states[last] = tile.state_after()
         return self._states[last]
 
+    def _block_for(self, path: Sequence[int], start: int) -> _Block:
+        """Return the block of a path's last tile, without its last row.
+
+        What the last path has in common with this one stays. A row has one path before it, so a
+        block that begins with the same row has the same state.
+        """
+        block, places = self._block, path[start:-1]
+        if block is None or not places or block.places[:1] != [places[0]]:
+            return self._block_of(places, self._state_before(path, start))
+        self._fill(block, places)
+        return block
+
     def _block_of(self, places: Sequence[int], state: Tensor | None) -> _Block:
-        own = [*places]
         block = _Block(self._new, state, group=self._group)
+        self._fill(block, places)
+        return block
+
+    def _fill(self, block: _Block, places: Sequence[int]) -> None:
+        """Have the rows in these places in a block, and zeros behind them."""
+        pairs = enumerate(zip(block.places, places, strict=False))
+        same = next(
+            (at for at, (had, wanted) in pairs if had != wanted),
+            min(len(block.places), len(places)),
+        )
+        more = [*places[same:]]
         for whole, part in (
             (block.keys, self._keys),
             (block.updates, self._updates),
             (block.decays, self._decays),
         ):
-            whole[:, : len(own)] = part[:, own]
-        block.places = own
-        return block
+            whole[:, same : len(block.places)] = 0
+            if more:
+                whole[:, same : len(places)] = part[:, more]
+        block.places = [*places]
 
 
 class _Block:
