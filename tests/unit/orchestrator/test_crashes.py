@@ -13,7 +13,7 @@ import pytest
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
 from support.fake_text import continuation
-from support.orchestrating import PROMPT
+from support.orchestrating import PROMPT, STRATEGIES
 from support.virtual_servers import VirtualServer, drafters
 from support.virtual_system import now, virtual_system
 from support.virtual_time import virtually
@@ -21,11 +21,6 @@ from support.virtual_time import virtually
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-STRATEGIES = [
-    pb.STRATEGY_AUTOREGRESSIVE,
-    pb.STRATEGY_SPECULATIVE,
-    pb.STRATEGY_DISTRIBUTED,
-]
 LENGTH = len(PROMPT)
 RESTART_SECONDS = 2.0
 FORWARD_SECONDS = 0.1

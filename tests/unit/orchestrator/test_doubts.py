@@ -13,7 +13,7 @@ import pytest
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
 from support.fake_text import continuation
-from support.orchestrating import PROMPT
+from support.orchestrating import PROMPT, STRATEGIES
 from support.virtual_servers import VirtualServer, drafters, targets
 from support.virtual_system import VirtualDiscovery, now, virtual_system
 from support.virtual_time import virtually
@@ -22,11 +22,6 @@ from support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-STRATEGIES = [
-    pb.STRATEGY_AUTOREGRESSIVE,
-    pb.STRATEGY_SPECULATIVE,
-    pb.STRATEGY_DISTRIBUTED,
-]
 LENGTH = len(PROMPT)
 
 
@@ -282,10 +277,18 @@ async def test_what_waits_for_a_broken_target_in_vain_may_try_again_and_hears_wh
 
 @virtually
 async def test_a_target_is_blamed_at_the_end_of_a_short_answer_too():
-    broken = failing("target", 1, at_requests_only)
-    async with virtual_system(*drafters(1), *broken, *targets(2)[1:]) as system:
-        await system.generate(strategy=pb.STRATEGY_SPECULATIVE, lookahead=8, max_tokens=2)
-        assert broken[0].asked
+    """It fails at a block that is longer than what is left of the answer."""
+    end = continuation(PROMPT, 3)[2]
+    broken = Failing("target", name="target-0", fails=at_requests_only, eos_ids=(end,))
+    good = VirtualServer("target", name="target-1", eos_ids=(end,))
+    async with virtual_system(*drafters(1), broken, good) as system:
+        stream = await system.generate(
+            strategy=pb.STRATEGY_SPECULATIVE,
+            lookahead=6,
+            dispatch_policy=pb.DISPATCH_POLICY_BLOCKS,
+        )
+        assert stream.token_ids == continuation(PROMPT, 3)
+        assert broken.asked
         assert system.server("target-0").failure_count
 
 
@@ -308,6 +311,16 @@ async def test_a_request_waits_for_a_good_target_that_is_away_for_a_moment(why):
             await good.start()
         assert (await running).token_ids == continuation(PROMPT, 24)
         assert broken.asked.count("") <= 3
+
+
+@virtually
+async def test_a_request_that_waits_in_vain_for_a_target_that_never_failed_it_may_try_again():
+    (broken,) = failing("target", 1, at_requests_only)
+    good = VirtualServer("target", name="target-1")
+    async with virtual_system(broken, good) as system:
+        await good.kill()
+        with pytest.raises(errors.NoTargetError, match="target-0 said INTERNAL"):
+            await system.generate(strategy=pb.STRATEGY_AUTOREGRESSIVE)
 
 
 @virtually

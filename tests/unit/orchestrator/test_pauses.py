@@ -11,16 +11,11 @@ import pytest
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
 from support.fake_text import continuation
-from support.orchestrating import PROMPT
+from support.orchestrating import PROMPT, STRATEGIES
 from support.virtual_servers import drafters, targets
 from support.virtual_system import VirtualDiscovery, now, virtual_system
 from support.virtual_time import virtually
 
-STRATEGIES = [
-    pb.STRATEGY_AUTOREGRESSIVE,
-    pb.STRATEGY_SPECULATIVE,
-    pb.STRATEGY_DISTRIBUTED,
-]
 HOPS_SECONDS = 0.01
 STEP_SECONDS = 0.03
 INSTANT = 1e-6

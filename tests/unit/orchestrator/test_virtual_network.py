@@ -10,7 +10,6 @@ import grpc
 import pytest
 
 from paceline import errors
-from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_contract.calls import DraftOptions, PrefixCall, VerifyOptions
 from paceline_contract.proposal import Proposal
 from paceline_orchestrator.decoding import rpcs
@@ -30,11 +29,6 @@ from support.virtual_network import VirtualChannel
 from support.virtual_time import run_virtually, virtually
 
 TEXT = (1, 2, 3, 4)
-STRATEGIES = [
-    pb.STRATEGY_AUTOREGRESSIVE,
-    pb.STRATEGY_SPECULATIVE,
-    pb.STRATEGY_DISTRIBUTED,
-]
 
 
 @asynccontextmanager
