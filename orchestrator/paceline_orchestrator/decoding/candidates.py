@@ -113,7 +113,7 @@ class Candidates:
             and (server.facts is None or self._suits(server.facts, role))
             and now >= self._barred_until.get(server, 0.0)
         ]
-        allowed = self.doubts.allow(free, assigned=assigned)
+        allowed = self.doubts.allow(free, role=role, assigned=assigned)
         return self.crashes.allow(allowed, role=role, assigned=assigned)
 
     def have_come_since(self, at: float) -> bool:

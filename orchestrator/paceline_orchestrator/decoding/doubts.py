@@ -113,17 +113,18 @@ class Doubts:
             self._latest = None
 
     def allow(
-        self, servers: list[ModelServer], *, assigned: Collection[ModelServer]
+        self, servers: list[ModelServer], *, role: Role, assigned: Collection[ModelServer]
     ) -> list[ModelServer]:
         """Return those that may be asked, the ones that never failed first.
 
         Args:
             servers: Servers of one role.
+            role: That role.
             assigned: Those of that role that work on the request.
         """
         if not self._doubts:
             return servers
-        if servers and len(self._of(servers[0].role)) >= _MOST_FAILURES_OF_TARGETS:
+        if len(self._of(role)) >= _MOST_FAILURES_OF_TARGETS:
             return []
         fresh = [it for it in servers if not self._about(it)]
         if assigned:

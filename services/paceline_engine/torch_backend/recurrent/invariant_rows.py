@@ -8,48 +8,23 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from paceline_engine.torch_backend.invariant import LEAST_MULTIPLE, InvariantRows
+from paceline_engine.torch_backend.invariant import InvariantRows
 from paceline_engine.torch_backend.recurrent.invariant_tile import InvariantTile
 from paceline_engine.torch_backend.recurrent.open_tile import TILE
-from paceline_engine.torch_backend.recurrent.recurrent_rows import RecurrentLayers, TextLayers
+from paceline_engine.torch_backend.recurrent.recurrent_rows import RecurrentRows, TextLayers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from paceline_engine.torch_backend.attention_kernels import Attention
-    from paceline_engine.torch_backend.key_values import KeyValues
+    from paceline_engine.torch_backend.attention import TextRows
     from paceline_engine.torch_backend.recurrent.open_tile import RecurrentInput
 
 
-class InvariantRecurrentRows(InvariantRows):
-    """Rows of several sequences, filled up; see `InvariantRows` and `RecurrentRows`."""
+class InvariantRecurrentRows(RecurrentRows, InvariantRows):
+    """Rows of several sequences, filled up; see `RecurrentRows` and `InvariantRows`."""
 
-    def __init__(
-        self,
-        texts: Sequence[KeyValues],
-        token_ids: Sequence[Sequence[int]],
-        scored_counts: Sequence[int],
-        *,
-        attention_places: Mapping[int, int],
-        parents: Sequence[Sequence[int]] | None = None,
-        multiple: int = LEAST_MULTIPLE,
-    ) -> None:
-        super().__init__(texts, token_ids, scored_counts, parents=parents, multiple=multiple)
-        self._attention_places = attention_places
-        self.recurrent = RecurrentLayers(
-            [
-                _InvariantLayers(rows, block_count=max(0, scored - 1))
-                for rows, scored in zip(self._texts, scored_counts, strict=True)
-            ],
-            self._counts,
-        )
-
-    def attend(
-        self, layer: int, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention
-    ) -> Tensor:
-        """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
-        place = self._attention_places[layer]
-        return super().attend(place, queries, keys=keys, values=values, how=how)
+    def _layers_of(self, rows: TextRows, *, block_count: int) -> TextLayers:
+        return _InvariantLayers(rows, block_count=block_count)
 
 
 class _InvariantLayers(TextLayers):

@@ -19,7 +19,6 @@ from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from paceline_engine.torch_backend.library import current_rows
-from paceline_engine.torch_backend.recurrent.invariant_rows import InvariantRecurrentRows
 from paceline_engine.torch_backend.recurrent.open_tile import RecurrentInput
 from paceline_engine.torch_backend.recurrent.recurrent_rows import RecurrentLayers, RecurrentRows
 
@@ -85,7 +84,7 @@ def _with(forward: Callable[..., Any], names: Mapping[str, Any]) -> FunctionType
 
 def _layers() -> RecurrentLayers:
     rows = current_rows()
-    assert isinstance(rows, RecurrentRows | InvariantRecurrentRows)
+    assert isinstance(rows, RecurrentRows)
     return rows.recurrent
 
 

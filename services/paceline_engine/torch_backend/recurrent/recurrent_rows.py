@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -73,8 +73,9 @@ class RecurrentRows(SharedRows):
     """Rows of several sequences; see `SharedRows`. Recurrent layers go text by text.
 
     Args:
-        texts, token_ids, scored_counts, parents, together: See `SharedRows`.
+        texts, token_ids, scored_counts: See `SharedRows`.
         attention_places: The place, among the layers with keys and values, of each such layer.
+        how: What else the class of rows behind this one takes: see there.
 
     Attributes:
         recurrent: What its recurrent layers call.
@@ -87,14 +88,13 @@ class RecurrentRows(SharedRows):
         scored_counts: Sequence[int],
         *,
         attention_places: Mapping[int, int],
-        parents: Sequence[Sequence[int]] | None = None,
-        together: bool = False,
+        **how: Any,
     ) -> None:
-        super().__init__(texts, token_ids, scored_counts, parents=parents, together=together)
+        super().__init__(texts, token_ids, scored_counts, **how)
         self._attention_places = attention_places
         self.recurrent = RecurrentLayers(
             [
-                TilePieces(rows, block_count=max(0, scored - 1))
+                self._layers_of(rows, block_count=max(0, scored - 1))
                 for rows, scored in zip(self._texts, scored_counts, strict=True)
             ],
             self._counts,
@@ -106,6 +106,9 @@ class RecurrentRows(SharedRows):
         """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
         place = self._attention_places[layer]
         return super().attend(place, queries, keys=keys, values=values, how=how)
+
+    def _layers_of(self, rows: TextRows, *, block_count: int) -> TextLayers:
+        return TilePieces(rows, block_count=block_count)
 
 
 @dataclass(frozen=True, slots=True)
