@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 import time
 from dataclasses import dataclass
@@ -220,20 +219,19 @@ def _save(
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    # In memory first: torch hides that a disk is full behind an error of its own.
-    packed = io.BytesIO()
-    torch.save(
-        {
-            "format": _CHECKPOINT_FORMAT,
-            "identity": identity,
-            "adapter": adapter.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "step": step,
-            "seconds": seconds,
-        },
-        packed,
-    )
-    partial.write_bytes(packed.getbuffer())
+    # Into a file that is open: where torch opens it itself, it hides that a disk is full.
+    with partial.open("wb") as file:
+        torch.save(
+            {
+                "format": _CHECKPOINT_FORMAT,
+                "identity": identity,
+                "adapter": adapter.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "step": step,
+                "seconds": seconds,
+            },
+            file,
+        )
     partial.replace(path)  # A kill while writing leaves the previous checkpoint.
 
 
