@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
 _USUAL_NUCLEUS = 256
 # How many numbers of rows are computed together. On a CPU more would not stay in its cache from one
-# operation to the next. On an accelerator, where each operation is a launch, only memory is the
-# limit: 256 MiB for each result, and computing noise has several results at a time.
+# operation to the next. Rows of large vocabularies are then computed alone, as exactness wants it:
+# with two threads torch adds up a row of more than 2^15 numbers in another order than the same row
+# among several. On an accelerator, where each operation is a launch, only memory is the limit: 256
+# MiB for each result, and computing noise has several results at a time.
 _MOST_NUMBERS, _MOST_ON_ACCELERATOR = 1 << 16, 1 << 25
 
 
