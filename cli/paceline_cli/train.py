@@ -43,7 +43,8 @@ _MOST_HELD_OUT = 64  # texts of the target's, of which measuring takes half at m
 _OWN_TEXTS_FOLDER = "texts"
 # Speculative Streaming: 5 epochs at 5e-4, linear. Medusa's script: 1 to 2 epochs at 1e-3, cosine,
 # warming up for a tenth. EAGLE-3's recipes: 10 to 40 epochs of texts that the target wrote, at 1e-4
-# for heads of large models; a narrower head takes a higher rate.
+# for heads of large models; a narrower head takes a higher rate. All of them: AdamW. A head learns
+# more in the same time with Muon (bench/LOG.md).
 _PAPERS: dict[str, dict[str, Any]] = {
     "medusa": {"epochs": 2, "rate": 1e-3, "decay": "cosine", "warm_up_share": 0.1},
     "streams": {"epochs": 5, "rate": 5e-4, "decay": "linear", "warm_up_share": 0.0},
@@ -106,6 +107,11 @@ class _Schedule(Settings):
     )
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="dtype of products; weights are float32"
+    )
+    optimizer: Literal["adamw", "muon"] | None = Field(
+        None,
+        description="what turns gradients into steps: AdamW, or Muon for the matrices and AdamW for"
+        " the rest. Default: muon for eagle, else adamw",
     )
     window: int = Field(512, ge=8, description="tokens in a window of text")
     batch: int = Field(8, ge=1, description="windows in a step")
@@ -173,6 +179,8 @@ class TrainSettings(_Sizes, _Schedule):
         if not (self.model and (self.data or self.texts) and self.out):
             raise ValueError("--model, --data and --out are needed")
         self._check_eagle()
+        if self.fine_tune and self.optimizer == "muon":
+            raise ValueError("--fine-tune: a model's low-rank weights learn with adamw alone")
         if self.fine_tune and self.out.resolve().is_relative_to(self.fine_tune.resolve()):
             raise ValueError("--out must be a folder outside of --fine-tune")
         return self
@@ -327,6 +335,7 @@ def _plan(settings: TrainSettings, *, token_count: int, window: int) -> Training
         labels=settings.labels or ("model" if joint is None else "text"),
         joint=joint,
         precision=settings.precision,
+        optimizer=settings.optimizer or ("muon" if settings.kind == "eagle" else "adamw"),
         checkpoint_steps=settings.checkpoint_steps,
         report_steps=settings.report_steps,
         seconds=settings.seconds,

@@ -14,6 +14,7 @@ from torch import nn
 from paceline_engine.torch_backend.adapters.eagle import EagleHead
 from paceline_engine.torch_backend.adapters.trunk import compute_trunk
 from paceline_training.objective import chain_loss, training_loss
+from paceline_training.optimizers import OptimizerName, build_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from paceline_training.fine_tuning import FineTuning
     from paceline_training.objective import Joint, Labels
+    from paceline_training.optimizers import Optimizer
     from paceline_training.windows import TextWindows, WholeTexts
 
 Decay: TypeAlias = Literal["linear", "cosine"]
@@ -44,6 +46,7 @@ class TrainingPlan:
         warm_up_share: The part of the steps in which the rate rises.
         labels: The kind of labels.
         precision: The precision of products in a step; weights and losses are float32.
+        optimizer: What turns gradients into steps.
         joint: How the model learns, too; None: it does not change.
         checkpoint_steps: The number of steps between two checkpoints.
         report_steps: The number of steps between two calls of `report`.
@@ -57,6 +60,7 @@ class TrainingPlan:
     warm_up_share: float
     labels: Labels
     precision: Precision = "float32"
+    optimizer: OptimizerName = "adamw"
     joint: Joint | None = None
     checkpoint_steps: int = 100
     report_steps: int = 20
@@ -132,9 +136,7 @@ def train_adapter(
         CheckpointError: the checkpoint is damaged or of another run.
     """
     learners = [adapter] if tuning is None else [adapter, tuning]
-    optimizer = torch.optim.AdamW(
-        [{"params": [*each.parameters()]} for each in learners], lr=plan.rate, weight_decay=0.0
-    )
+    optimizer = build_optimizer(plan.optimizer, learners, rate=plan.rate)
     learner = adapter if tuning is None else nn.ModuleList(learners)
     identity = {"plan": _deciding(plan), "run": run}
     done, spent = _resume(checkpoint, learner, optimizer, identity=identity)
@@ -163,7 +165,7 @@ def train_adapter(
     return done
 
 
-def _set_rates(optimizer: torch.optim.Optimizer, plan: TrainingPlan, *, step: int) -> None:
+def _set_rates(optimizer: Optimizer, plan: TrainingPlan, *, step: int) -> None:
     adapter_rate = plan.joint.adapter_rate if plan.joint is not None else 1.0
     factors = (adapter_rate, 1.0)  # the model's own weights come second, if at all
     for group, factor in zip(optimizer.param_groups, factors, strict=False):
@@ -187,7 +189,7 @@ def _loss(adapter: Any, model: Any, token_ids: torch.Tensor, *, plan: TrainingPl
         )
 
 
-def _descend(loss: torch.Tensor, optimizer: torch.optim.Optimizer, *, step: int) -> float:
+def _descend(loss: torch.Tensor, optimizer: Optimizer, *, step: int) -> float:
     """Do one step of gradient descent, and return the loss before it."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -205,13 +207,15 @@ def _deciding(plan: TrainingPlan) -> dict[str, Any]:
     found = dataclasses.asdict(plan)
     if plan.seconds is None:
         del found["seconds"]  # as in checkpoints from before there was such a limit
+    if plan.optimizer == "adamw":
+        del found["optimizer"]  # likewise
     return {key: found[key] for key in found if key not in {"checkpoint_steps", "report_steps"}}
 
 
 def _save(
     path: Path,
     adapter: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     *,
     identity: dict[str, Any],
     step: int,
@@ -238,7 +242,7 @@ def _save(
 def _resume(
     path: Path,
     adapter: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     *,
     identity: dict[str, Any],
 ) -> tuple[int, float]:

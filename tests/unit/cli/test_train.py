@@ -84,6 +84,7 @@ def test_an_eagle_head_is_made_from_texts_that_the_model_writes_itself(
     counts = learnt.flatten().bincount(minlength=320)
     assert counts[chosen].sum() == counts.topk(60).values.sum()
     assert loaded.card.tree == ((0,), (0, 0))
+    assert loaded.card.training["optimizer"] == "muon"
     # Texts that are there are learnt from, with another seed, and by another folder's name.
     made = sorted(path.name for path in (out / "texts").iterdir())
     assert made == ["texts-00000.safetensors", "texts-00001.safetensors"]
@@ -181,6 +182,7 @@ def test_a_model_is_fine_tuned_as_the_papers_have_it(
     assert train(kind, tiny_pair, text, tmp_path / "out") == 0
     plan = asked["plan"]
     assert (plan.joint, plan.labels, asked["fine_tuned"]) == (None, "model", None)
+    assert plan.optimizer == "adamw", "as in the papers"
     assert asked["sizes"].rank == (32 if kind == "streams" else 0)
 
 
@@ -214,6 +216,13 @@ def test_a_model_that_is_there_is_not_written_over(tiny_pair, text, tmp_path, ca
         (["oracle"], "KIND: "),
         (["streams"], "--model, --data and --out are needed"),
         (["streams", "--model", "m", "--data", "d", "--out", "o", "--reach", "17"], "--reach: "),
+        (
+            [
+                *("medusa", "--model", "m", "--data", "d", "--out", "o"),
+                *("--fine-tune", "t", "--optimizer", "muon"),
+            ],
+            "low-rank weights learn with adamw alone",
+        ),
         (
             ["medusa", "--model", "m", "--data", "d", "--out", "t/a", "--fine-tune", "t"],
             "--out must be a folder outside of --fine-tune",

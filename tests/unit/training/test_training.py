@@ -70,10 +70,16 @@ def same(one, other):
 
 
 @pytest.mark.parametrize(
-    ("kind", "steps", "least"), [("medusa", 120, 0.8), ("streams", 120, 0.8), ("eagle", 200, 0.6)]
+    ("kind", "optimizer", "steps", "least"),
+    [
+        ("medusa", "adamw", 120, 0.8),
+        ("streams", "adamw", 120, 0.8),
+        ("eagle", "adamw", 200, 0.6),
+        ("eagle", "muon", 200, 0.6),
+    ],
 )
 def test_hit_rates_rise_on_texts_that_it_did_not_learn_from(
-    kind, steps, least, model, texts, tmp_path
+    kind, optimizer, steps, least, model, texts, tmp_path
 ):
     adapter = fresh(kind, model)
     held_out = Continuations(texts.token_ids[20:], texts.prompt_length)
@@ -82,7 +88,8 @@ def test_hit_rates_rise_on_texts_that_it_did_not_learn_from(
         return [each[0] for each in hit_rates(guess_ranks(adapter, model, held_out), most=1)]
 
     before = rates()
-    train(adapter, model, texts, folder=tmp_path, plan=dataclasses.replace(PLAN, steps=steps))
+    plan = dataclasses.replace(PLAN, steps=steps, optimizer=optimizer)
+    train(adapter, model, texts, folder=tmp_path, plan=plan)
     assert min(before) < 0.1
     assert min(rates()) > least
 
@@ -130,16 +137,20 @@ class KilledError(Exception):
     pass
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_was_killed_ends_as_if_it_had_not_been(kind, model, texts, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "optimizer"),
+    [("medusa", "adamw"), ("streams", "adamw"), ("eagle", "adamw"), ("eagle", "muon")],
+)
+def test_a_run_that_was_killed_ends_as_if_it_had_not_been(kind, optimizer, model, texts, tmp_path):
+    plan = dataclasses.replace(PLAN, optimizer=optimizer)
     whole = fresh(kind, model)
-    train(whole, model, texts, folder=tmp_path / "whole")
+    train(whole, model, texts, folder=tmp_path / "whole", plan=plan)
 
     def kill(progress):
         if progress.step == 7:
             raise KilledError
 
-    every_step = dataclasses.replace(PLAN, report_steps=1)
+    every_step = dataclasses.replace(plan, report_steps=1)
     with pytest.raises(KilledError):
         train(fresh(kind, model), model, texts, folder=tmp_path, plan=every_step, report=kill)
     resumed = fresh(kind, model)
@@ -190,6 +201,7 @@ def test_a_limit_in_seconds_ends_the_schedule_and_a_resumed_run_has_what_was_lef
     [
         ({"rate": 2e-2}, None, "rate was 0.01, is 0.02"),
         ({"steps": 13}, None, "steps was 12, is 13"),
+        ({"optimizer": "muon"}, None, "optimizer was None, is 'muon'"),
         ({}, {"seed": 2}, "seed was 1, is 2"),
     ],
 )
