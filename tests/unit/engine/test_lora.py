@@ -17,6 +17,7 @@ from paceline_engine.torch_backend.library import LibraryDecoder
 from paceline_engine.torch_backend.llama import FusedLlama
 from paceline_engine.torch_backend.recurrent.recurrent_decoder import RecurrentDecoder
 from paceline_engine.torch_backend.transformers import TransformersBackend
+from support.device import on_a_cpu
 from support.families import build_family
 from support.lora_folders import merge, write_lora
 from support.tiny_models import build_wide_model
@@ -190,6 +191,7 @@ def test_with_invariance_an_adapter_of_high_rank_has_the_same_bits_in_hundreds_o
     assert together == [scores(backend, ["high"], [each])[0] for each in prompts]
 
 
+@on_a_cpu
 @pytest.mark.parametrize("weights", ["plain", "int8", "int4"])
 def test_rows_of_an_adapter_have_the_same_bits_alone_and_among_others_of_it(wide, weights):
     model, lora = wide

@@ -20,6 +20,7 @@ from paceline_engine.torch_backend.stored_weights import stored_weights
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_engine.torch_backend.w4a16_linear import W4A16Product
 from paceline_engine.torch_backend.whole_products import replace_products
+from support.device import on_a_cpu
 from support.lora_folders import merge, write_lora
 from support.quantised_folders import GROUP, LAYOUTS, SIZES, write_folder
 from support.tiny_models import build_tokenizer
@@ -29,6 +30,11 @@ COUNTS = [1, 2, 3, 4, 5, 8, 13, 40]
 needs_vnni = pytest.mark.skipif(
     not torch.cpu._is_vnni_supported(), reason="this processor has no exact products in eight bits"
 )
+
+
+def only_cpu(*values):
+    """A row about weights that only a CPU keeps in few bits."""
+    return pytest.param(*values, marks=(on_a_cpu, needs_vnni))
 
 
 @pytest.fixture(scope="module")
@@ -80,18 +86,19 @@ def logits_of(backend, token_ids, *, lora=""):
     rows = SharedRows([cache], [part], [len(part)], together=False)
     if lora:
         rows.lora = backend.lora.rows([(lora, len(part))])
-    return backend.decoder(rows).float()
+    return backend.decoder(rows).float().cpu()
 
 
-@needs_vnni
 @pytest.mark.parametrize(
     ("layout", "dtype", "computed_in", "word"),
     [
-        ("w8a8", "float32", "w8a8", "14 of its weights are computed in eight bits"),
+        only_cpu("w8a8", "float32", "w8a8", "14 of its weights are computed in eight bits"),
         ("w8a8", "bfloat16", "bfloat16", "are dequantised to bfloat16"),
         ("w8a16", "float32", "float32", "are dequantised to float32"),
-        ("awq", "bfloat16", "w4a16", "14 of its weights are computed in four bits"),
-        ("gptq", "float32", "float32", "with --dtype bfloat16 weights in four bits stay so"),
+        only_cpu("awq", "bfloat16", "w4a16", "14 of its weights are computed in four bits"),
+        only_cpu(
+            "gptq", "float32", "float32", "with --dtype bfloat16 weights in four bits stay so"
+        ),
         ("gptq in another order", "bfloat16", "bfloat16", "are dequantised to bfloat16"),
         ("fp8 in blocks", "float32", "float32", "its weights of fp8 are dequantised to float32"),
     ],
@@ -120,8 +127,8 @@ def test_a_server_computes_as_the_files_say_and_tells_it(
     [
         ("fp8 in blocks", "float32", "float32"),
         ("gptq", "float32", "float32"),
-        pytest.param("w8a8", "float32", "w8a8", marks=needs_vnni),
-        pytest.param("awq", "bfloat16", "w4a16", marks=needs_vnni),
+        only_cpu("w8a8", "float32", "w8a8"),
+        only_cpu("awq", "bfloat16", "w4a16"),
     ],
 )
 def test_a_lora_adapter_adds_to_the_numbers_that_weights_stand_for(
