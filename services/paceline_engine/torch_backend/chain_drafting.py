@@ -160,11 +160,15 @@ class ChainDrafter:
 
     def begin(self, texts: Sequence[KeyValues], rows: SharedRows) -> FeatureRows:
         """Begin a forward that appends rows to sequences: their features are kept."""
+        self.forget_behind(texts)
+        store = partial(rows.store_beside, first_layer=self._own_layer + 1)
+        return FeatureRows(self._head, store=store)
+
+    def forget_behind(self, texts: Sequence[KeyValues]) -> None:
+        """Forget the rows that were made at and behind the sequences' ends: others come there."""
         for text in texts:
             if (known := self._known.get(text)) is not None:
                 del known[text.length + 1 :]
-        store = partial(rows.store_beside, first_layer=self._own_layer + 1)
-        return FeatureRows(self._head, store=store)
 
     def propose(self, rows: Sequence[DecidedRow]) -> list[Proposal]:
         """Guess what follows each row's next token, a depth at a time.

@@ -62,6 +62,7 @@ from paceline_engine.torch_backend.cuda_graphs import capture_forwards
 from paceline_engine.torch_backend.decoders import choose_decoder, take_sample, use_compiled
 from paceline_engine.torch_backend.device import on_device, wait_for
 from paceline_engine.torch_backend.families import rotations_change
+from paceline_engine.torch_backend.feature_rows import FeatureLayers
 from paceline_engine.torch_backend.invariant import LEAST_MULTIPLE, TILE, InvariantRows
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs
@@ -108,6 +109,7 @@ class ComputedModel(ModelBackend):
         model: The library's.
         decoder: What computes rows of sequences; None: the library does, one sequence at a time.
         together: Whether one kernel attends to several sequences; see `SharedRows`.
+        features: Where the features of its rows lie, which a head reads; None: nothing reads them.
         captured: Records forwards of few rows, to be replayed; None: they are computed.
         own_guesses: What the model guesses beside the rows that decide; None: nothing.
         shapers: What shapes the logits of its sequences, with their grammars.
@@ -182,7 +184,10 @@ class ComputedModel(ModelBackend):
         del products, large  # a large product of each shape
         return_freed_memory()
         tile = TILE if invariant else 1
+        self.features: FeatureLayers | None = None
         if shape is not None and head is not None:
+            # After the layer with the head's own keys and values.
+            self.features = FeatureLayers(head, first_layer=shape.layers + 1)
             shape = replace(shape, layers=shape.layers + layers_beside(head, shape))
             self._bytes_per_token = max(self._bytes_per_token, shape.bytes_per_token)
         self._slabs = None if shape is None else Slabs(shape, tile=tile)
@@ -197,7 +202,9 @@ class ComputedModel(ModelBackend):
         self.shapers = Shapers(lambda: self.description.vocabulary_size)
         self.draft_head: DraftHead | None = None
         self.captured = (
-            capture_forwards(name, self.decoder, shape, device=device) if capture else None
+            capture_forwards(name, self.decoder, shape, device=device, beside=self.features)
+            if capture
+            else None
         )
 
     def _choose_recurrent(self, name: str, *, packs: bool) -> KeyValueShape | None:
@@ -365,7 +372,9 @@ class ComputedModel(ModelBackend):
 
     def _replay(self, feeds: Sequence[Feed], captured: CapturedForwards) -> Sequence[Tensor] | None:
         """Replay a forward; the first of a size is computed, and recorded. None: it is neither."""
-        if any(feed.parents or feed.proposes or feed.lora for feed in feeds):
+        if any(feed.parents or feed.lora for feed in feeds):
+            return None
+        if self.own_guesses is not None and not self.own_guesses.replays(feeds):
             return None
         if not captured.take([len(feed.token_ids) for feed in feeds]):
             return None
@@ -377,6 +386,8 @@ class ComputedModel(ModelBackend):
         ]
         forward = captured.find(texts)
         if forward is not None:
+            if self.own_guesses is not None:
+                self.own_guesses.begin_replay(feeds)
             with self._counting(len(self._layers)):
                 logits = forward(texts, token_ids)
             return [logits[rows.start : rows.stop] for rows in scored]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from paceline_engine.torch_backend.attention import FEW_ROWS
 from paceline_engine.torch_backend.decoders import agree
 from paceline_engine.torch_backend.device import lacks_memory
+from paceline_engine.torch_backend.feature_rows import FeatureRows, cut_into_layers
 from paceline_engine.torch_backend.in_place import Kernels, RowsInPlace, Tables, in_place_kernels
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from paceline_engine.torch_backend.attention import TextRows
     from paceline_engine.torch_backend.attention_kernels import Attention
     from paceline_engine.torch_backend.decoders import Decoder
+    from paceline_engine.torch_backend.feature_rows import FeatureLayers
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +89,7 @@ class CapturedForward(ForwardRows):
         kernels: Kernels,
         longest: int,
         record: _Recorder,
+        beside: FeatureLayers | None = None,
     ) -> None:
         """Record it; no sequence is written to.
 
@@ -93,6 +97,7 @@ class CapturedForward(ForwardRows):
             nobody: A sequence of no session, with room for one row. The rows that fill up are its.
             longest: More than the largest position of a row.
             record: Makes a recording of a function (`CapturedForwards.recorded`).
+            beside: Where the rows' features are kept, too; None: they are not.
 
         Raises:
             RuntimeError: It cannot be recorded here; or there is no memory for it
@@ -121,7 +126,7 @@ class CapturedForward(ForwardRows):
             longest=longest,
         )
         self._tell([], [], Tables([], like=nobody))
-        self._replay = record(lambda: decoder(self))
+        self._replay = record(lambda: self._compute(decoder, beside))
 
     def __call__(self, texts: Sequence[TextRows], token_ids: Sequence[int]) -> Tensor:
         """Compute rows of sequences, (T,) in all; return the logits: (T or more, V).
@@ -131,6 +136,28 @@ class CapturedForward(ForwardRows):
         positions = [position for text in texts for position in text.positions]
         self._tell(token_ids, positions, Tables(texts, like=self._nobody))
         return self._replay()
+
+    def _compute(self, decoder: FusedLlama, beside: FeatureLayers | None) -> Tensor:
+        if beside is None:
+            return decoder(self)
+        store = partial(self._store, first_layer=beside.first_layer)
+        self.features = FeatureRows(beside.head, store=store)
+        try:
+            return decoder(self)
+        finally:
+            self.features = None  # a cycle of references would keep the recording
+
+    def _store(self, features: Tensor, *, first_layer: int) -> None:
+        """Write the rows' reduced features, (T, E), where their keys and values are written."""
+        like = self._nobody
+        cut = cut_into_layers(
+            features,
+            layers=like.keys.shape[0] - first_layer,
+            heads=like.keys.shape[2],
+            widths=(like.keys.shape[-1], like.values.shape[-1]),
+        )
+        for layer, (keys, values) in enumerate(cut, start=first_layer):
+            self._in_place.keep(layer, keys, values)
 
     def attend(
         self, layer: int, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention
@@ -163,11 +190,22 @@ class CapturedForwards:
         work: Whether forwards can be captured; False for good once that has failed.
     """
 
-    def __init__(self, decoder: FusedLlama, shape: KeyValueShape, kernels: Kernels) -> None:
-        """Build it without memory: the first recording takes that."""
+    def __init__(
+        self,
+        decoder: FusedLlama,
+        shape: KeyValueShape,
+        kernels: Kernels,
+        *,
+        beside: FeatureLayers | None = None,
+    ) -> None:
+        """Build it without memory: the first recording takes that.
+
+        Args:
+            beside: Where rows' features are kept, too; None: they are not.
+        """
         self.work = True
         self._decoder = decoder
-        self._shape, self._kernels = shape, kernels
+        self._shape, self._kernels, self._beside = shape, kernels, beside
         self._device = shape.device
         self._forwards: dict[Size, CapturedForward] = {}
         self._longest = _FIRST_POSITIONS
@@ -217,6 +255,7 @@ class CapturedForwards:
                 kernels=self._kernels,
                 longest=self._longest,
                 record=self.recorded,
+                beside=self._beside,
             )
             actual = forward(texts, token_ids)[[*scored]]
             if not len(scored) or agree(expected, actual, dtype=self._shape.dtype):
@@ -299,13 +338,19 @@ class CapturedForwards:
 
 
 def capture_forwards(
-    name: str, decoder: Decoder | None, shape: KeyValueShape | None, *, device: torch.device
+    name: str,
+    decoder: Decoder | None,
+    shape: KeyValueShape | None,
+    *,
+    device: torch.device,
+    beside: FeatureLayers | None = None,
 ) -> CapturedForwards | None:
     """Return what records a model's forwards; None, with a line in the log, if nothing can.
 
     Args:
         name: The model's name, for the log.
         shape: A token's keys and values; None: not known.
+        beside: Where rows' features are kept, too; None: they are not.
     """
     if device.type == "cuda" and isinstance(decoder, FusedLlama) and shape is not None:
         kernels = in_place_kernels(
@@ -317,7 +362,7 @@ def capture_forwards(
             value_width=shape.value_width,
         )
         if kernels is not None:
-            return CapturedForwards(decoder, shape, kernels)
+            return CapturedForwards(decoder, shape, kernels, beside=beside)
     if device.type != "cpu":
         _log.info("model %s: its forwards are not captured", name)
     return None

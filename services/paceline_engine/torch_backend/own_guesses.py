@@ -60,6 +60,15 @@ class OwnGuesses:
         """Whether it has to be told of a forward: guesses are asked for, or features are kept."""
         return isinstance(self.drafter, ChainDrafter) or any(feed.proposes for feed in feeds)
 
+    def replays(self, feeds: Sequence[Feed]) -> bool:
+        """Whether a captured forward does all that it needs: one that keeps features does."""
+        return isinstance(self.drafter, ChainDrafter) or not self.reads(feeds)
+
+    def begin_replay(self, feeds: Sequence[Feed]) -> None:
+        """Learn that a captured forward appends rows to sequences."""
+        if isinstance(self.drafter, ChainDrafter):
+            self.drafter.forget_behind([_text_of(feed) for feed in feeds])
+
     def most_streams(self, feed: Feed) -> int:
         """Return how many streams may be computed beside an item's rows."""
         if feed.proposes is None or isinstance(self.drafter, ChainDrafter):

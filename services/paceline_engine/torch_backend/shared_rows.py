@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from paceline_engine.torch_backend.attention import SideBySide, TextRows
 from paceline_engine.torch_backend.attention_tables import MOST_ATTENDED, Span, Spans
+from paceline_engine.torch_backend.feature_rows import cut_into_layers
 from paceline_engine.torch_backend.in_place import TextsInPlace, in_place_kernels
 from paceline_engine.torch_backend.padded_texts import TextsTogether
 
@@ -212,16 +212,14 @@ class SharedRows(ForwardRows):
         It is cut into pieces of the size of a layer's keys, and values, by turns.
         """
         keys, values = self._texts[0].states
-        layer_count, heads = len(keys) - first_layer, keys[0].shape[1]
-        widths = [heads * each[0].shape[-1] for each in (keys, values)]
-        wanted = layer_count * sum(widths)
-        states = functional.pad(states[: sum(self._counts)], (0, wanted - states.shape[-1]))
-        for index, own in enumerate(torch.split(states, sum(widths), -1)):
-            kept = (
-                torch.unflatten(each, -1, (heads, -1)).transpose(0, 1)
-                for each in torch.split(own, widths, -1)
-            )
-            self._keep(first_layer + index, *kept)
+        cut = cut_into_layers(
+            states[: sum(self._counts)],
+            layers=len(keys) - first_layer,
+            heads=keys[0].shape[1],
+            widths=(keys[0].shape[-1], values[0].shape[-1]),
+        )
+        for layer, kept in enumerate(cut, start=first_layer):
+            self._keep(layer, *kept)
 
     def attend_to_made(
         self, queries: Tensor, *, keys: Tensor, values: Tensor, how: Attention

@@ -144,7 +144,7 @@ class TransformersBackend(DecidingModel):
             files.name,
             loaded,
             device=computed_on,
-            capture=capture and head is None,  # every forward keeps features
+            capture=capture,
             invariant=invariant,
             weights=PLAIN if computed_in == dtype else computed_in,
             compiled=compiled,

@@ -57,7 +57,9 @@ def loaded(folder: Path, way: str, **settings: object) -> TransformersBackend:
         )
     backend.together = "together" in way
     if is_captured and DEVICE == "cpu":
-        backend.captured = CapturedForwards(backend.decoder, backend._slabs.shape, kernels_on_cpu)
+        backend.captured = CapturedForwards(
+            backend.decoder, backend._slabs.shape, kernels_on_cpu, beside=backend.features
+        )
     return backend
 
 

@@ -17,6 +17,7 @@ from paceline_engine.terms.rank_paths import propose
 from paceline_engine.torch_backend.adapters.eagle import EagleHead
 from paceline_engine.torch_backend.adapters.trunk import compute_trunk
 from paceline_engine.torch_backend.chain_drafting import ChainDrafter
+from paceline_engine.torch_backend.cuda_graphs import CapturedForward
 from paceline_engine.torch_backend.int8_linear import Int8Product
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_training.run import AdapterSizes, TextPlan, run_training
@@ -57,7 +58,8 @@ def adapter(tiny_pair, tmp_path_factory):
 
 
 @pytest.fixture(
-    scope="module", params=["fused", "library", "together", "invariant", "int8", "int4"]
+    scope="module",
+    params=["fused", "library", "together", "captured", "invariant", "int8", "int4"],
 )
 def backend(request, tiny_pair, adapter):
     weights = request.param if request.param in {"int8", "int4"} else "plain"
@@ -110,6 +112,46 @@ def test_decoding_by_proposals_is_plain_decoding(backend, tiny_pair):
             assert len(judged.proposal) == len(PATHS) or spec is not SPEC  # filters leave fewer
             assert max(judged.proposal.token_ids) < VOCABULARY_SIZE
         assert made == continuation(ModelText(plain, spec), PROMPT, len(made))
+
+
+def test_chains_are_judged_in_replayed_forwards_which_keep_features_too(
+    tiny_pair, tmp_path, monkeypatch
+):
+    chain = ((0,), (0, 0), (0, 0, 0))
+    adapter = write_adapter(
+        tmp_path / "chain", tiny_pair.target, kind="eagle", tree=chain, reach=REACH, shape=SHAPE
+    )
+    replayed = []
+    replay = CapturedForward.__call__
+
+    def note(forward, texts, token_ids):
+        replayed.append(len(token_ids))
+        return replay(forward, texts, token_ids)
+
+    monkeypatch.setattr(CapturedForward, "__call__", note)
+
+    def decode(backend, spec):
+        """As a server does, which judges a chain as such."""
+        text, made, block, judgements = ModelText(backend, spec), [], (), []
+        while len(made) < 19:
+            judged = text.judge([*PROMPT, *made], block, propose=True)
+            made += [*(block[index] for index in judged.accepted_path), judged.next_token]
+            assert judged.proposal.is_chain
+            block = judged.proposal.token_ids
+            judgements.append(judged)
+        # What comes where other tokens were before: their features are gone.
+        for end, others in (((), (7, 8, 9)), ((3,), ()), ((4,), (2,)), ((3,), ())):
+            judgements.append(text.judge([*PROMPT, *end], others, propose=True))
+        return judgements
+
+    computed, captured = (
+        drafting(tiny_pair.target, way, adapter) for way in ("together", "captured")
+    )
+    for spec in SPECS:
+        assert decode(captured, spec) == decode(computed, spec)
+    # Each size was recorded once, beside a forward that is computed; all others are replayed.
+    assert len(replayed) > 30
+    assert max(replayed) > 3
 
 
 def test_a_trained_head_saves_forwards_also_in_eight_bits(tiny_pair, tmp_path):
