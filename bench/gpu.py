@@ -34,10 +34,11 @@ from tokenizers import Tokenizer
 from paceline.errors import OverloadedError
 from paceline_bench.pair.random_models import RandomModel, Shape
 from paceline_bench.report import json_text
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.deciding import gumbel
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import Interrupt
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Draft, Item
 from paceline_engine.torch_backend.transformers import TransformersBackend
 

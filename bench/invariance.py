@@ -18,7 +18,8 @@ from statistics import median
 from tokenizers import Tokenizer
 
 from paceline_contract.proposal import Proposal
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_contract.sampling import SamplingParameters
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
 from paceline_engine.torch_backend.transformers import TransformersBackend
 

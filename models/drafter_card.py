@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accepted_runs import MOST_LOOKAHEAD, Runs
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.loading import LoadOptions, load_backend
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.scheduling.model_text import ModelText
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from text_writers import chat_tokenizer
 
 if TYPE_CHECKING:

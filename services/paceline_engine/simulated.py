@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from paceline_contract.byte_level import LETTERS
 from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import Proposal, SparseDistribution
+from paceline_contract.sampling import FILTERS
 from paceline_engine.model_backend import Feed, ModelBackend
 from paceline_engine.terms.backend import ForwardInterrupted, Interrupt, ModelLoadError
 from paceline_engine.terms.calls import ModelDescription, SessionSpec
@@ -114,6 +115,8 @@ class SimulatedBackend(ModelBackend):
             shares_forwards=True,
             takes_trees=True,
             is_invariant=True,
+            # At each position one token is possible, which is what any filter leaves.
+            samples_by=FILTERS,
             verification_rules=(VerificationRule.EXACT,),
             self_draft_depth=max(map(len, self._paths), default=0),
             self_draft_kind="simulated" if self._paths else "",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, overload
 
 from google.protobuf.duration_pb2 import Duration
 
-from paceline.errors import InvalidFieldError, ModelMismatchError
+from paceline.errors import InvalidFieldError, ModelMismatchError, UnsupportedError
 from paceline.v1 import (
     drafter_service_pb2,
     model_service_pb2,
@@ -34,19 +34,18 @@ from paceline_contract.calls import (
     VerifyOptions,
 )
 from paceline_contract.proposal import Proposal, SparseDistribution
+from paceline_contract.sampling import Grammar, GrammarKind, SamplingParameters
 from paceline_engine.terms.calls import (
     DEFAULT_LEASE_SECONDS,
     Decoded,
     Drafted,
-    Grammar,
-    GrammarKind,
     ModelDescription,
-    SamplingParameters,
     SessionGrant,
     SessionSpec,
     Verdict,
 )
 from paceline_engine.terms.validation import MOST_TREE_DEPTH, MOST_TREE_TOKENS
+from paceline_serving.wire_format import unknown_field
 
 if TYPE_CHECKING:
     from paceline_engine.terms.backend import ChatTemplate
@@ -242,7 +241,7 @@ def model_info(
         ],
         hardware=_hardware(model.hardware),
         fim_token_ids=model.fim_token_ids,
-        shapes_logits=model.shapes_logits,
+        sampling_parameters=sorted(model.sampling_parameters),
         grammar_engine=model.grammar_engine,
         scores_prompts=model.scores_prompts,
         sampling_defaults=sampling_pb2.SamplingDefaults(**asdict(model.sampling_defaults)),
@@ -302,6 +301,8 @@ def _expected_lora(path: str, fingerprint: str, *, model: ModelDescription) -> s
 
 
 def _sampling(message: sampling_pb2.SamplingParameters) -> SamplingParameters:
+    if unknown := unknown_field(message):  # left out, it would make another text
+        raise UnsupportedError(f"spec.sampling: this server does not know {unknown}")
     given = {field.name: value for field, value in message.ListFields()}
     given["logit_bias"] = tuple(sorted(message.logit_bias.items()))
     given["grammar"] = _grammar(message.grammar) if message.HasField("grammar") else None

@@ -13,6 +13,8 @@ from google.protobuf.message import DecodeError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from google.protobuf.message import Message
+
 _VARINT_BYTES = 10  # the longest of all
 
 
@@ -30,6 +32,22 @@ class Field(NamedTuple):
     start: int
     content: int
     end: int
+
+
+def unknown_field(message: Message) -> str:
+    """Say which field a message, or a part of it, has that this version does not know; empty: none.
+
+    Cost: that of a copy, however many unknown fields there are.
+    """
+    known = type(message)()
+    known.CopyFrom(message)
+    known.DiscardUnknownFields()
+    if known.ByteSize() == message.ByteSize():
+        return ""
+    numbers = (field.tag >> 3 for field in fields_of(message.SerializeToString()))
+    own = (it for it in numbers if it not in message.DESCRIPTOR.fields_by_number)
+    number = next(own, None)
+    return "a field of one of its parts" if number is None else f"its field number {number}"
 
 
 def fields_of(raw: bytes, *, start: int = 0, limit: int | None = None) -> Iterator[Field]:

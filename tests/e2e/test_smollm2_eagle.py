@@ -8,8 +8,9 @@ import pytest
 from tokenizers import Tokenizer
 
 import smollm2
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.scheduling.model_text import ModelText
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.torch_backend.transformers import TransformersBackend
 
 pytestmark = pytest.mark.long

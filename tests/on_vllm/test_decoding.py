@@ -16,11 +16,12 @@ import torch
 
 from on_vllm.conftest import MODEL
 from paceline_contract.proposal import Proposal
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
 from paceline_engine.deciding.sampling import choose_tokens, token_logprobs, top_logprobs
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ModelLoadError
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Decode, Draft, Item, Judge
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_engine.vllm_backend.invariance import check_invariance

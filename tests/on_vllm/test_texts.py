@@ -6,8 +6,9 @@ import pytest
 
 from on_vllm.test_decoding import NEVER, decoded, item, plain, run_all
 from paceline_contract.proposal import Proposal
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.terms.backend import ForwardInterrupted, Interrupt
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Decode, Draft, Judge
 
 SPEC = SessionSpec(400)

@@ -35,6 +35,7 @@ from paceline.v1 import (
 )
 from paceline_contract.calls import Hardware, VerificationRule
 from paceline_contract.proposal import Proposal
+from paceline_contract.sampling import FILTERS
 from paceline_engine.terms import validation
 from paceline_engine.terms.calls import ModelDescription, SessionGrant, SessionSpec
 from paceline_engine.terms.latencies import ForwardLatency, ModelLatencies
@@ -104,7 +105,7 @@ class FakeModelServer:
         rules: The verification rules that it says it knows; it decides by equality all the same,
             and drafts what could be no other.
         takes_trees: Whether it judges, or drafts, trees.
-        shapes_logits: Whether it says that it knows biases, penalties and min_tokens.
+        samples_by: The sampling parameters that it says it applies; it has one token at each place.
         scores_prompts: Whether it says that it has log probabilities of given tokens.
         cancels_forwards: Whether it says that withdrawn forwards stop before their end.
         grammar_engine: What it says that it enforces grammars with.
@@ -156,7 +157,7 @@ class FakeModelServer:
     eos_ids: tuple[int, ...] = (EOS,)
     rules: tuple[VerificationRule, ...] = (VerificationRule.EXACT,)
     takes_trees: bool = True
-    shapes_logits: bool = False
+    samples_by: frozenset[str] = FILTERS
     scores_prompts: bool = True
     cancels_forwards: bool = True
     grammar_engine: str = ""
@@ -257,7 +258,7 @@ class FakeModelServer:
             cancels_between_layers=self.cancels_forwards,
             shares_forwards=False,
             takes_trees=self.takes_trees,
-            shapes_logits=self.shapes_logits,
+            samples_by=self.samples_by,
             scores_prompts=self.scores_prompts,
             grammar_engine=self.grammar_engine,
             is_invariant=self.is_invariant,

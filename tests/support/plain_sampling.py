@@ -16,7 +16,7 @@ from support.gumbel import gumbel
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from paceline_engine.terms.calls import SamplingParameters
+    from paceline_contract.sampling import SamplingParameters
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ docs/extending.md has the places, change by change.
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
@@ -18,10 +18,9 @@ from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 from paceline.v1 import sampling_pb2
 from paceline_cli import generate
 from paceline_contract import limits
-from paceline_contract.sampling import SHAPING_PARAMETERS
+from paceline_contract.sampling import NEUTRAL_VALUES, SamplingParameters
 from paceline_engine.loading import BACKENDS
 from paceline_engine.terms import validation
-from paceline_engine.terms.calls import Grammar, GrammarKind, SamplingParameters
 from paceline_gateway.metrics import GatewayMetrics
 from paceline_model_server.records import CallRecorder, HostCollector
 from paceline_model_server.settings import ModelServerSettings
@@ -51,17 +50,15 @@ def test_every_backend_can_be_chosen_and_is_named_on_the_wire():
     assert set(re.findall(r'"(\w+)"', comment)) == set(BACKENDS)
 
 
-def test_the_engine_and_the_contract_mean_the_same_parameters_by_shaping():
-    """A parameter that is in neither list is left to temperature and filters."""
-    plain = SamplingParameters()
-    unlike = {"logit_bias": ((7, 1.0),), "grammar": Grammar(GrammarKind.REGEX, "a")}
-    shaping = {
-        field.name
-        for field in fields(plain)
-        if replace(plain, **{field.name: unlike.get(field.name, 0.5)}).shapes
+def test_the_parameters_and_their_neutral_values_are_those_of_the_proto():
+    wire = sampling_pb2.SamplingParameters.DESCRIPTOR.fields
+    assert [it.name for it in fields(SamplingParameters)] == [it.name for it in wire]
+    text = (ROOT / "protos/paceline/v1/sampling.proto").read_text()
+    message = text.partition("message SamplingParameters {")[2].partition("\n}")[0]
+    told = re.findall(r"Default (\S+)\.\n[^;]*? (\w+) = \d+;", message)
+    assert {name: float(value) for value, name in told} == {
+        name: value for name, value in NEUTRAL_VALUES.items() if isinstance(value, int | float)
     }
-    assert shaping == SHAPING_PARAMETERS.keys()
-    assert all(getattr(plain, name) == value for name, value in SHAPING_PARAMETERS.items())
 
 
 def test_the_case_of_every_option_which_all_languages_play_has_every_option():

@@ -67,6 +67,7 @@ class Patience:
     Args:
         server: Who answers.
         limit_length: The most tokens that the session may hold.
+        sampling_used: The sampling parameters that the request uses.
         model: The target model that the session works for; None: the server's.
         tolerance: How many times as long as others it may have a call in sight.
     """
@@ -76,11 +77,13 @@ class Patience:
         server: ModelServer,
         *,
         limit_length: int = 0,
+        sampling_used: frozenset[str] = frozenset(),
         model: ModelFacts | None = None,
         tolerance: float = 1.0,
     ) -> None:
         self._server = server
         self._limit_length = limit_length
+        self._sampling_used = sampling_used
         self._model = model
         self._tolerance = tolerance
         self._newest = 0  # the sequence of the newest call
@@ -99,6 +102,7 @@ class Patience:
                 row_count,
                 call.base_length + row_count,
                 limit_length=self._limit_length,
+                sampling_used=self._sampling_used,
                 model=self._model,
             ),
             tolerance=self._tolerance,

@@ -18,6 +18,8 @@ class SessionSpec:
 
     Attributes:
         sampling: As the client sent it: handed on unread. None is greedy.
+        sampling_used: The names of its fields that may change something.
+        sampling_left_out: The names of its fields that the server does not know.
         end_token_ids: The tokens that `min_tokens` keeps from being chosen.
     """
 
@@ -25,6 +27,8 @@ class SessionSpec:
     reserve_length: int
     limit_length: int | None = None
     sampling: object | None = None
+    sampling_used: frozenset[str] = frozenset()
+    sampling_left_out: frozenset[str] = frozenset()
     seed: int = 0
     rule: VerificationRule = VerificationRule.EXACT
     request_id: str = ""

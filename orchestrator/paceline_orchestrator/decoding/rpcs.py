@@ -38,7 +38,7 @@ from paceline_orchestrator.fleet.bad_answers import (
 from paceline_orchestrator.fleet.wire import answer, answers, read_timing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from paceline.v1.drafter_service_pb2 import DraftResponse
     from paceline.v1.sampling_pb2 import LikeliestTokens as LikeliestMessage
@@ -95,6 +95,10 @@ async def open_session(server: ModelServer, spec: SessionSpec, *, timeout_second
         prompt_length=spec.prompt_length,
         end_token_ids=spec.end_token_ids,
     )
+    if message.HasField("sampling"):
+        clear = cast("Callable[[str], None]", message.sampling.ClearField)
+        for name in spec.sampling_left_out:
+            clear(name)
     request = OpenSessionRequest(spec=message)
     response = await answer(server.sessions.OpenSession(request, timeout=timeout_seconds))
     check_grant(response.grant)

@@ -93,6 +93,7 @@ class RemoteSession:
         self._patience = Patience(
             server,
             limit_length=self.limit_length,
+            sampling_used=spec.sampling_used,
             model=model,
             tolerance=tolerance,
         )

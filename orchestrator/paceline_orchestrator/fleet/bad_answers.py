@@ -57,6 +57,7 @@ _FIM_TOKENS = 3
 _MOST_LATENCIES = 64
 _MOST_STAGES = 16
 _MOST_RULES = 16
+_MOST_PARAMETERS = 64
 _MOST_DEPTH = 1024
 _MOST_IDENTITY_CHARACTERS = 64
 _LONGEST_FORWARD_NS = 3600 * 10**9
@@ -135,6 +136,7 @@ def check_model_info(info: pb.GetModelInfoResponse) -> None:
         )
     _check_hardware(info.hardware)
     _check_sampling_defaults(info)
+    _check_sampling_parameters(info.sampling_parameters)
     _check_lora_adapters(info.lora_adapters)
 
 
@@ -154,6 +156,12 @@ def _check_sampling_defaults(info: pb.GetModelInfoResponse) -> None:
     limits = {**SAMPLING_INTERVALS, "top_k": Interval(0, info.vocabulary_size)}
     for name, value in said.items():
         demand(value in limits[name], f"sampling_defaults.{name}", f"is not in {limits[name]}")
+
+
+def _check_sampling_parameters(names: Sequence[str]) -> None:
+    at_most("sampling_parameters", names, _MOST_PARAMETERS)
+    for each in names:
+        demand(bool(each) and is_name(each), "sampling_parameters", "has what is no name")
 
 
 def check_timing(timing: CallTiming) -> None:

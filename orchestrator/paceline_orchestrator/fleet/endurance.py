@@ -42,11 +42,7 @@ def endured_seconds(
         return max(_LEAST_ENDURED_SECONDS, here_ns / 1e9, anew_ns / 1e9)
 
     others = (
-        it
-        for it in targets
-        if it is not server
-        and it.ready
-        and could_replace(it, server, limit_length=work.limit_length, model=work.model)
+        it for it in targets if it is not server and it.ready and could_replace(it, server, work)
     )
     prompt = (it for it in others if it.silence.longest_wait_seconds < waited * _PROMPT_SHARE)
     return min(map(seconds, prompt), default=math.inf)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from paceline_orchestrator.fleet.server import ModelServer
+    from paceline_orchestrator.fleet.silence import Work
     from paceline_orchestrator.fleet.wire import ModelFacts
 
 _DIGITS = 12  # of a fingerprint, for people
@@ -30,9 +31,8 @@ def commonest_model(said: Iterable[ModelFacts | None]) -> ModelFacts | None:
     A lone server must not speak for the others. Between two models of equally many servers the one
     counts that computes the same bits whatever is beside, since its users must not lose that. The
     model's context is the longest of its servers: a target with less is used for what it has room
-    for. The model knows REJECTION, shapes logits, scores prompts, and drafts for itself, where one
-    of its servers does: the others are passed over. Grammars are enforced by the engine that most
-    of them have.
+    for. The model knows REJECTION, scores prompts, and drafts for itself, where one of its servers
+    does: the others are passed over. Grammars are enforced by the engine that most of them have.
 
     Args:
         said: What each server said of its model; None: nothing yet.
@@ -47,13 +47,14 @@ def commonest_model(said: Iterable[ModelFacts | None]) -> ModelFacts | None:
     if model is None:
         return None
     alike = [it for it in known if it.identity == model.identity]
+    engine = _commonest(it.grammar_engine for it in alike)
     return replace(
         model,
         rejection_sampling=any(it.rejection_sampling for it in alike),
-        shapes_logits=any(it.shapes_logits for it in alike),
+        sampling_parameters=frozenset(each for it in alike for each in _applied(it, engine)),
         scores_prompts=any(it.scores_prompts for it in alike),
         self_draft_depth=max(it.self_draft_depth for it in alike),
-        grammar_engine=_commonest(it.grammar_engine for it in alike),
+        grammar_engine=engine,
     )
 
 
@@ -61,6 +62,29 @@ def _commonest(engines: Iterable[str]) -> str:
     """Return the engine that most have; of equally many the first by name, so that all agree."""
     counts = Counter(sorted(engine for engine in engines if engine))
     return max(counts, key=counts.__getitem__, default="")
+
+
+def unapplied(used: frozenset[str], server: ModelFacts, model: ModelFacts) -> frozenset[str]:
+    """Return the sampling parameters that keep a server from choosing tokens as a model does.
+
+    A target that does not apply one of them would choose other tokens. A drafter is asked without
+    them: its tokens are judged under each rule, and under REJECTION by the distribution that it
+    drew them from, whatever that was.
+
+    Args:
+        used: The parameters that a request uses.
+        server: What the server said; or the model, as its servers say together. Then it is those
+            of the server that lacks the fewest.
+        model: What the request is pinned to.
+    """
+    sets = _applied(server, model.grammar_engine)
+    return min((used - each for each in sets), key=lambda it: (len(it), sorted(it)))
+
+
+def _applied(server: ModelFacts, engine: str) -> Iterable[frozenset[str]]:
+    """Return the sets of sampling parameters, with grammars only if this engine enforces them."""
+    without = () if engine and server.grammar_engine == engine else ("grammar",)
+    return [each.difference(without) for each in server.sampling_parameters]
 
 
 def fits(target: ModelFacts, model: ModelFacts) -> bool:
@@ -94,23 +118,16 @@ def commonest_with_lora(
     return commonest_model(it.with_lora(name) for it in said if it and fits(it, wanted))
 
 
-def could_replace(
-    target: ModelServer, server: ModelServer, *, limit_length: int, model: ModelFacts | None = None
-) -> bool:
-    """Whether a target could do the work of a server; a drafter's can be done without.
-
-    Args:
-        target: The target.
-        server: The server.
-        limit_length: The most tokens that the text may have, prompt included.
-        model: What the work is for, which may be a model with a LoRA adapter; None: the server's.
-    """
+def could_replace(target: ModelServer, server: ModelServer, work: Work) -> bool:
+    """Whether a target could do the work of a server; a drafter's can be done without."""
     if target.facts is None or server.facts is None:
         return False
     if server.role is Role.DRAFTER:
         return drafter_obstacle(server.facts, target.facts) is None
-    has_room = limit_length <= target.facts.context_length
-    return has_room and fits(target.facts, model or server.facts)
+    model = work.model or server.facts
+    has_room = work.limit_length <= target.facts.context_length
+    is_able = has_room and not unapplied(work.sampling_used, target.facts, model)
+    return is_able and fits(target.facts, model)
 
 
 def target_obstacle(target: ModelFacts, model: ModelFacts) -> Standing | None:

@@ -38,12 +38,14 @@ class Work:
         row_count: Here, where the session may hold most of the text.
         whole_count: Elsewhere, where a session begins.
         limit_length: The most tokens that the text may have, for which another server needs room.
+        sampling_used: The sampling parameters in use, which another server has to apply.
         model: Which has to compute it, with its LoRA adapter if it has one; None: the server's.
     """
 
     row_count: int = 1
     whole_count: int = 1
     limit_length: int = 0
+    sampling_used: frozenset[str] = frozenset()
     model: ModelFacts | None = None
 
 

@@ -15,7 +15,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING
 
 from paceline_orchestrator.fleet.discovery import Availability, Role
-from paceline_orchestrator.fleet.fitting import drafter_obstacle, target_obstacle
+from paceline_orchestrator.fleet.fitting import drafter_obstacle, target_obstacle, unapplied
 from paceline_orchestrator.fleet.hardware import count_side_by_side
 from paceline_orchestrator.fleet.server import LOADING, NOT_REACHED, NOT_SERVING, SILENT
 from paceline_orchestrator.fleet.words import Standing, Word
@@ -272,8 +272,9 @@ def _limits(facts: ModelFacts, model: ModelFacts) -> Iterator[str]:
         yield f"its context is {ours} tokens, the longest {theirs}: longer texts go on without it"
     if model.rejection_sampling and not facts.rejection_sampling:
         yield "it works for no request under REJECTION"
-    if model.shapes_logits and not facts.shapes_logits:
-        yield "it works for no request with biases, penalties or min_tokens"
+    missing = unapplied(frozenset().union(*model.sampling_parameters), facts, facts)
+    if names := sorted(missing - {"grammar"}):
+        yield f"it works for no request with {', '.join(names)}"
     if model.scores_prompts and not facts.scores_prompts:
         yield "it works for no request with prompt_logprobs"
     if facts.grammar_engine != model.grammar_engine:

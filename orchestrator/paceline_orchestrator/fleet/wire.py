@@ -22,6 +22,7 @@ from paceline_contract import calls
 from paceline_contract.calls import Hardware, VerificationRule
 from paceline_contract.chat_templates import chat_template_fingerprint
 from paceline_contract.limits import MOST_TOKENIZER_BYTES
+from paceline_contract.sampling import SAMPLING_PARAMETERS, UNNAMED_PARAMETERS
 from paceline_orchestrator.fleet.bad_answers import (
     BadAnswerError,
     check_chat_template,
@@ -90,7 +91,8 @@ class ModelFacts:
         version: Paceline's there; empty if it did not say.
         fim_token_ids: Before a prefix, before a suffix, and after both; empty if it has none.
         exchanges_calls: Whether it takes calls as messages of a stream.
-        shapes_logits: Whether it knows biases, penalties and min_tokens.
+        sampling_parameters: The sets of sampling parameters that its servers apply; of what one
+            server said there is one. See `fitting.unapplied`.
         scores_prompts: Whether it has log probabilities of tokens that are given.
         sampling_defaults: What the model's files say of sampling, by the names of the proto.
         grammar_engine: What enforces grammars there, with its version; empty: nothing does.
@@ -124,7 +126,7 @@ class ModelFacts:
     version: str = ""
     fim_token_ids: tuple[int, ...] = ()
     exchanges_calls: bool = False
-    shapes_logits: bool = False
+    sampling_parameters: frozenset[frozenset[str]] = frozenset({UNNAMED_PARAMETERS})
     scores_prompts: bool = False
     sampling_defaults: tuple[tuple[str, float], ...] = ()
     grammar_engine: str = ""
@@ -289,7 +291,7 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
         version=info.version,
         fim_token_ids=tuple(info.fim_token_ids),
         exchanges_calls=info.exchanges_calls,
-        shapes_logits=info.shapes_logits,
+        sampling_parameters=frozenset({_sampling_parameters(info)}),
         scores_prompts=info.scores_prompts,
         sampling_defaults=tuple(
             (field.name, value) for field, value in info.sampling_defaults.ListFields()
@@ -299,6 +301,11 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
         cancels_forwards=info.cancels_between_layers,
         configuration=info.configuration,
     )
+
+
+def _sampling_parameters(info: model_service_pb2.GetModelInfoResponse) -> frozenset[str]:
+    """Read which sampling parameters a server applies: of those that a request can have here."""
+    return SAMPLING_PARAMETERS.intersection(info.sampling_parameters or UNNAMED_PARAMETERS)
 
 
 def _hardware(hardware: model_service_pb2.Hardware) -> Hardware | None:

@@ -7,9 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 from paceline_contract.calls import VerificationRule
+from paceline_contract.sampling import SAMPLING_PARAMETERS
 from paceline_orchestrator.decoding.exchange import SessionSpec
 from paceline_orchestrator.decoding.slots import ServerNeeds
 from paceline_orchestrator.fleet.discovery import Role
+from paceline_orchestrator.fleet.fitting import unapplied
 from paceline_orchestrator.planning.measurements import MOST_TREE_TOKENS
 from paceline_orchestrator.planning.target_scaling import TargetScaling
 from paceline_protocol.task import DecodingTask, DispatchPolicy
@@ -36,8 +38,7 @@ class Options:
     Attributes:
         wish: What it says of how it is to be decoded.
         sampling: Handed on to model servers unread.
-        plain_sampling: The same without biases, penalties, min_tokens and grammar, for drafters
-            that do not know them; None: it has none of these.
+        sampling_used: The parameters of it that may change something.
         prompt_logprobs: How many of the likeliest tokens are told at each position of the prompt,
             beside the log probability of its token; None: neither is told.
     """
@@ -45,7 +46,7 @@ class Options:
     wish: Wish
     drafter_count: int = 1
     sampling: object | None = None
-    plain_sampling: object | None = None
+    sampling_used: frozenset[str] = frozenset()
     ignore_eos: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
@@ -172,8 +173,8 @@ class Order:
         if role is Role.DRAFTER:
             return length < server.context_length
         scores = server.scores_prompts or not self.scores_prompt
-        is_known = self._is_known_to(server)
-        return is_known and scores and self.limit_length <= server.context_length
+        has_room = self.limit_length <= server.context_length
+        return scores and has_room and not self._unapplied_by(server)
 
     def session_spec(self, server: ModelFacts, *, length: int) -> SessionSpec:
         """Say what a session for it is opened for: no more than the server's context has room for.
@@ -183,13 +184,16 @@ class Order:
             length: How long the text is by now, prompt included.
         """
         limit = min(self.limit_length, server.context_length)
-        is_plain = not self._is_known_to(server)
         own = server.with_lora(self.model.lora)
-        # A target without the adapter would say other tokens, so no session is opened there.
-        assert own is not None or server.role is not Role.TARGET
+        # A target without the adapter, or the sampling, would say other tokens.
+        is_able = own is not None and not self._unapplied_by(server)
+        assert is_able or server.role is not Role.TARGET
         return SessionSpec(
             fingerprint=(own or server).fingerprint,
-            sampling=self.options.plain_sampling if is_plain else self.options.sampling,
+            sampling=self.options.sampling,
+            sampling_used=self.options.sampling_used,
+            # Also what changes nothing: a server refuses any field that it does not know.
+            sampling_left_out=unapplied(SAMPLING_PARAMETERS, server, self.model),
             seed=self.seed,
             rule=self.options.wish.rule,
             reserve_length=min(length + _RESERVED_AHEAD, limit),
@@ -224,12 +228,9 @@ class Order:
             keep_prefill=is_alone and self.plan.keep_prefill,
         )
 
-    def _is_known_to(self, server: ModelFacts) -> bool:
-        """Whether a server can choose tokens by all of its sampling parameters."""
-        if self.options.plain_sampling is None:
-            return True
-        has_engine = server.grammar_engine == self.model.grammar_engine
-        return server.shapes_logits and (has_engine or not self.options.wish.has_grammar)
+    def _unapplied_by(self, server: ModelFacts) -> frozenset[str]:
+        """Return the sampling parameters in use that a server does not apply as the model does."""
+        return unapplied(self.options.sampling_used, server, self.model)
 
     @property
     def _growth(self) -> TargetScaling | None:

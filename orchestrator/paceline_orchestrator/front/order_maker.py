@@ -12,8 +12,8 @@ from paceline_orchestrator.front.order import Order
 from paceline_orchestrator.front.prompts import encode_prompt, prompt_size
 from paceline_orchestrator.front.request_validation import (
     allowed_tokens,
+    check_abilities,
     check_lengths,
-    check_rule,
     check_tokens,
     seed_of,
 )
@@ -79,7 +79,7 @@ class OrderMaker:
         call = tracing.current()
         request_id = request.request_id or (call.request_id if call else "")
         model = await self._model.wait(deadline, lora=request.lora)
-        check_rule(request)
+        check_abilities(request)
         # A request that needs the room of a target that is away waits for it.
         able = self._model.with_those_away(model)
         with self._model.refusing_for_good():

@@ -31,8 +31,10 @@ from paceline_contract.limits import (
     most_text_bytes,
 )
 from paceline_contract.names import NAME_RULE, is_name
-from paceline_contract.sampling import SAMPLING_INTERVALS, SHAPING_PARAMETERS
+from paceline_contract.sampling import NEUTRAL_VALUES, SAMPLING_INTERVALS
+from paceline_orchestrator.fleet.fitting import unapplied
 from paceline_orchestrator.front.prompts import is_prompt_longer
+from paceline_serving.wire_format import unknown_field
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,12 +189,16 @@ def check(request: pb.GenerateRequest) -> None:
         raise InvalidFieldError(text, violations=violations)
 
 
-def check_rule(request: pb.GenerateRequest) -> None:
-    """Check that the verification rule can judge what the request would have drafted.
+def check_abilities(request: pb.GenerateRequest) -> None:
+    """Check what no target's word would change: what this version can do at all.
+
+    That is which sampling it knows, and what a verification rule can judge.
 
     Raises:
         UnsupportedError: No server can do it.
     """
+    if unknown := unknown_field(request.sampling):  # servers that know it would heed it
+        raise UnsupportedError(f"sampling: this version does not know {unknown}")
     if _is_rejection(request) and request.width > 1 and not is_greedy(request):
         raise UnsupportedError("width: must be 1 under REJECTION, which judges chains only")
 
@@ -258,12 +264,10 @@ def _check_sampling(request: pb.GenerateRequest, model: ModelFacts) -> None:
         raise InvalidFieldError.of("sampling.top_k", f"must be in [0, {size}]")
     if max(request.sampling.logit_bias, default=0) >= size:
         raise InvalidFieldError.of("sampling.logit_bias", f"must be of tokens in [0, {size})")
-    if shapes_logits(request) and not model.shapes_logits:
-        raise UnsupportedError(
-            "sampling: this model's servers know no biases, no penalties and no min_tokens"
-        )
-    if request.sampling.HasField("grammar") and not model.grammar_engine:
-        raise UnsupportedError("sampling.grammar: this model's servers know no grammars")
+    if missing := sorted(unapplied(used_parameters(request), model, model)):
+        words = f"sampling.{missing[0]}: no server of this model applies it"
+        more = f", and {', '.join(missing[1:])}" if missing[1:] else ""
+        raise UnsupportedError(f"{words}{more} beside the request's other parameters")
 
 
 def _check_scoring(request: pb.GenerateRequest, model: ModelFacts, *, prompt_length: int) -> None:
@@ -318,12 +322,10 @@ def _too_long(request: pb.GenerateRequest, model: ModelFacts, token_count: int) 
     return f"must be {word} {model.context_length} tokens, and is {token_count}"
 
 
-def shapes_logits(request: pb.GenerateRequest) -> bool:
-    """Whether logits depend on the request's sampling before temperature, filters and noise do."""
-    return any(
-        value != SHAPING_PARAMETERS.get(field.name, value)
-        for field, value in request.sampling.ListFields()
-    )
+def used_parameters(request: pb.GenerateRequest) -> frozenset[str]:
+    """Return the names of the sampling parameters that may change something."""
+    given = request.sampling.ListFields()
+    return frozenset(it.name for it, value in given if value != NEUTRAL_VALUES[it.name])
 
 
 def is_greedy(request: pb.GenerateRequest) -> bool:

@@ -12,12 +12,11 @@ from paceline.v1 import model_service_pb2 as model_pb
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline_contract.calls import VerificationRule
-from paceline_contract.sampling import SHAPING_PARAMETERS
 from paceline_orchestrator.decoding.statistics import EventKind, Fallback
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.words import Word
 from paceline_orchestrator.front.order import Options
-from paceline_orchestrator.front.request_validation import is_greedy, shapes_logits
+from paceline_orchestrator.front.request_validation import is_greedy, used_parameters
 from paceline_orchestrator.planning.planner import DrafterKind, Wish
 from paceline_protocol.draft_shape import Shape
 from paceline_protocol.messages import FinishReason
@@ -89,7 +88,7 @@ def read_options(request: pb.GenerateRequest) -> Options:
         ),
         drafter_count=max(1, request.drafter_count),
         sampling=request.sampling,
-        plain_sampling=_plain(request.sampling) if shapes_logits(request) else None,
+        sampling_used=used_parameters(request),
         ignore_eos=request.ignore_eos,
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
@@ -106,15 +105,6 @@ def _drafter(request: pb.GenerateRequest) -> DrafterKind | None:
     strategy = _STRATEGIES.get(request.strategy)
     is_open = chosen is None and not (strategy and METHODS[strategy].self_drafts)
     return DrafterKind.MAX_GRAM if is_open and request.predicted_text else chosen
-
-
-def _plain(sampling: sampling_pb2.SamplingParameters) -> sampling_pb2.SamplingParameters:
-    """Return sampling parameters without those that change logits by the tokens so far."""
-    plain = sampling_pb2.SamplingParameters()
-    for field, value in sampling.ListFields():
-        if field.name not in SHAPING_PARAMETERS:
-            setattr(plain, field.name, value)
-    return plain
 
 
 def started_message(order: Order, *, target_count: int) -> ClientMessage:

@@ -13,6 +13,7 @@ from paceline.errors import NoTargetError, TokenizerMismatchError, UnsupportedEr
 from paceline_contract.calls import VerificationRule
 from paceline_contract.limits import MOST_TARGETS
 from paceline_orchestrator.fleet import shortage
+from paceline_orchestrator.fleet.fitting import unapplied
 from paceline_orchestrator.planning.experience import Experience, trial_cost_tokens
 from paceline_orchestrator.planning.hit_rates import HitRates, Pair
 from paceline_orchestrator.planning.planner import Plan, Planner, Wish
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from paceline_orchestrator.planning.evidence import GuessEvidence
     from paceline_orchestrator.planning.measurements import Measurements
     from paceline_protocol.methods import Strategy
+
+_GRAMMAR = frozenset({"grammar"})
 
 
 class RequestPlanner:
@@ -317,7 +320,7 @@ def _needs_forced(
         return False
     has_servers = plan.drafter is None or plan.drafter.has_servers
     return not has_servers or all(
-        it.facts is None or it.facts.grammar_engine != model.grammar_engine for it in drafters
+        it.facts is None or unapplied(_GRAMMAR, it.facts, model) for it in drafters
     )
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline_contract.proposal import Distribution, Proposal
-    from paceline_engine.terms.calls import SamplingParameters
+    from paceline_contract.sampling import SamplingParameters
 
 
 def accept_exact(

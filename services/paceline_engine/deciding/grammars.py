@@ -22,15 +22,15 @@ import numpy as np
 from paceline.errors import InvalidFieldError
 from paceline.panics import PanicError, taking_panics
 from paceline_contract.limits import MOST_GRAMMAR_BYTES
+from paceline_contract.sampling import GrammarKind
 from paceline_engine.deciding.gbnf import is_gbnf, lark_of
 from paceline_engine.deciding.json_schemas import sound_schema
 from paceline_engine.deciding.lark_terms import NO_WAY_BACK, sound_lark
-from paceline_engine.terms.calls import GrammarKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline_engine.terms.calls import Grammar
+    from paceline_contract.sampling import Grammar
 
 FIELD = "spec.sampling.grammar"
 _MOST_KEPT = 256

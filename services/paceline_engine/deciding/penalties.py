@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline_engine.terms.calls import SamplingParameters
+    from paceline_contract.sampling import SamplingParameters
 
 
 class Penalties:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline_contract.calls import LikeliestTokens
-    from paceline_engine.terms.calls import SamplingParameters
+    from paceline_contract.sampling import SamplingParameters
 
 _USUAL_NUCLEUS = 256
 # How many numbers of rows are computed together. On a CPU more would not stay in its cache from one

@@ -6,8 +6,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import InvalidFieldError
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.terms.backend import few_names
-from paceline_engine.terms.calls import SamplingDefaults, SamplingParameters
+from paceline_engine.terms.calls import SamplingDefaults
 from paceline_engine.terms.validation import check_sampling
 
 if TYPE_CHECKING:

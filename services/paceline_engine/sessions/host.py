@@ -42,11 +42,11 @@ from paceline_engine.terms.backend import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
+    from paceline_contract.sampling import Grammar
     from paceline_engine.terms.backend import ChatTemplate
     from paceline_engine.terms.calls import (
         Decoded,
         Drafted,
-        Grammar,
         ModelDescription,
         SessionGrant,
         SessionSpec,

@@ -18,6 +18,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from paceline_contract.sampling import FILTERS
 from paceline_engine.speaking.mapped_rows import RowMap
 from paceline_engine.speaking.overlap import measure_overlap
 from paceline_engine.speaking.speaking_text import SpeakingText
@@ -106,7 +107,7 @@ class SpeakingBackend(ComposedBackend):
             eos_token_ids=target.end_ids,
             context_length=max(1, int(own.context_length / max(1.0, self.overlap.ratio))),
             takes_trees=False,
-            shapes_logits=False,
+            samples_by=FILTERS,
             grammar_engine="",
             scores_prompts=False,
             fim_token_ids=(),

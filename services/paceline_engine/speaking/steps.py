@@ -14,13 +14,13 @@ import torch
 
 from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import Proposal, SparseDistribution
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.deciding.cascade import Reviewed, ReviewTask
 from paceline_engine.deciding.decisions import draft_from
 from paceline_engine.deciding.reviews import review_by
 from paceline_engine.deciding.row_reading import RowsRead, RowsTask
 from paceline_engine.speaking.token_map import MOST_PARTS, NO_TOKEN
 from paceline_engine.terms.backend import DeviceLostError
-from paceline_engine.terms.calls import SamplingParameters
 from paceline_engine.terms.items import Draft, Item, Judgement, Outcome
 from paceline_engine.terms.model_cache import common_length
 

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline_contract.max_gram import MaxGram
+    from paceline_contract.sampling import Grammar
     from paceline_engine.deciding.cascade import Matrix
     from paceline_engine.terms.backend import Interrupt
-    from paceline_engine.terms.calls import Grammar, ModelDescription, SessionSpec
+    from paceline_engine.terms.calls import ModelDescription, SessionSpec
     from paceline_engine.terms.latencies import StageMeasures
 
 _log = logging.getLogger(__name__)
@@ -261,7 +262,7 @@ def _describe(models: Sequence[ModelDescription], *, drafting: str) -> ModelDesc
         shares_forwards=all(model.shares_forwards for model in models),
         takes_trees=False,
         is_invariant=all(model.is_invariant for model in models),
-        shapes_logits=all(model.shapes_logits for model in models),
+        samples_by=frozenset.intersection(*(model.samples_by for model in models)),
         grammar_engine=models[0].grammar_engine if _alike_in_grammars(models) else "",
         scores_prompts=all(model.scores_prompts for model in models),
         scores_every_token=all(model.scores_every_token for model in models),

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from paceline_contract.proposal import Proposal
-    from paceline_engine.terms.calls import Grammar, ModelDescription, SessionSpec
+    from paceline_contract.sampling import Grammar
+    from paceline_engine.terms.calls import ModelDescription, SessionSpec
     from paceline_engine.terms.items import Item, Outcome
     from paceline_engine.terms.latencies import StageMeasures
     from paceline_engine.terms.model_cache import ModelCache

@@ -7,7 +7,6 @@ on the host's monotonic clock.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from paceline_contract.calls import (
     NO_TIMING,
@@ -17,62 +16,10 @@ from paceline_contract.calls import (
     VerificationRule,
 )
 from paceline_contract.proposal import NOTHING, Proposal
+from paceline_contract.sampling import FILTERS, SamplingParameters
 
 DEFAULT_LEASE_SECONDS = 15.0
 """How long a session outlives its last call, if its opener does not say."""
-
-
-class GrammarKind(StrEnum):
-    """The form of a grammar; the values are the fields of Grammar in sampling.proto."""
-
-    JSON_SCHEMA = "json_schema"
-    REGEX = "regex"
-    LARK = "lark"
-    CHOICES = "choices"
-
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """What an answer has to follow; limits and meaning as in sampling.proto.
-
-    Attributes:
-        text: In the form of its kind; choices are a JSON list of texts.
-    """
-
-    kind: GrammarKind
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParameters:
-    """How the next token is chosen; limits and meaning as in sampling.proto.
-
-    Attributes:
-        logit_bias: Tokens and their biases, by token id.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    min_tokens: int = 0
-    grammar: Grammar | None = None
-
-    @property
-    def shapes(self) -> bool:
-        """Whether logits depend on these parameters before temperature, filters and noise do."""
-        return bool(
-            self.logit_bias
-            or self.presence_penalty
-            or self.frequency_penalty
-            or self.repetition_penalty != 1
-            or self.min_tokens
-            or self.grammar
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +112,8 @@ class ModelDescription:
 
     Attributes:
         takes_trees: Whether one forward computes a tree; else proposals have to be chains.
-        shapes_logits: Whether it knows biases, penalties and `min_tokens`.
+        samples_by: The names of the sampling parameters that it applies; `grammar` counts only with
+            an engine. See `sampling_parameters`.
         grammar_engine: What enforces grammars, with its version; empty: nothing does.
         scores_prompts: Whether it has log probabilities of tokens that are given.
         sampling_defaults: What its files say of sampling.
@@ -196,7 +144,7 @@ class ModelDescription:
     takes_trees: bool
     is_invariant: bool
     verification_rules: tuple[VerificationRule, ...]
-    shapes_logits: bool = False
+    samples_by: frozenset[str] = FILTERS
     grammar_engine: str = ""
     scores_prompts: bool = False
     sampling_defaults: SamplingDefaults = SamplingDefaults()
@@ -208,6 +156,11 @@ class ModelDescription:
     scores_every_token: bool = True
     lora_fingerprints: tuple[tuple[str, str], ...] = ()
     configuration: str = ""
+
+    @property
+    def sampling_parameters(self) -> frozenset[str]:
+        """The sampling parameters that a session can have; any other one is refused."""
+        return self.samples_by if self.grammar_engine else self.samples_by - {"grammar"}
 
     def lora_of(self, fingerprint: str) -> str:
         """Return the LoRA adapter with which the model has a fingerprint; empty: without one.

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline_contract.proposal import Proposal
-    from paceline_engine.terms.calls import ModelDescription, SamplingParameters, SessionSpec
+    from paceline_contract.sampling import SamplingParameters
+    from paceline_engine.terms.calls import ModelDescription, SessionSpec
 
 MOST_TOKENS = MOST_PROPOSAL_TOKENS
 """The most tokens of a proposal, of a draft's window, and of a Decode."""
@@ -67,7 +68,7 @@ def check_spec(spec: SessionSpec, model: ModelDescription) -> None:
 
     Raises:
         InvalidFieldError: a field is out of its limits.
-        UnsupportedError: the model does not know the verification rule.
+        UnsupportedError: the model does not know the verification rule or a sampling parameter.
         ModelMismatchError: the model has no such LoRA adapter.
     """
     check_sampling("spec.sampling", spec.sampling, vocabulary_size=model.vocabulary_size)
@@ -89,15 +90,11 @@ def check_spec(spec: SessionSpec, model: ModelDescription) -> None:
             f"this server has no LoRA adapter {spec.lora!r}",
             metadata={"fingerprint": model.fingerprint},
         )
-    if spec.sampling.shapes and not model.shapes_logits:
-        raise UnsupportedError(
-            "spec.sampling: this model knows no biases, no penalties and no min_tokens"
-        )
+    if unknown := spec.sampling.used - model.sampling_parameters:
+        raise UnsupportedError(f"spec.sampling.{min(unknown)}: this model does not apply it")
     if spec.sampling.shapes and not spec.prompt_length:
         # A caller that does not know these parameters hands them on without it.
         raise InvalidFieldError.of("spec.prompt_length", "is required with biases or penalties")
-    if spec.sampling.grammar is not None and not model.grammar_engine:
-        raise UnsupportedError("spec.sampling.grammar: this model knows no grammars")
     # At temperature 0 every rule is EXACT.
     if spec.rule not in model.verification_rules and spec.sampling.temperature > 0:
         raise UnsupportedError(f"this model has no verification rule {spec.rule.name}")

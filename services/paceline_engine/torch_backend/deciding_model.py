@@ -31,9 +31,9 @@ from paceline_engine.torch_backend.recurrent.stepped_text import SteppedText
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from paceline_contract.sampling import Grammar
     from paceline_engine.model_backend import Feed
     from paceline_engine.terms.backend import Interrupt
-    from paceline_engine.terms.calls import Grammar
     from paceline_engine.terms.draft_tree import Ranked
     from paceline_engine.terms.items import Item
 

@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from paceline.panics import taking_panics
 from paceline_contract.calls import VerificationRule
+from paceline_contract.sampling import SAMPLING_PARAMETERS
 from paceline_engine.model_files.gguf_groups import FLOATING_KINDS
 from paceline_engine.model_files.report import known_defaults, known_ends, known_fim, report
 from paceline_engine.model_files.small_files import CONFIG
@@ -346,7 +347,7 @@ def describe(
         # Without a decoder of ours a tree would take a forward for each of its chains.
         takes_trees=shares_forwards,
         is_invariant=is_invariant,
-        shapes_logits=True,
+        samples_by=SAMPLING_PARAMETERS,
         scores_prompts=True,
         sampling_defaults=known_defaults(files, vocabulary_size=vocabulary_size),
         verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),

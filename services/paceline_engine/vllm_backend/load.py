@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from paceline_contract.calls import VerificationRule
+from paceline_contract.sampling import SAMPLING_PARAMETERS
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.model_files.report import known_defaults, known_ends, known_fim, report
 from paceline_engine.terms.backend import ModelLoadError
@@ -97,7 +98,7 @@ def load_vllm(
         shares_forwards=True,
         takes_trees=False,
         is_invariant=invariant,
-        shapes_logits=True,
+        samples_by=SAMPLING_PARAMETERS,
         scores_prompts=True,
         sampling_defaults=known_defaults(files, vocabulary_size=vocabulary_size),
         verification_rules=(VerificationRule.EXACT,),

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_contract.sampling import SamplingParameters
+from paceline_engine.terms.calls import SessionSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

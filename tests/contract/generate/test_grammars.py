@@ -10,6 +10,7 @@ import pytest
 
 from paceline import Grammar
 from paceline.errors import InvalidFieldError, UnsupportedError
+from paceline_contract.sampling import SAMPLING_PARAMETERS
 from support.fake_text import continuation
 from support.gateway import gateway_over
 from support.in_process import system_of_pair
@@ -253,7 +254,7 @@ async def test_only_targets_that_enforce_grammars_alike_share_such_a_request():
     each = [
         target
         for engine in engines
-        for target in targets(1, shapes_logits=True, grammar_engine=engine)
+        for target in targets(1, samples_by=SAMPLING_PARAMETERS, grammar_engine=engine)
     ]
     asked = {"sampling": {"grammar": {"regex": "a"}}, "target_count": 4}
     async with orchestrating(drafters=[a_drafter()], targets=each) as system:
@@ -261,6 +262,8 @@ async def test_only_targets_that_enforce_grammars_alike_share_such_a_request():
         assert received.token_ids == continuation(FAKE_PROMPT, 24)
         assert [bool(it.specs) for it in system.targets] == [True, True, False, False]
         assert not any(it.sampling.HasField("grammar") for it in system.drafters[0].specs)
-    async with orchestrating(drafters=[], targets=targets(1, shapes_logits=True)) as system:
+    async with orchestrating(
+        drafters=[], targets=targets(1, samples_by=SAMPLING_PARAMETERS)
+    ) as system:
         with pytest.raises(UnsupportedError, match="grammar"):
             await system.generate(**asked)

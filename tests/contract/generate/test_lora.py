@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from paceline import errors
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.sessions.host import HostLimits, ModelHost
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.in_process import in_process_system
 from support.lora_folders import merge, write_lora

@@ -5,6 +5,7 @@ What they say is compared with the library's forwards, shaped and sampled in pla
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from functools import cache
 
 import pytest
@@ -12,10 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paceline.errors import UnsupportedError
+from paceline_contract.sampling import FILTERS, SAMPLING_PARAMETERS, SamplingParameters
 from paceline_engine.deciding.noise import Purpose
-from paceline_engine.terms.calls import SamplingParameters
+from paceline_engine.sessions.host import HostLimits, ModelHost
+from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.fake_text import continuation
-from support.in_process import system_of_pair
+from support.in_process import in_process_system, system_of_pair
 from support.orchestrating import PROMPT as FAKE_PROMPT
 from support.orchestrating import a_drafter, orchestrating, targets
 from support.plain_sampling import choose, filtered, shaped
@@ -176,9 +179,67 @@ async def test_under_rejection_the_shaped_distribution_is_drawn_from(tiny_pair):
         assert done.finished.statistics.accepted_token_count > 0
 
 
+class OlderHost(ModelHost):
+    """A server of a version that has never heard of shaping: it leaves the fields out."""
+
+    def open_session(self, spec):
+        given = asdict(spec.sampling)
+        known = SamplingParameters(**{name: given[name] for name in FILTERS})
+        return super().open_session(replace(spec, sampling=known))
+
+
+def host_of(folder, kind=ModelHost):
+    def load():
+        backend = TransformersBackend(str(folder))
+        if kind is OlderHost:
+            backend.description = replace(backend.description, samples_by=FILTERS)
+        return backend
+
+    return kind(load, limits=HostLimits(warm_up_rounds=0))
+
+
+async def test_an_older_target_that_ignores_shaping_has_no_part_in_a_shaped_text(tiny_pair):
+    targets = [host_of(tiny_pair.target, kind) for kind in (OlderHost, OlderHost, ModelHost)]
+    drafters = [host_of(tiny_pair.drafter, OlderHost)]
+    async with in_process_system(drafters=drafters, targets=targets) as system:
+        for temperature in (0.0, 1.0):
+            shape = SHAPES["all"]
+            expected = as_told(tiny_pair.target, shape, temperature)
+            plain = as_told(tiny_pair.target, {}, temperature)
+            for way in WAYS.values():
+                asked = {"max_tokens": LENGTH, "temperature": temperature, "seed": SEED, **way}
+                done = await system.client.generate(PROMPT, **asked, **shape).collect()
+                assert done.token_ids == expected, way
+                done = await system.client.generate(PROMPT, **asked).collect()
+                assert done.token_ids == plain, way
+        opened = [it.statistics().sessions_opened for it in targets]
+        assert min(opened[:2]) > 0, "they have the requests without"
+
+
+async def test_under_rejection_a_drafter_that_does_not_shape_leaves_the_targets_distribution(
+    tiny_pair,
+):
+    """It tells what it drew from: drafts of tokens that may not come are rejected by that."""
+    bias = {token: -100.0 for token in range(SIZE) if token not in {50, 60}}
+    drafters = [host_of(tiny_pair.drafter, OlderHost)]
+    async with in_process_system(drafters=drafters, targets=[host_of(tiny_pair.target)]) as system:
+        done = await system.client.generate(
+            PROMPT,
+            max_tokens=LENGTH,
+            temperature=5.0,
+            seed=SEED,
+            rule="rejection",
+            strategy="speculative",
+            lookahead=3,
+            logit_bias=bias,
+        ).collect()
+        assert {*done.token_ids} == {50, 60}
+        assert done.finished.statistics.rejected_token_count > 0
+
+
 async def test_a_target_that_does_not_shape_gets_no_such_request():
     shape = {"logit_bias": {3: 1.0}}
-    old, new = targets(1, shapes_logits=False), targets(1, shapes_logits=True)
+    old, new = targets(1), targets(1, samples_by=SAMPLING_PARAMETERS)
     async with orchestrating(drafters=[a_drafter()], targets=[*old, *new]) as system:
         received = await system.generate(sampling={"logit_bias": {3: 1.0}}, target_count=2)
         assert received.token_ids == continuation(FAKE_PROMPT, 24)

@@ -83,7 +83,9 @@ KNOWN: Mapping[str, Known] = {
     "GetModelInfoResponse.version": _ANYTHING,
     "GetModelInfoResponse.fim_token_ids": Known(_OUTSIDE, unseen=_WHOSE_MODEL),
     "GetModelInfoResponse.exchanges_calls": _ANYTHING,
-    "GetModelInfoResponse.shapes_logits": _ANYTHING,
+    "GetModelInfoResponse.sampling_parameters": Known(
+        {"no name": "a b", "longer than 64 characters": "n" * 65}
+    ),
     "GetModelInfoResponse.grammar_engine": _ANYTHING,
     "GetModelInfoResponse.configuration": _ANYTHING,
     "GetModelInfoResponse.scores_prompts": _ANYTHING,

@@ -11,9 +11,10 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from paceline_contract.proposal import NOTHING, Proposal
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ForwardInterrupted
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge
 from paceline_engine.torch_backend.adapters.card import AdapterCard
 from paceline_engine.torch_backend.adapters.files import load_adapter

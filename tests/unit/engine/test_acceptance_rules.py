@@ -5,6 +5,7 @@ import torch
 
 from paceline.errors import InternalError
 from paceline_contract.proposal import Proposal, SparseDistribution
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.deciding import acceptance_rules, sampling
 from paceline_engine.deciding.acceptance_rules import (
     accept_along,
@@ -13,7 +14,6 @@ from paceline_engine.deciding.acceptance_rules import (
     residual_scores,
 )
 from paceline_engine.deciding.sampling import choose_tokens, draw_draft, filtered_scores
-from paceline_engine.terms.calls import SamplingParameters
 
 SAMPLING = SamplingParameters(temperature=1.0)
 

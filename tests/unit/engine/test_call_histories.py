@@ -20,12 +20,13 @@ import pytest
 from paceline.errors import InvalidFieldError, OverloadedError, SupersededError
 from paceline_contract.calls import DecodeOptions, DraftOptions, VerificationRule, VerifyOptions
 from paceline_contract.proposal import SparseDistribution
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.model_backend import Feed
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.sessions.host import HostLimits, ModelHost
 from paceline_engine.simulated import SimulatedBackend, SimulatedCache, SimulatedModel
 from paceline_engine.terms.backend import ForwardInterrupted, Interrupt
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec, Verdict
+from paceline_engine.terms.calls import SessionSpec, Verdict
 from support.trees import random_tree
 from unit.engine.conftest import call_on, chain, continuation, instant, until
 

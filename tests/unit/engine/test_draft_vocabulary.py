@@ -11,6 +11,7 @@ import torch
 from paceline_contract.calls import VerificationRule
 from paceline_contract.max_gram import MaxGram
 from paceline_contract.proposal import NOTHING
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.deciding.decisions import draft_from, rank_from
 from paceline_engine.deciding.sampling import top_logprobs
 from paceline_engine.deciding.shaping import Shaper
@@ -18,7 +19,7 @@ from paceline_engine.model_files.files import find_model_files
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.stack_backend.stack import StackBackend
 from paceline_engine.terms.backend import ModelLoadError
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Draft, Item
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from paceline_model_server.loading import new_host

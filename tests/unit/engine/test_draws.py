@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_contract.proposal import SparseDistribution
-from paceline_contract.sampling import SHAPING_PARAMETERS
+from paceline_contract.sampling import SHAPING_PARAMETERS, SamplingParameters
 from paceline_engine.deciding import gumbel
 from paceline_engine.deciding.acceptance_rules import accept_sampled, residual_scores
 from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
 from paceline_engine.deciding.sampling import choose_tokens, draw_draft, filtered_scores
-from paceline_engine.terms.calls import SamplingParameters
 from support.examples import examples
 from support.plain_sampling import Draw, choose, filtered, verify
 
@@ -43,7 +42,7 @@ SEEDS = st.integers(0, 2**53 - 1)
 
 def test_every_parameter_that_filters_is_tried_here():
     """The others, which shape logits, are tried in test_shaping.py."""
-    assert {it.name for it in fields(SamplingParameters)} - SHAPING_PARAMETERS.keys() == set(TRIED)
+    assert {it.name for it in fields(SamplingParameters)} - set(SHAPING_PARAMETERS) == set(TRIED)
 
 
 @settings(max_examples=examples(200))

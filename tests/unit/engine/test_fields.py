@@ -8,8 +8,9 @@ import pytest
 from paceline.errors import InvalidFieldError, UnsupportedError
 from paceline_contract.calls import DraftOptions, PrefixCall, VerificationRule, VerifyOptions
 from paceline_contract.proposal import Proposal, SparseDistribution
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.terms import validation
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from unit.engine.conftest import chain, instant
 
 MODEL = instant(vocabulary_size=100, context_length=1000).description

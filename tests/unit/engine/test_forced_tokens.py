@@ -12,9 +12,10 @@ import pytest
 from paceline_contract.calls import DraftOptions, VerificationRule, VerifyOptions
 from paceline_contract.max_gram import MaxGram
 from paceline_contract.proposal import NOTHING, Proposal, SparseDistribution
+from paceline_contract.sampling import Grammar, GrammarKind, SamplingParameters
 from paceline_engine.deciding.grammars import GrammarCompiler
 from paceline_engine.stack_backend.stack import StackBackend
-from paceline_engine.terms.calls import Grammar, GrammarKind, SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.tiny_adapters import write_adapter
 from support.tiny_models import build_tokenizer

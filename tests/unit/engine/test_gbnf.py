@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import InvalidFieldError
+from paceline_contract.sampling import Grammar, GrammarKind
 from paceline_engine.deciding.grammars import GrammarCompiler
-from paceline_engine.terms.calls import Grammar, GrammarKind
 from support.tiny_models import build_tokenizer
 
 END = 0

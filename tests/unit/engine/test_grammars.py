@@ -16,9 +16,10 @@ import torch
 
 from paceline.errors import InvalidFieldError
 from paceline_contract.proposal import NOTHING, Proposal
+from paceline_contract.sampling import Grammar, GrammarKind, SamplingParameters
 from paceline_engine.deciding.grammars import GrammarCompiler
 from paceline_engine.deciding.shaping import Shaper
-from paceline_engine.terms.calls import Grammar, GrammarKind, SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from support.system import MODELS
 from support.tiny_models import build_tokenizer
 

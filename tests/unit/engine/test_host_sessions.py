@@ -17,9 +17,10 @@ from paceline.errors import (
     UnsupportedError,
 )
 from paceline_contract.calls import VerificationRule
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.sessions.host import HostLimits
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from unit.engine.asking import ORACLE, PROMPT, SPEC, asked, drafted, entered, opened, verifying
 from unit.engine.conftest import Gate, call_on, chain, continuation, instant, running, until
 

@@ -9,9 +9,10 @@ import pytest
 from paceline.errors import CacheExhaustedError, InvalidFieldError, PrefixNotHeldError
 from paceline_contract.calls import DraftOptions, VerificationRule, VerifyOptions
 from paceline_contract.proposal import Proposal, SparseDistribution
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.sessions.host import HostLimits
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from unit.engine.asking import ORACLE, PROMPT, asked, drafted, opened
 from unit.engine.conftest import call_on, chain, continuation, instant, path, running, until
 

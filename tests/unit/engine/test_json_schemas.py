@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidFieldError
+from paceline_contract.sampling import Grammar, GrammarKind
 from paceline_engine.deciding.grammars import GrammarCompiler
 from paceline_engine.deciding.json_schemas import sound_schema
 from paceline_engine.deciding.lark_terms import sound_lark
-from paceline_engine.terms.calls import Grammar, GrammarKind
 from support.schema_corpus import SCHEMAS, KnownSchema
 from support.tiny_models import build_tokenizer
 

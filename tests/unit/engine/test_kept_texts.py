@@ -18,13 +18,14 @@ from paceline.errors import OverloadedError, SupersededError
 from paceline_contract.calls import DecodeOptions, VerifyOptions
 from paceline_contract.max_gram import MaxGram
 from paceline_contract.proposal import NOTHING, Proposal
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.sessions.host import HostLimits
 from paceline_engine.sessions.kept_texts import KeptTexts
 from paceline_engine.sessions.session_table import SessionTable
 from paceline_engine.stack_backend.stack import StackBackend
 from paceline_engine.terms.backend import ForwardInterrupted, TokenMemory
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Item, Judge
 from paceline_engine.terms.model_cache import ModelCache, common_length
 from paceline_engine.torch_backend.transformers import TransformersBackend

@@ -20,9 +20,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.deciding import gumbel
 from paceline_engine.deciding.sampling import Draw, choose_each
-from paceline_engine.terms.calls import SamplingParameters
 from paceline_engine.torch_backend import shared_rows
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import KeyValueShape, Slabs

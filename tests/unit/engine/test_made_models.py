@@ -6,9 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.scheduling.model_text import ModelText
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.made_models import KINDS, make
 

@@ -10,10 +10,11 @@ import torch
 
 from paceline_contract.calls import VerifyOptions
 from paceline_contract.proposal import Proposal
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.deciding.sampling import noisy_scores
 from paceline_engine.loading import LoadOptions, load_backend
 from paceline_engine.scheduling.model_text import ModelText
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Item, Judge
 from paceline_engine.terms.rank_paths import cartesian_tree
 from paceline_engine.torch_backend.llama import FusedLlama

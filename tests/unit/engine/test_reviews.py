@@ -8,11 +8,12 @@ import torch
 
 from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import Proposal, SparseDistribution
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.deciding.acceptance_rules import accept_sampled
 from paceline_engine.deciding.cascade import Draw, ReviewTask
 from paceline_engine.deciding.reviews import lenient_probs, review_by, stage_seed
 from paceline_engine.deciding.sampling import choose_tokens
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 
 OWN, SAID, TARGET = (0.5, 0.3, 0.2), (0.1, 0.6, 0.3), (0.2, 0.3, 0.5)
 RUNS = 1000

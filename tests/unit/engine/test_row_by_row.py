@@ -15,6 +15,7 @@ from transformers.models.rwkv import modeling_rwkv
 
 from paceline.errors import CacheExhaustedError
 from paceline_contract.calls import VerificationRule
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.deciding.cascade import Draw, ReviewTask
 from paceline_engine.deciding.decisions import judge_by
 from paceline_engine.deciding.row_reading import RowsTask
@@ -23,7 +24,7 @@ from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.sessions.host import HostLimits
 from paceline_engine.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.terms.backend import ModelLoadError, TokenMemory
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Item, Judge
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.families import VOCABULARY_SIZE, build_family

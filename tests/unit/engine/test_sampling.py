@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from paceline.errors import InternalError
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.deciding import sampling
 from paceline_engine.deciding.gumbel import add_noise
 from paceline_engine.deciding.noise import Purpose, noise_bits
@@ -22,7 +23,6 @@ from paceline_engine.deciding.sampling import (
     token_logprobs,
     top_logprobs,
 )
-from paceline_engine.terms.calls import SamplingParameters
 from support.gumbel import gumbel
 
 

@@ -11,11 +11,12 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import InvalidFieldError, OverloadedError
+from paceline_contract.sampling import SAMPLING_PARAMETERS, Grammar, GrammarKind, SamplingParameters
 from paceline_engine.deciding.shaping import Shaper
 from paceline_engine.sessions import host as host_module
 from paceline_engine.sessions.host import HostLimits
 from paceline_engine.simulated import SimulatedBackend, SimulatedModel
-from paceline_engine.terms.calls import Grammar, GrammarKind, SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from support.tiny_models import build_tokenizer
 from unit.engine.conftest import call_on, chain, running, until
 
@@ -28,7 +29,9 @@ class Compiling(SimulatedBackend):
 
     def __init__(self):
         super().__init__(SimulatedModel(ttft_seconds=0.0, tpot_seconds=0.0))
-        self.description = replace(self.description, shapes_logits=True, grammar_engine="fake")
+        self.description = replace(
+            self.description, samples_by=SAMPLING_PARAMETERS, grammar_engine="fake"
+        )
         self.entered, self.known, self.let_go = [], set(), threading.Event()
 
     def knows_grammar(self, grammar):

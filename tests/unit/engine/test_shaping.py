@@ -14,8 +14,9 @@ from transformers.generation.logits_process import (
 )
 
 from paceline_contract.proposal import NOTHING, Proposal
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.deciding.shaping import Shaper
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from support.device import DEVICE
 from support.plain_sampling import shaped
 

@@ -13,10 +13,11 @@ import torch
 from paceline.errors import InternalError, InvalidFieldError, OverloadedError
 from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import SparseDistribution
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms import validation
 from paceline_engine.terms.backend import DeviceLostError, ForwardInterrupted
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Draft, Item, Judge, Outcome
 from paceline_engine.torch_backend.key_values import KeyValues
 from paceline_engine.torch_backend.kv_arena import Slabs

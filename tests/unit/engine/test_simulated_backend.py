@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import Proposal, SparseDistribution
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.model_backend import Feed
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.simulated import (
@@ -18,7 +19,7 @@ from paceline_engine.simulated import (
     simulated_tokenizer,
 )
 from paceline_engine.terms.backend import ForwardInterrupted, Interrupt, ModelLoadError
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from unit.engine.conftest import continuation, instant, path
 
 SPEC = SessionSpec(4096)

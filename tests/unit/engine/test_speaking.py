@@ -13,13 +13,14 @@ import pytest
 
 from paceline_contract.calls import VerificationRule
 from paceline_contract.max_gram import MaxGram
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.deciding.noise import Purpose, noise_bits, uniform
 from paceline_engine.loading import LoadOptions, load_backend
 from paceline_engine.model_files.target_tokens import find_target_tokens
 from paceline_engine.scheduling.latencies import LatencyMeter, measure
 from paceline_engine.stack_backend.stack import StackBackend
 from paceline_engine.terms.backend import ModelLoadError
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Draft, Item
 from support.distributions import fit
 from support.speakers import KINDS, TEXTS, make_speaker

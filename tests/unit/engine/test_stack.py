@@ -13,12 +13,13 @@ from tokenizers import Tokenizer
 
 from paceline_contract.calls import DraftOptions, VerificationRule
 from paceline_contract.max_gram import MaxGram
+from paceline_contract.sampling import SamplingParameters
 from paceline_contract.suffix_index import Tie
 from paceline_engine.deciding.sampling import filtered_scores
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.stack_backend.stack import StackBackend
 from paceline_engine.terms.backend import ForwardInterrupted, ModelLoadError
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Draft, Item
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from support.distributions import fit

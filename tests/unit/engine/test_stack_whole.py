@@ -53,7 +53,7 @@ WHOLE = {
     "hardware": (None, "h2", None),
     "fim_token_ids": ((1, 2, 3), (), (1, 2, 3)),
     "scores_every_token": (True, False, False),
-    "shapes_logits": (True, False, False),
+    "samples_by": (frozenset("ab"), frozenset("bc"), frozenset("b")),
     "grammar_engine": ("e1", "e2", ""),
     "scores_prompts": (True, False, False),
     "configuration": ('{"a":1}', '{"a":2}', '{"a":1}'),

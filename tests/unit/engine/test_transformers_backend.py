@@ -23,13 +23,14 @@ from transformers import (
 from paceline.errors import OverloadedError
 from paceline_contract.calls import VerificationRule
 from paceline_contract.proposal import NOTHING
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import (
     DeviceLostError,
     ForwardInterrupted,
     ModelLoadError,
 )
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Item, Judge
 from paceline_engine.torch_backend.cuda_graphs import CapturedForwards
 from paceline_engine.torch_backend.device import hardware_of, on_device

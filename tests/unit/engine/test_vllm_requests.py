@@ -12,9 +12,10 @@ from pydantic import ValidationError
 
 from paceline.errors import InternalError
 from paceline_contract.proposal import Proposal
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.loading import LoadOptions, load_backend
 from paceline_engine.terms.backend import ModelLoadError
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.terms.items import Decode, Item, Judge
 from paceline_engine.vllm_backend.backend import PrefixText, VllmBackend
 from paceline_engine.vllm_backend.options import (

@@ -9,9 +9,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from paceline import ChatTemplate, Grammar
+from paceline_contract.sampling import Grammar as EngineGrammar
+from paceline_contract.sampling import GrammarKind
 from paceline_engine.deciding.grammars import GrammarCompiler
-from paceline_engine.terms.calls import Grammar as EngineGrammar
-from paceline_engine.terms.calls import GrammarKind
 from paceline_gateway.conversations.answer_parts import Answer
 from paceline_gateway.conversations.conversation import Conversation, Message, Tool, ToolChoice
 from paceline_gateway.dialects import harmony

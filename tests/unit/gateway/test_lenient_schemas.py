@@ -8,8 +8,8 @@ import pytest
 from pydantic_core import PydanticCustomError
 
 from paceline.errors import InvalidFieldError
+from paceline_contract.sampling import Grammar, GrammarKind
 from paceline_engine.deciding.grammars import GrammarCompiler
-from paceline_engine.terms.calls import Grammar, GrammarKind
 from paceline_gateway.bodies.completion_schemas import ChatBody, CompletionBody
 from paceline_gateway.bodies.json_body import parse
 from paceline_gateway.bodies.lenient_schemas import lenient

@@ -31,8 +31,9 @@ from distillation import (
 from drafter_card import measure
 from drafter_training import Training, write_own
 from led_rows import LedRows, Script
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.scheduling.model_text import ModelText
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.torch_backend.transformers import TransformersBackend
 from side_by_side import SideBySide
 from smollm2_drafter import CARD, OtherTargetError, lay_out

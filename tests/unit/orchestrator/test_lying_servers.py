@@ -15,6 +15,7 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1.model_service_pb2 import ChatTemplate
 from paceline.v1.sampling_pb2 import VERIFICATION_RULE_REJECTION, SamplingParameters
 from paceline_contract.calls import VerificationRule
+from paceline_contract.sampling import SAMPLING_PARAMETERS
 from paceline_orchestrator.decoding.answers import AnswerChecks
 from paceline_orchestrator.fleet import health_watch
 from support.fake_text import continuation
@@ -31,7 +32,7 @@ DSI = {"strategy": pb.STRATEGY_DISTRIBUTED, "lookahead": 3, "target_count": 2, "
 WAYS = [PLAIN, SI, DSI]
 # For so long a server may keep a call that it says it has, beside one that answers.
 ENDURED_SECONDS = 10.0
-SHAPES = {"shapes_logits": True}
+SHAPES = {"samples_by": SAMPLING_PARAMETERS}
 
 
 class Liar(VirtualServer):
@@ -447,6 +448,20 @@ async def test_a_target_that_no_other_with_its_adapter_can_replace_is_waited_for
         assert stream.token_ids == RIGHT
         assert not stream.fallbacks
         assert not any(it.calls for it in models)
+
+
+@virtually
+async def test_a_target_that_no_other_with_the_sampling_can_replace_is_waited_for():
+    liar, older = a_keeper_of_calls("target", **SHAPES), VirtualServer("target", name="target-1")
+    async with virtual_system(liar, older) as system, asyncio.TaskGroup() as tasks:
+        asked = {"sampling": SamplingParameters(frequency_penalty=1), **PLAIN}
+        request = tasks.create_task(system.generate(max_tokens=TOKENS, seconds=300, **asked))
+        await asyncio.sleep(100)
+        liar.get_stuck(False)
+        stream = await request
+        assert stream.token_ids == RIGHT
+        assert stream.fallbacks == {}
+        assert older.calls == []
 
 
 @virtually

@@ -14,10 +14,12 @@ from paceline import errors
 from paceline.v1.model_service_pb2 import GetTokenizerResponse, LoraAdapter
 from paceline.v1.model_service_pb2_grpc import ModelServiceStub
 from paceline_contract.calls import CallTiming, VerificationRule
+from paceline_contract.sampling import SAMPLING_PARAMETERS
 from paceline_orchestrator.decoding import probe
 from paceline_orchestrator.fleet import pauses, shortage
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError, check_model_info
 from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role, StaticDiscovery
+from paceline_orchestrator.fleet.fitting import unapplied
 from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.fleet.silence import SilenceError
 from paceline_orchestrator.fleet.wire import fetch_tokenizer
@@ -526,7 +528,7 @@ async def test_a_model_with_an_adapter_can_do_what_the_targets_with_the_adapter_
     large = FakeModelServer(
         "target",
         context_length=4000,
-        shapes_logits=True,
+        samples_by=SAMPLING_PARAMETERS,
         grammar_engine="an engine",
         rules=tuple(VerificationRule),
     )
@@ -537,13 +539,15 @@ async def test_a_model_with_an_adapter_can_do_what_the_targets_with_the_adapter_
         await until(pool, lambda: len(target_names(pool)) == 2)
 
         def abilities(it):
-            does = it.shapes_logits, it.scores_prompts, it.rejection_sampling
+            shapes = not unapplied(frozenset({"min_tokens"}), it, it)
+            does = shapes, it.scores_prompts, it.rejection_sampling
             return it.context_length, *does, bool(it.grammar_engine)
 
         assert abilities(pool.model()) == (4000, True, True, True, True)
         assert abilities(pool.model(lora="law")) == (100, False, False, False, False)
         told = pool.standings()[pool.servers[1]].detail
-        for words in ("with biases", "with prompt_logprobs", "with a grammar: it has none"):
+        shaping = "frequency_penalty, logit_bias, min_tokens, presence_penalty"
+        for words in (f"with {shaping}", "with prompt_logprobs", "with a grammar: it has none"):
             assert f"it works for no request {words}" in told
 
 

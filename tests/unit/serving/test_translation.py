@@ -8,8 +8,9 @@ import torch
 from paceline.v1 import sampling_pb2, session_service_pb2, target_service_pb2
 from paceline_contract.calls import CallTiming, Hardware, StageTiming, VerificationRule
 from paceline_contract.proposal import Proposal, SparseDistribution
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.deciding.acceptance_rules import accept_sampled
-from paceline_engine.terms.calls import Drafted, ModelDescription, SamplingParameters, Verdict
+from paceline_engine.terms.calls import Drafted, ModelDescription, Verdict
 from paceline_engine.terms.latencies import ForwardLatency, ModelLatencies, StageMeasures
 from paceline_model_server import translation
 

@@ -15,10 +15,11 @@ from transformers import LlamaForCausalLM
 
 from paceline_cli.__main__ import main
 from paceline_contract.proposal import Proposal
+from paceline_contract.sampling import SamplingParameters
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ModelLoadError
-from paceline_engine.terms.calls import SamplingParameters, SessionSpec
+from paceline_engine.terms.calls import SessionSpec
 from paceline_engine.torch_backend.adapters.card import AdapterCard, model_fingerprint
 from paceline_engine.torch_backend.adapters.files import build_adapter
 from paceline_engine.torch_backend.adapters.trunk import compute_trunk

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import sampling_pb2 as paceline_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpaceline/v1/model_service.proto\x12\x0bpaceline.v1\x1a\x1apaceline/v1/sampling.proto\"\x15\n\x13GetModelInfoRequest\"\xa3\x08\n\x14GetModelInfoResponse\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x16\n\x0e\x63ontext_length\x18\x07 \x01(\r\x12$\n\x04role\x18\x08 \x01(\x0e\x32\x16.paceline.v1.ModelRole\x12\x0f\n\x07\x62\x61\x63kend\x18\t \x01(\t\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\x13\n\x0blayer_count\x18\x0c \x01(\r\x12\x1e\n\x16\x63\x61ncels_between_layers\x18\r \x01(\x08\x12\x15\n\rsession_limit\x18\x0e \x01(\r\x12\x14\n\x0ctoken_budget\x18\x0f \x01(\x04\x12\x13\n\x0bincarnation\x18\x10 \x01(\t\x12\x39\n\x12verification_rules\x18\x11 \x03(\x0e\x32\x1d.paceline.v1.VerificationRule\x12\x36\n\x11\x66orward_latencies\x18\x12 \x03(\x0b\x32\x1b.paceline.v1.ForwardLatency\x12\x1c\n\x14prefill_ns_per_token\x18\x13 \x01(\x04\x12\x18\n\x10prefill_fixed_ns\x18\x14 \x01(\x04\x12\x17\n\x0fshares_forwards\x18\x15 \x01(\x08\x12\x18\n\x10tree_token_limit\x18\x16 \x01(\r\x12\x18\n\x10tree_depth_limit\x18\x17 \x01(\r\x12\x14\n\x0cis_invariant\x18\x18 \x01(\x08\x12\x18\n\x10self_draft_depth\x18\x19 \x01(\r\x12\x17\n\x0fself_draft_kind\x18\x1a \x01(\t\x12\"\n\x06stages\x18\x1b \x03(\x0b\x32\x12.paceline.v1.Stage\x12\'\n\x08hardware\x18\x1c \x01(\x0b\x32\x15.paceline.v1.Hardware\x12\x0f\n\x07version\x18\x1d \x01(\t\x12\x15\n\rfim_token_ids\x18\x1e \x03(\r\x12\x17\n\x0f\x65xchanges_calls\x18\x1f \x01(\x08\x12\x15\n\rshapes_logits\x18  \x01(\x08\x12\x16\n\x0egrammar_engine\x18! \x01(\t\x12\x16\n\x0escores_prompts\x18\" \x01(\x08\x12\x38\n\x11sampling_defaults\x18# \x01(\x0b\x32\x1d.paceline.v1.SamplingDefaults\x12/\n\rlora_adapters\x18$ \x03(\x0b\x32\x18.paceline.v1.LoraAdapter\x12\x15\n\rconfiguration\x18% \x01(\t\"0\n\x0bLoraAdapter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\"+\n\x08Hardware\x12\x10\n\x08identity\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x02\"\x81\x01\n\x05Stage\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x36\n\x11\x66orward_latencies\x18\x02 \x03(\x0b\x32\x1b.paceline.v1.ForwardLatency\x12,\n\x08verdicts\x18\x03 \x03(\x0b\x32\x1a.paceline.v1.StageVerdicts\"=\n\rStageVerdicts\x12\x14\n\x0cjudged_count\x18\x01 \x01(\r\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x02 \x01(\r\"1\n\x0e\x46orwardLatency\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x11\n\tmedian_ns\x18\x02 \x01(\x04\"\x15\n\x13GetTokenizerRequest\"X\n\x14GetTokenizerResponse\x12\x1d\n\x15tokenizer_fingerprint\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x18\n\x16GetChatTemplateRequest\"K\n\x17GetChatTemplateResponse\x12\x30\n\rchat_template\x18\x01 \x01(\x0b\x32\x19.paceline.v1.ChatTemplate\"\xbe\x02\n\x0c\x43hatTemplate\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12@\n\x0cnamed_tokens\x18\x03 \x03(\x0b\x32*.paceline.v1.ChatTemplate.NamedTokensEntry\x12\x16\n\x0especial_tokens\x18\x04 \x03(\t\x12\x45\n\x0f\x61\x64\x64\x65\x64_token_ids\x18\x05 \x03(\x0b\x32,.paceline.v1.ChatTemplate.AddedTokenIdsEntry\x1a\x32\n\x10NamedTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12\x41\x64\x64\x65\x64TokenIdsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01*V\n\tModelRole\x12\x1a\n\x16MODEL_ROLE_UNSPECIFIED\x10\x00\x12\x16\n\x12MODEL_ROLE_DRAFTER\x10\x01\x12\x15\n\x11MODEL_ROLE_TARGET\x10\x02\x32\xa7\x02\n\x0cModelService\x12X\n\x0cGetModelInfo\x12 .paceline.v1.GetModelInfoRequest\x1a!.paceline.v1.GetModelInfoResponse\"\x03\x90\x02\x01\x12Z\n\x0cGetTokenizer\x12 .paceline.v1.GetTokenizerRequest\x1a!.paceline.v1.GetTokenizerResponse\"\x03\x90\x02\x01\x30\x01\x12\x61\n\x0fGetChatTemplate\x12#.paceline.v1.GetChatTemplateRequest\x1a$.paceline.v1.GetChatTemplateResponse\"\x03\x90\x02\x01\x42@Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpaceline/v1/model_service.proto\x12\x0bpaceline.v1\x1a\x1apaceline/v1/sampling.proto\"\x15\n\x13GetModelInfoRequest\"\xbe\x08\n\x14GetModelInfoResponse\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x16\n\x0e\x63ontext_length\x18\x07 \x01(\r\x12$\n\x04role\x18\x08 \x01(\x0e\x32\x16.paceline.v1.ModelRole\x12\x0f\n\x07\x62\x61\x63kend\x18\t \x01(\t\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\x13\n\x0blayer_count\x18\x0c \x01(\r\x12\x1e\n\x16\x63\x61ncels_between_layers\x18\r \x01(\x08\x12\x15\n\rsession_limit\x18\x0e \x01(\r\x12\x14\n\x0ctoken_budget\x18\x0f \x01(\x04\x12\x13\n\x0bincarnation\x18\x10 \x01(\t\x12\x39\n\x12verification_rules\x18\x11 \x03(\x0e\x32\x1d.paceline.v1.VerificationRule\x12\x36\n\x11\x66orward_latencies\x18\x12 \x03(\x0b\x32\x1b.paceline.v1.ForwardLatency\x12\x1c\n\x14prefill_ns_per_token\x18\x13 \x01(\x04\x12\x18\n\x10prefill_fixed_ns\x18\x14 \x01(\x04\x12\x17\n\x0fshares_forwards\x18\x15 \x01(\x08\x12\x18\n\x10tree_token_limit\x18\x16 \x01(\r\x12\x18\n\x10tree_depth_limit\x18\x17 \x01(\r\x12\x14\n\x0cis_invariant\x18\x18 \x01(\x08\x12\x18\n\x10self_draft_depth\x18\x19 \x01(\r\x12\x17\n\x0fself_draft_kind\x18\x1a \x01(\t\x12\"\n\x06stages\x18\x1b \x03(\x0b\x32\x12.paceline.v1.Stage\x12\'\n\x08hardware\x18\x1c \x01(\x0b\x32\x15.paceline.v1.Hardware\x12\x0f\n\x07version\x18\x1d \x01(\t\x12\x15\n\rfim_token_ids\x18\x1e \x03(\r\x12\x17\n\x0f\x65xchanges_calls\x18\x1f \x01(\x08\x12\x16\n\x0egrammar_engine\x18! \x01(\t\x12\x16\n\x0escores_prompts\x18\" \x01(\x08\x12\x38\n\x11sampling_defaults\x18# \x01(\x0b\x32\x1d.paceline.v1.SamplingDefaults\x12/\n\rlora_adapters\x18$ \x03(\x0b\x32\x18.paceline.v1.LoraAdapter\x12\x15\n\rconfiguration\x18% \x01(\t\x12\x1b\n\x13sampling_parameters\x18& \x03(\tJ\x04\x08 \x10!R\rshapes_logits\"0\n\x0bLoraAdapter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\"+\n\x08Hardware\x12\x10\n\x08identity\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x02\"\x81\x01\n\x05Stage\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x36\n\x11\x66orward_latencies\x18\x02 \x03(\x0b\x32\x1b.paceline.v1.ForwardLatency\x12,\n\x08verdicts\x18\x03 \x03(\x0b\x32\x1a.paceline.v1.StageVerdicts\"=\n\rStageVerdicts\x12\x14\n\x0cjudged_count\x18\x01 \x01(\r\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x02 \x01(\r\"1\n\x0e\x46orwardLatency\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x11\n\tmedian_ns\x18\x02 \x01(\x04\"\x15\n\x13GetTokenizerRequest\"X\n\x14GetTokenizerResponse\x12\x1d\n\x15tokenizer_fingerprint\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x18\n\x16GetChatTemplateRequest\"K\n\x17GetChatTemplateResponse\x12\x30\n\rchat_template\x18\x01 \x01(\x0b\x32\x19.paceline.v1.ChatTemplate\"\xbe\x02\n\x0c\x43hatTemplate\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12@\n\x0cnamed_tokens\x18\x03 \x03(\x0b\x32*.paceline.v1.ChatTemplate.NamedTokensEntry\x12\x16\n\x0especial_tokens\x18\x04 \x03(\t\x12\x45\n\x0f\x61\x64\x64\x65\x64_token_ids\x18\x05 \x03(\x0b\x32,.paceline.v1.ChatTemplate.AddedTokenIdsEntry\x1a\x32\n\x10NamedTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12\x41\x64\x64\x65\x64TokenIdsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01*V\n\tModelRole\x12\x1a\n\x16MODEL_ROLE_UNSPECIFIED\x10\x00\x12\x16\n\x12MODEL_ROLE_DRAFTER\x10\x01\x12\x15\n\x11MODEL_ROLE_TARGET\x10\x02\x32\xa7\x02\n\x0cModelService\x12X\n\x0cGetModelInfo\x12 .paceline.v1.GetModelInfoRequest\x1a!.paceline.v1.GetModelInfoResponse\"\x03\x90\x02\x01\x12Z\n\x0cGetTokenizer\x12 .paceline.v1.GetTokenizerRequest\x1a!.paceline.v1.GetTokenizerResponse\"\x03\x90\x02\x01\x30\x01\x12\x61\n\x0fGetChatTemplate\x12#.paceline.v1.GetChatTemplateRequest\x1a$.paceline.v1.GetChatTemplateResponse\"\x03\x90\x02\x01\x42@Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,36 +43,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELSERVICE'].methods_by_name['GetTokenizer']._serialized_options = b'\220\002\001'
   _globals['_MODELSERVICE'].methods_by_name['GetChatTemplate']._loaded_options = None
   _globals['_MODELSERVICE'].methods_by_name['GetChatTemplate']._serialized_options = b'\220\002\001'
-  _globals['_MODELROLE']._serialized_start=2039
-  _globals['_MODELROLE']._serialized_end=2125
+  _globals['_MODELROLE']._serialized_start=2066
+  _globals['_MODELROLE']._serialized_end=2152
   _globals['_GETMODELINFOREQUEST']._serialized_start=76
   _globals['_GETMODELINFOREQUEST']._serialized_end=97
   _globals['_GETMODELINFORESPONSE']._serialized_start=100
-  _globals['_GETMODELINFORESPONSE']._serialized_end=1159
-  _globals['_LORAADAPTER']._serialized_start=1161
-  _globals['_LORAADAPTER']._serialized_end=1209
-  _globals['_HARDWARE']._serialized_start=1211
-  _globals['_HARDWARE']._serialized_end=1254
-  _globals['_STAGE']._serialized_start=1257
-  _globals['_STAGE']._serialized_end=1386
-  _globals['_STAGEVERDICTS']._serialized_start=1388
-  _globals['_STAGEVERDICTS']._serialized_end=1449
-  _globals['_FORWARDLATENCY']._serialized_start=1451
-  _globals['_FORWARDLATENCY']._serialized_end=1500
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=1502
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=1523
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=1525
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1613
-  _globals['_GETCHATTEMPLATEREQUEST']._serialized_start=1615
-  _globals['_GETCHATTEMPLATEREQUEST']._serialized_end=1639
-  _globals['_GETCHATTEMPLATERESPONSE']._serialized_start=1641
-  _globals['_GETCHATTEMPLATERESPONSE']._serialized_end=1716
-  _globals['_CHATTEMPLATE']._serialized_start=1719
-  _globals['_CHATTEMPLATE']._serialized_end=2037
-  _globals['_CHATTEMPLATE_NAMEDTOKENSENTRY']._serialized_start=1933
-  _globals['_CHATTEMPLATE_NAMEDTOKENSENTRY']._serialized_end=1983
-  _globals['_CHATTEMPLATE_ADDEDTOKENIDSENTRY']._serialized_start=1985
-  _globals['_CHATTEMPLATE_ADDEDTOKENIDSENTRY']._serialized_end=2037
-  _globals['_MODELSERVICE']._serialized_start=2128
-  _globals['_MODELSERVICE']._serialized_end=2423
+  _globals['_GETMODELINFORESPONSE']._serialized_end=1186
+  _globals['_LORAADAPTER']._serialized_start=1188
+  _globals['_LORAADAPTER']._serialized_end=1236
+  _globals['_HARDWARE']._serialized_start=1238
+  _globals['_HARDWARE']._serialized_end=1281
+  _globals['_STAGE']._serialized_start=1284
+  _globals['_STAGE']._serialized_end=1413
+  _globals['_STAGEVERDICTS']._serialized_start=1415
+  _globals['_STAGEVERDICTS']._serialized_end=1476
+  _globals['_FORWARDLATENCY']._serialized_start=1478
+  _globals['_FORWARDLATENCY']._serialized_end=1527
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=1529
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=1550
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=1552
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1640
+  _globals['_GETCHATTEMPLATEREQUEST']._serialized_start=1642
+  _globals['_GETCHATTEMPLATEREQUEST']._serialized_end=1666
+  _globals['_GETCHATTEMPLATERESPONSE']._serialized_start=1668
+  _globals['_GETCHATTEMPLATERESPONSE']._serialized_end=1743
+  _globals['_CHATTEMPLATE']._serialized_start=1746
+  _globals['_CHATTEMPLATE']._serialized_end=2064
+  _globals['_CHATTEMPLATE_NAMEDTOKENSENTRY']._serialized_start=1960
+  _globals['_CHATTEMPLATE_NAMEDTOKENSENTRY']._serialized_end=2010
+  _globals['_CHATTEMPLATE_ADDEDTOKENIDSENTRY']._serialized_start=2012
+  _globals['_CHATTEMPLATE_ADDEDTOKENIDSENTRY']._serialized_end=2064
+  _globals['_MODELSERVICE']._serialized_start=2155
+  _globals['_MODELSERVICE']._serialized_end=2450
 # @@protoc_insertion_point(module_scope)

@@ -98,12 +98,12 @@ class GetModelInfoResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     FIM_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     EXCHANGES_CALLS_FIELD_NUMBER: _builtins.int
-    SHAPES_LOGITS_FIELD_NUMBER: _builtins.int
     GRAMMAR_ENGINE_FIELD_NUMBER: _builtins.int
     SCORES_PROMPTS_FIELD_NUMBER: _builtins.int
     SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
     LORA_ADAPTERS_FIELD_NUMBER: _builtins.int
     CONFIGURATION_FIELD_NUMBER: _builtins.int
+    SAMPLING_PARAMETERS_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """The model's name for people, for example "python-target"."""
     model_revision: _builtins.str
@@ -180,11 +180,6 @@ class GetModelInfoResponse(_message.Message):
     """Whether the server takes calls of Verify, Decode and Draft as messages of a stream
     (CallService), with the limits that call_service.proto gives.
     """
-    shapes_logits: _builtins.bool
-    """Whether sessions may have biases, penalties and min_tokens (SamplingParameters): the server
-    refuses them otherwise. So a target without this works for no such request; a drafter without
-    it is asked without them, and guesses less well.
-    """
     grammar_engine: _builtins.str
     """What enforces grammars (Grammar), with its version: two versions may allow different tokens, so
     a request with a grammar is served by targets with one. Empty: the server knows no grammars.
@@ -235,6 +230,16 @@ class GetModelInfoResponse(_message.Message):
     def lora_adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraAdapter]:
         """The LoRA adapters that sessions can have here. At most 64, each name once."""
 
+    @_builtins.property
+    def sampling_parameters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The fields of SamplingParameters that sessions can have here, by their names in the proto: the
+        server applies each of them, at every token, and refuses a session with any other. A target
+        gets no request that uses a field which it does not name; a drafter is asked without it, and
+        guesses less well. At most 64, each 1 to 64 characters of [A-Za-z0-9._-]; a name that the
+        reader does not know means nothing to it. Empty, as from a server that is too old to say:
+        temperature, top_k, top_p and min_p.
+        """
+
     def __init__(
         self,
         *,
@@ -269,16 +274,16 @@ class GetModelInfoResponse(_message.Message):
         version: _builtins.str = ...,
         fim_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         exchanges_calls: _builtins.bool = ...,
-        shapes_logits: _builtins.bool = ...,
         grammar_engine: _builtins.str = ...,
         scores_prompts: _builtins.bool = ...,
         sampling_defaults: _sampling_pb2.SamplingDefaults | None = ...,
         lora_adapters: _abc.Iterable[Global___LoraAdapter] | None = ...,
         configuration: _builtins.str = ...,
+        sampling_parameters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hardware", b"hardware", "sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cancels_between_layers", b"cancels_between_layers", "configuration", b"configuration", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "exchanges_calls", b"exchanges_calls", "fim_token_ids", b"fim_token_ids", "fingerprint", b"fingerprint", "forward_latencies", b"forward_latencies", "grammar_engine", b"grammar_engine", "hardware", b"hardware", "incarnation", b"incarnation", "is_invariant", b"is_invariant", "layer_count", b"layer_count", "lora_adapters", b"lora_adapters", "model_name", b"model_name", "model_revision", b"model_revision", "prefill_fixed_ns", b"prefill_fixed_ns", "prefill_ns_per_token", b"prefill_ns_per_token", "role", b"role", "sampling_defaults", b"sampling_defaults", "scores_prompts", b"scores_prompts", "self_draft_depth", b"self_draft_depth", "self_draft_kind", b"self_draft_kind", "session_limit", b"session_limit", "shapes_logits", b"shapes_logits", "shares_forwards", b"shares_forwards", "stages", b"stages", "token_budget", b"token_budget", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tree_depth_limit", b"tree_depth_limit", "tree_token_limit", b"tree_token_limit", "verification_rules", b"verification_rules", "version", b"version", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cancels_between_layers", b"cancels_between_layers", "configuration", b"configuration", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "exchanges_calls", b"exchanges_calls", "fim_token_ids", b"fim_token_ids", "fingerprint", b"fingerprint", "forward_latencies", b"forward_latencies", "grammar_engine", b"grammar_engine", "hardware", b"hardware", "incarnation", b"incarnation", "is_invariant", b"is_invariant", "layer_count", b"layer_count", "lora_adapters", b"lora_adapters", "model_name", b"model_name", "model_revision", b"model_revision", "prefill_fixed_ns", b"prefill_fixed_ns", "prefill_ns_per_token", b"prefill_ns_per_token", "role", b"role", "sampling_defaults", b"sampling_defaults", "sampling_parameters", b"sampling_parameters", "scores_prompts", b"scores_prompts", "self_draft_depth", b"self_draft_depth", "self_draft_kind", b"self_draft_kind", "session_limit", b"session_limit", "shares_forwards", b"shares_forwards", "stages", b"stages", "token_budget", b"token_budget", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tree_depth_limit", b"tree_depth_limit", "tree_token_limit", b"tree_token_limit", "verification_rules", b"verification_rules", "version", b"version", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

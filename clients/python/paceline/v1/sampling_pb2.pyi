@@ -61,6 +61,10 @@ class SamplingParameters(_message.Message):
     penalty, bias, min_tokens, grammar. Then the filters run in the order temperature, top-k, top-p,
     min-p. The token at position t is a pure function of the logits, the tokens before it, these
     parameters, the seed and t: see docs/protocol.md, "Sampling".
+
+    Every field changes the text. So a reader refuses a message that has a field which it does not
+    know (UNSUPPORTED), instead of ignoring the field; and model servers name the fields that they
+    apply (GetModelInfoResponse.sampling_parameters).
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -73,7 +73,7 @@ class SessionServiceServicer:
         FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
         RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    retry after RetryInfo, or elsewhere
         UNIMPLEMENTED / UNSUPPORTED             use a rule of GetModelInfo's verification_rules, and
-        no biases and penalties without shapes_logits
+        no sampling beyond its sampling_parameters
         UNAVAILABLE / LOADING, DRAINING         retry elsewhere
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

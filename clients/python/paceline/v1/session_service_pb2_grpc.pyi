@@ -48,7 +48,7 @@ class SessionServiceStub:
       FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
       RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    retry after RetryInfo, or elsewhere
       UNIMPLEMENTED / UNSUPPORTED             use a rule of GetModelInfo's verification_rules, and
-                                              no biases and penalties without shapes_logits
+                                              no sampling beyond its sampling_parameters
       UNAVAILABLE / LOADING, DRAINING         retry elsewhere
     """
     RenewSession: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.RenewSessionRequest, _session_service_pb2.RenewSessionResponse]
@@ -86,7 +86,7 @@ class SessionServiceAsyncStub(SessionServiceStub):
       FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
       RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    retry after RetryInfo, or elsewhere
       UNIMPLEMENTED / UNSUPPORTED             use a rule of GetModelInfo's verification_rules, and
-                                              no biases and penalties without shapes_logits
+                                              no sampling beyond its sampling_parameters
       UNAVAILABLE / LOADING, DRAINING         retry elsewhere
     """
     RenewSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.RenewSessionRequest, _session_service_pb2.RenewSessionResponse]  # type: ignore[assignment]
@@ -127,7 +127,7 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
           FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
           RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    retry after RetryInfo, or elsewhere
           UNIMPLEMENTED / UNSUPPORTED             use a rule of GetModelInfo's verification_rules, and
-                                                  no biases and penalties without shapes_logits
+                                                  no sampling beyond its sampling_parameters
           UNAVAILABLE / LOADING, DRAINING         retry elsewhere
         """
 

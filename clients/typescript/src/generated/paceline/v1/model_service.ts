@@ -151,12 +151,6 @@ export interface GetModelInfoResponse {
    */
   exchangesCalls: boolean;
   /**
-   * Whether sessions may have biases, penalties and min_tokens (SamplingParameters): the server
-   * refuses them otherwise. So a target without this works for no such request; a drafter without
-   * it is asked without them, and guesses less well.
-   */
-  shapesLogits: boolean;
-  /**
    * What enforces grammars (Grammar), with its version: two versions may allow different tokens, so
    * a request with a grammar is served by targets with one. Empty: the server knows no grammars.
    */
@@ -178,6 +172,15 @@ export interface GetModelInfoResponse {
    * nothing. At most 16384 characters. Empty if it would be longer, or if there is no such file.
    */
   configuration: string;
+  /**
+   * The fields of SamplingParameters that sessions can have here, by their names in the proto: the
+   * server applies each of them, at every token, and refuses a session with any other. A target
+   * gets no request that uses a field which it does not name; a drafter is asked without it, and
+   * guesses less well. At most 64, each 1 to 64 characters of [A-Za-z0-9._-]; a name that the
+   * reader does not know means nothing to it. Empty, as from a server that is too old to say:
+   * temperature, top_k, top_p and min_p.
+   */
+  samplingParameters: string[];
 }
 
 /** A LoRA adapter of a model: with it the model is another model. */
@@ -368,12 +371,12 @@ function createBaseGetModelInfoResponse(): GetModelInfoResponse {
     version: "",
     fimTokenIds: [],
     exchangesCalls: false,
-    shapesLogits: false,
     grammarEngine: "",
     scoresPrompts: false,
     samplingDefaults: undefined,
     loraAdapters: [],
     configuration: "",
+    samplingParameters: [],
   };
 }
 
@@ -484,9 +487,6 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     if (message.exchangesCalls !== false) {
       writer.uint32(248).bool(message.exchangesCalls);
     }
-    if (message.shapesLogits !== false) {
-      writer.uint32(256).bool(message.shapesLogits);
-    }
     if (message.grammarEngine !== "") {
       writer.uint32(266).string(message.grammarEngine);
     }
@@ -501,6 +501,9 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     }
     if (message.configuration !== "") {
       writer.uint32(298).string(message.configuration);
+    }
+    for (const v of message.samplingParameters) {
+      writer.uint32(306).string(v!);
     }
     return writer;
   },
@@ -796,14 +799,6 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
             message.exchangesCalls = reader.bool();
             continue;
           }
-          case 32: {
-            if (tag !== 256) {
-              break;
-            }
-
-            message.shapesLogits = reader.bool();
-            continue;
-          }
           case 33: {
             if (tag !== 266) {
               break;
@@ -842,6 +837,14 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
             }
 
             message.configuration = reader.string();
+            continue;
+          }
+          case 38: {
+            if (tag !== 306) {
+              break;
+            }
+
+            message.samplingParameters.push(reader.string());
             continue;
           }
         }
@@ -894,7 +897,6 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     message.version = object.version ?? "";
     message.fimTokenIds = object.fimTokenIds?.map((e) => e) || [];
     message.exchangesCalls = object.exchangesCalls ?? false;
-    message.shapesLogits = object.shapesLogits ?? false;
     message.grammarEngine = object.grammarEngine ?? "";
     message.scoresPrompts = object.scoresPrompts ?? false;
     message.samplingDefaults = (object.samplingDefaults !== undefined && object.samplingDefaults !== null)
@@ -902,6 +904,7 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
       : undefined;
     message.loraAdapters = object.loraAdapters?.map((e) => LoraAdapter.fromPartial(e)) || [];
     message.configuration = object.configuration ?? "";
+    message.samplingParameters = object.samplingParameters?.map((e) => e) || [];
     return message;
   },
 };

@@ -35,6 +35,10 @@ export enum VerificationRule {
  * penalty, bias, min_tokens, grammar. Then the filters run in the order temperature, top-k, top-p,
  * min-p. The token at position t is a pure function of the logits, the tokens before it, these
  * parameters, the seed and t: see docs/protocol.md, "Sampling".
+ *
+ * Every field changes the text. So a reader refuses a message that has a field which it does not
+ * know (UNSUPPORTED), instead of ignoring the field; and model servers name the fields that they
+ * apply (GetModelInfoResponse.sampling_parameters).
  */
 export interface SamplingParameters {
   /**

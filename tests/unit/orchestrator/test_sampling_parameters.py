@@ -1,0 +1,164 @@
+"""Targets of several versions: a request goes to those that apply all of its sampling parameters.
+
+A target that lacks one of them would choose other tokens, as an older version does that has never
+heard of the parameter; here such a target says another text altogether.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from paceline import errors
+from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline.v1 import sampling_pb2
+from paceline.v1.sampling_pb2 import SamplingParameters
+from paceline_contract.calls import VerificationRule
+from paceline_contract.sampling import FILTERS, SAMPLING_PARAMETERS, UNNAMED_PARAMETERS
+from paceline_orchestrator.fleet import shortage
+from support.fake_text import continuation
+from support.orchestrating import PROMPT
+from support.virtual_servers import VirtualServer
+from support.virtual_system import now, virtual_system
+from support.virtual_time import virtually
+
+TOKENS = 24
+NEWER = FILTERS | {"min_tokens"}
+WAYS = {
+    "plain": {"strategy": pb.STRATEGY_AUTOREGRESSIVE},
+    "si": {"strategy": pb.STRATEGY_SPECULATIVE, "lookahead": 3},
+    "dsi": {"strategy": pb.STRATEGY_DISTRIBUTED, "lookahead": 2, "target_count": 3},
+    "auto": {},
+}
+
+
+def wrong(text):
+    return 200 + len(text) % 5
+
+
+def a_target(number, applied, **more):
+    return VirtualServer("target", name=f"target-{number}", samples_by=applied, **more)
+
+
+class Wordless(VirtualServer):
+    """It is too old to say what it applies."""
+
+    def info(self):
+        said = super().info()
+        del said.sampling_parameters[:]
+        return said
+
+
+def asking(**sampling):
+    return {"sampling": SamplingParameters(**sampling)}
+
+
+def opened_at(system, server):
+    return len(system.records("OpenSession", server=server))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@virtually
+async def test_a_parameter_goes_to_the_targets_that_apply_it_alone(way):
+    """The older ones are quicker, and more."""
+    older = [a_target(n, FILTERS, token_after=wrong, latency_seconds=0.01) for n in (0, 1)]
+    newer = [a_target(n, NEWER, latency_seconds=0.05) for n in (2, 3)]
+    drafter = VirtualServer("drafter", name="drafter-0", latency_seconds=0.005)
+    async with virtual_system(*older, *newer, drafter) as system:
+        stream = await system.generate(max_tokens=TOKENS, **asking(min_tokens=2), **WAYS[way])
+        assert stream.token_ids == continuation(PROMPT, TOKENS)
+        assert stream.fallbacks == {}
+        assert opened_at(system, "target-0") == opened_at(system, "target-1") == 0
+        assert not any(it.sampling.min_tokens for it in drafter.specs)
+        await system.generate(max_tokens=TOKENS, **asking(top_p=0.5))
+        assert opened_at(system, "target-0") + opened_at(system, "target-1") > 0
+
+
+@virtually
+async def test_the_newer_target_is_waited_for_while_it_is_full_and_while_it_restarts():
+    older, newer = a_target(0, FILTERS, token_after=wrong), a_target(1, NEWER, latency_seconds=0.1)
+    async with virtual_system(older, newer) as system:
+        newer.is_full = True
+        asked = asyncio.create_task(system.generate(max_tokens=TOKENS, **asking(min_tokens=2)))
+        await asyncio.sleep(2)
+        newer.is_full = False
+        await asyncio.sleep(1)
+        await newer.kill()
+        await newer.start()
+        assert (await asked).token_ids == continuation(PROMPT, TOKENS)
+        assert opened_at(system, "target-0") == 0
+
+
+@virtually
+async def test_parameters_that_no_one_target_applies_together_are_refused_by_name_at_once():
+    one, other = a_target(0, FILTERS | {"min_tokens"}), a_target(1, FILTERS | {"logit_bias"})
+    async with virtual_system(one, other) as system:
+        for alone in ({"min_tokens": 2}, {"logit_bias": {3: 1.0}}):
+            await system.generate(max_tokens=TOKENS, **asking(**alone))
+        began = now()
+        with pytest.raises(errors.UnsupportedError, match=r"sampling\.(min_tokens|logit_bias): "):
+            await system.generate(max_tokens=TOKENS, **asking(min_tokens=2, logit_bias={3: 1.0}))
+        with pytest.raises(errors.UnsupportedError, match=r"sampling\.frequency_penalty: .*logit"):
+            await system.generate(**asking(frequency_penalty=1, min_tokens=2, logit_bias={3: 1.0}))
+        assert now() - began < shortage.WAIT_SECONDS / 2
+
+
+@virtually
+async def test_a_grammar_needs_the_engine_of_most_at_the_target_that_applies_the_rest():
+    everything = {"samples_by": SAMPLING_PARAMETERS}
+    ours = [a_target(n, FILTERS | {"grammar"}, grammar_engine="e 1") for n in (0, 1)]
+    other = VirtualServer("target", name="target-2", grammar_engine="e 2", **everything)
+    async with virtual_system(*ours, other) as system:
+        with pytest.raises(errors.UnsupportedError, match=r"sampling\.(grammar|min_tokens): "):
+            await system.generate(**asking(grammar={"regex": "a"}, min_tokens=2))
+        await system.generate(**asking(grammar={"regex": "a"}))
+        await system.generate(**asking(min_tokens=2))
+
+
+@virtually
+async def test_a_value_that_changes_nothing_is_not_sent_to_a_server_that_does_not_know_the_field():
+    older, drafter = a_target(0, FILTERS), VirtualServer("drafter", name="drafter-0")
+    async with virtual_system(older, drafter) as system:
+        asked = asking(temperature=0.5, min_tokens=0, repetition_penalty=1, top_k=0)
+        stream = await system.generate(max_tokens=TOKENS, **asked, **WAYS["si"])
+        assert stream.token_ids == continuation(PROMPT, TOKENS)
+        for spec in (*older.specs, *drafter.specs):
+            sent = {field.name for field, _ in spec.sampling.ListFields()}
+            assert sent == {"temperature", "top_k"}
+
+
+@pytest.mark.parametrize("rule", VerificationRule)
+@virtually
+async def test_a_drafter_is_asked_for_what_it_applies_under_each_rule(rule):
+    """Its tokens are judged; under REJECTION by the distribution that it drew them from."""
+    rules = {"rules": tuple(VerificationRule)}
+    drafter, newer = (
+        VirtualServer("drafter", name="drafter-0", **rules),
+        a_target(0, NEWER, **rules),
+    )
+    async with virtual_system(newer, drafter) as system:
+        asked = asking(temperature=0.5, min_tokens=3)
+        number = sampling_pb2.VerificationRule.Value(f"VERIFICATION_RULE_{rule.name}")
+        await system.generate(verification_rule=number, **asked, **WAYS["si"])
+        assert [it.sampling for it in drafter.specs] == [SamplingParameters(temperature=0.5)]
+        assert {it.sampling.min_tokens for it in newer.specs} == {3}
+
+
+@virtually
+async def test_a_field_that_this_version_does_not_know_is_refused_and_not_left_out():
+    unknown = SamplingParameters.FromString(b"\xfa\x01\x01x")  # the field with the number 31
+    async with virtual_system(a_target(0, SAMPLING_PARAMETERS)) as system:
+        with pytest.raises(errors.UnsupportedError, match=r"sampling: .* field number 31"):
+            await system.generate(sampling=unknown)
+        assert opened_at(system, "target-0") == 0
+
+
+@virtually
+async def test_a_server_that_names_nothing_applies_what_the_protos_had_at_first():
+    async with virtual_system(Wordless("target", name="target-0")) as system:
+        assert system.server("target-0").facts.sampling_parameters == {UNNAMED_PARAMETERS}
+        await system.generate(**asking(temperature=1, top_k=3, top_p=0.5, min_p=0.1))
+        for name in sorted(SAMPLING_PARAMETERS - UNNAMED_PARAMETERS - {"grammar", "logit_bias"}):
+            with pytest.raises(errors.UnsupportedError, match=f"sampling.{name}: "):
+                await system.generate(**asking(**{name: 2}))
