@@ -6,6 +6,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"google.golang.org/protobuf/reflect/protoreflect"
+
 	pb "github.com/paceline/paceline/clients/go/paceline/v1"
 )
 
@@ -85,11 +87,25 @@ func WithStop(stop ...string) GenerateOption {
 	})
 }
 
+// WithSampling sets a number of the proto's SamplingParameters by its name there, such as "min_p".
+func WithSampling(name string, value float64) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		if math.IsNaN(value) || math.IsInf(value, 0) {
+			return invalidField(name, fmt.Sprintf("must be finite, not %v", value))
+		}
+		message := sampling(r).ProtoReflect()
+		field := message.Descriptor().Fields().ByName(protoreflect.Name(name))
+		if field == nil || field.Kind() != protoreflect.DoubleKind || field.IsMap() {
+			return invalidField(name, "is no number of SamplingParameters")
+		}
+		message.Set(field, protoreflect.ValueOfFloat64(value))
+		return nil
+	})
+}
+
 // WithTemperature sets the temperature; 0 (the default) is greedy.
 func WithTemperature(temperature float64) GenerateOption {
-	return requestOption(func(r *pb.GenerateRequest) error {
-		return setFloat(&sampling(r).Temperature, "temperature", temperature)
-	})
+	return WithSampling("temperature", temperature)
 }
 
 // WithTopK keeps the k most likely tokens; 0 (the default) keeps all.
@@ -101,16 +117,12 @@ func WithTopK(k int) GenerateOption {
 
 // WithTopP keeps the fewest likeliest tokens whose probabilities add up to p; 1 (the default) keeps all.
 func WithTopP(p float64) GenerateOption {
-	return requestOption(func(r *pb.GenerateRequest) error {
-		return setFloat(&sampling(r).TopP, "top_p", p)
-	})
+	return WithSampling("top_p", p)
 }
 
 // WithMinP keeps tokens with at least p times the likeliest token's probability; 0 keeps all.
 func WithMinP(p float64) GenerateOption {
-	return requestOption(func(r *pb.GenerateRequest) error {
-		return setFloat(&sampling(r).MinP, "min_p", p)
-	})
+	return WithSampling("min_p", p)
 }
 
 // WithLogitBias adds numbers in [-100, 100] to the logits of token ids.
@@ -130,23 +142,17 @@ func WithLogitBias(biases map[uint32]float64) GenerateOption {
 
 // WithPresencePenalty is taken once from the logit of each token that the answer has already.
 func WithPresencePenalty(penalty float64) GenerateOption {
-	return requestOption(func(r *pb.GenerateRequest) error {
-		return setFloat(&sampling(r).PresencePenalty, "presence_penalty", penalty)
-	})
+	return WithSampling("presence_penalty", penalty)
 }
 
 // WithFrequencyPenalty is taken from it for each time that the answer has the token.
 func WithFrequencyPenalty(penalty float64) GenerateOption {
-	return requestOption(func(r *pb.GenerateRequest) error {
-		return setFloat(&sampling(r).FrequencyPenalty, "frequency_penalty", penalty)
-	})
+	return WithSampling("frequency_penalty", penalty)
 }
 
 // WithRepetitionPenalty makes tokens of prompt and answer less likely if above 1, the default.
 func WithRepetitionPenalty(penalty float64) GenerateOption {
-	return requestOption(func(r *pb.GenerateRequest) error {
-		return setFloat(&sampling(r).RepetitionPenalty, "repetition_penalty", penalty)
-	})
+	return WithSampling("repetition_penalty", penalty)
 }
 
 // WithMinTokens keeps the text from ending by itself before it has so many tokens.
@@ -418,14 +424,6 @@ func setCount(field **uint32, name string, value int) error {
 	}
 	count := uint32(value)
 	*field = &count
-	return nil
-}
-
-func setFloat(field **float64, name string, value float64) error {
-	if math.IsNaN(value) || math.IsInf(value, 0) {
-		return invalidField(name, fmt.Sprintf("must be finite, not %v", value))
-	}
-	*field = &value
 	return nil
 }
 

@@ -128,15 +128,9 @@ void set_stop(GenerateOptions& options, const Json& value) {
 std::map<std::string, Setter> setters() {
 #define PACELINE_OPTION(name) \
   { #name, set(#name, &GenerateOptions::name) }
-  return {
+  std::map<std::string, Setter> found{
       PACELINE_OPTION(max_tokens),
-      PACELINE_OPTION(temperature),
       PACELINE_OPTION(top_k),
-      PACELINE_OPTION(top_p),
-      PACELINE_OPTION(min_p),
-      PACELINE_OPTION(presence_penalty),
-      PACELINE_OPTION(frequency_penalty),
-      PACELINE_OPTION(repetition_penalty),
       PACELINE_OPTION(min_tokens),
       PACELINE_OPTION(seed),
       PACELINE_OPTION(strategy),
@@ -186,6 +180,8 @@ std::map<std::string, Setter> setters() {
        }},
   };
 #undef PACELINE_OPTION
+  for (const auto& [name, member] : paceline::sampling_numbers) found[name] = set(name, member);
+  return found;
 }
 
 using Text = std::optional<std::string>;

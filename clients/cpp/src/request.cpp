@@ -58,17 +58,13 @@ void set_prompt(const Prompt& prompt, v1::GenerateRequest& request) {
   }
 }
 
-void set_penalties(const GenerateOptions& options, v1::SamplingParameters& sampling) {
-  if (options.presence_penalty) {
-    sampling.set_presence_penalty(finite("presence_penalty", *options.presence_penalty));
+void set_numbers(const GenerateOptions& options, v1::SamplingParameters& sampling) {
+  for (const auto& [name, member] : sampling_numbers) {
+    if (const auto& given = options.*member) {
+      const auto* field = sampling.GetDescriptor()->FindFieldByName(name);
+      sampling.GetReflection()->SetDouble(&sampling, field, finite(name, *given));
+    }
   }
-  if (options.frequency_penalty) {
-    sampling.set_frequency_penalty(finite("frequency_penalty", *options.frequency_penalty));
-  }
-  if (options.repetition_penalty) {
-    sampling.set_repetition_penalty(finite("repetition_penalty", *options.repetition_penalty));
-  }
-  if (options.min_tokens) sampling.set_min_tokens(count("min_tokens", *options.min_tokens));
 }
 
 void set_grammar(const Grammar& grammar, v1::SamplingParameters& sampling) {
@@ -86,16 +82,12 @@ void set_grammar(const Grammar& grammar, v1::SamplingParameters& sampling) {
 
 void set_sampling(const GenerateOptions& options, v1::GenerateRequest& request) {
   v1::SamplingParameters sampling;
-  if (options.temperature) {
-    sampling.set_temperature(finite("temperature", *options.temperature));
-  }
+  set_numbers(options, sampling);
   if (options.top_k) sampling.set_top_k(count("top_k", *options.top_k));
-  if (options.top_p) sampling.set_top_p(finite("top_p", *options.top_p));
-  if (options.min_p) sampling.set_min_p(finite("min_p", *options.min_p));
+  if (options.min_tokens) sampling.set_min_tokens(count("min_tokens", *options.min_tokens));
   for (const auto& [id, bias] : options.logit_bias) {
     (*sampling.mutable_logit_bias())[count("logit_bias", id)] = finite("logit_bias", bias);
   }
-  set_penalties(options, sampling);
   set_grammar(options.grammar, sampling);
   if (sampling.ByteSizeLong() > 0) *request.mutable_sampling() = sampling;
 }

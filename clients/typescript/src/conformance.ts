@@ -48,45 +48,6 @@ interface Request {
   readonly second_reader?: boolean | null;
 }
 
-const OPTIONS: ReadonlyMap<string, keyof GenerateOptions> = new Map([
-  ["max_tokens", "maxTokens"],
-  ["stop", "stop"],
-  ["temperature", "temperature"],
-  ["top_k", "topK"],
-  ["top_p", "topP"],
-  ["min_p", "minP"],
-  ["logit_bias", "logitBias"],
-  ["presence_penalty", "presencePenalty"],
-  ["frequency_penalty", "frequencyPenalty"],
-  ["repetition_penalty", "repetitionPenalty"],
-  ["min_tokens", "minTokens"],
-  ["grammar", "grammar"],
-  ["seed", "seed"],
-  ["strategy", "strategy"],
-  ["lookahead", "lookahead"],
-  ["targets", "targets"],
-  ["drafters", "drafters"],
-  ["width", "width"],
-  ["branches", "branches"],
-  ["drafter", "drafter"],
-  ["rule", "rule"],
-  ["dispatch", "dispatch"],
-  ["ignore_eos", "ignoreEos"],
-  ["logprobs", "logprobs"],
-  ["top_logprobs", "topLogprobs"],
-  ["prompt_logprobs", "promptLogprobs"],
-  ["include_token_bytes", "includeTokenBytes"],
-  ["include_prompt", "includePrompt"],
-  ["predicted_text", "predictedText"],
-  ["lora", "lora"],
-  ["add_special_tokens", "addSpecialTokens"],
-  ["parse_special_tokens", "parseSpecialTokens"],
-  ["include_timeline", "includeTimeline"],
-  ["stream_timeline", "streamTimeline"],
-  ["request_id", "requestId"],
-  ["resume_token_ids", "resumeTokenIds"],
-]);
-
 class UnsupportedRequest extends Error {}
 
 /** The received data of one stream. */
@@ -276,18 +237,18 @@ function promptOf({ prompt }: Request): string | number[] {
 function optionsOf(request: Request): GenerateOptions {
   const options: Json = {};
   for (const [name, value] of Object.entries(request.options ?? {})) {
-    const known = OPTIONS.get(name);
-    if (known === undefined) {
-      throw new UnsupportedRequest(`option ${name}`);
-    }
     if (value !== null) {
-      options[known] = value === "NaN" ? Number.NaN : value;
+      options[inCamelCase(name)] = value === "NaN" ? Number.NaN : value;
     }
   }
   if (typeof options.seed === "string") {
     options.seed = Number(options.seed);
   }
   return options;
+}
+
+function inCamelCase(name: string): string {
+  return name.replaceAll(/_(.)/g, (_, letter: string) => letter.toUpperCase());
 }
 
 function callOf(request: Request): CallSettings {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, cast
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, create_model, field_validator
 
 from paceline import DrafterKind, GenerateOptions, Grammar, Strategy, VerificationRule
 from paceline_contract.limits import (
@@ -90,20 +90,31 @@ class StreamOptions(Fields):
     include_obfuscation: FalseOnly = None
 
 
-class Body(AnyRequest):
+if TYPE_CHECKING:
+    _Sampling = AnyRequest
+else:
+    # Under their own names, which are OpenAI's or usual: the numbers that it has not by itself.
+    _Sampling = create_model(
+        "_Sampling",
+        __base__=AnyRequest,
+        **{
+            name: (Annotated[float, within(name)] | None, None)
+            for name in SAMPLING_INTERVALS
+            if name not in AnyRequest.model_fields
+        },
+    )
+
+
+class Body(_Sampling):
     """The common parameters of completions and chat."""
 
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
     n: int = Field(1, ge=1, le=128)
     stop: Stops = Field(default_factory=list)
-    frequency_penalty: Annotated[float, within("frequency_penalty")] = 0.0
-    presence_penalty: Annotated[float, within("presence_penalty")] = 0.0
     logit_bias: Biases = Field(default_factory=dict)
     # Not OpenAI's, but usual.
-    min_p: Annotated[float, within("min_p")] | None = None
     min_tokens: int | None = Field(None, ge=0, le=MOST_UINT32)
-    repetition_penalty: Annotated[float, within("repetition_penalty")] | None = None
     structured_outputs: StructuredOutputs | None = None
     top_k: int | None = Field(None, ge=-1, le=MOST_UINT32)
     # vLLM's, of tokens.

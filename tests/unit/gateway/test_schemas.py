@@ -277,7 +277,7 @@ def test_biases_and_penalties_reach_the_orchestrator_by_their_names():
     for body_class, base in ((ChatBody, CHAT), (CompletionBody, TEXT)):
         options = parse(body_class, json.dumps({**base, **given}).encode()).options()
         assert {name: options[name] for name in given} == {**given, "logit_bias": {5: -1.0}}
-        zero = {"temperature": 0, "min_p": 0, "frequency_penalty": 0}
+        zero = dict.fromkeys(("temperature", "min_p", "frequency_penalty", "presence_penalty"), 0)
         options = parse(body_class, json.dumps({**base, **zero}).encode()).options()
         assert {name: options[name] for name in zero} == zero, "a zero that is given is handed on"
         everything = parse(body_class, json.dumps({**base, "top_k": -1}).encode()).options()
@@ -309,7 +309,7 @@ def test_what_servers_cannot_do_at_all_has_no_parameter():
         {"stream_options": {"include_usage": False}, "functions": []},
         {"messages": [{**CHAT["messages"][0], "annotations": [], "tool_calls": []}]},
         {"messages": [{**CHAT["messages"][0], "reasoning_content": "", "refusal": None}]},
-        {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "tools": []},
+        {"logit_bias": {}, "tools": []},
         {"tool_choice": "none", "response_format": {"type": "text"}, "store": False},
         {"user": "u", "metadata": {"a": "b"}, "safety_identifier": "s", "service_tier": "auto"},
         {"stop": None, "seed": None, "stream_options": None, "logprobs": None, "n": None},

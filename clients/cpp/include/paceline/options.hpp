@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -135,6 +136,19 @@ struct GenerateOptions {
   bool stream_timeline = false;                ///< Tell of it live, in events().
   std::string request_id;                      ///< A name for logs. Chosen if empty.
   std::vector<std::int64_t> resume_token_ids;  ///< Received earlier; needs their seed.
+};
+
+/// The name of an option, and where it stands.
+using SamplingNumber = std::pair<const char*, std::optional<double> GenerateOptions::*>;
+
+/// The options that are numbers of the proto's SamplingParameters, by their names there.
+inline constexpr SamplingNumber sampling_numbers[] = {
+    {"temperature", &GenerateOptions::temperature},
+    {"top_p", &GenerateOptions::top_p},
+    {"min_p", &GenerateOptions::min_p},
+    {"presence_penalty", &GenerateOptions::presence_penalty},
+    {"frequency_penalty", &GenerateOptions::frequency_penalty},
+    {"repetition_penalty", &GenerateOptions::repetition_penalty},
 };
 
 }  // namespace paceline

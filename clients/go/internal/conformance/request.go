@@ -208,22 +208,10 @@ func readOption(name string, value json.RawMessage) (paceline.GenerateOption, er
 		return readValue(value, paceline.WithMaxTokens)
 	case "stop":
 		return readStop(value)
-	case "temperature":
-		return readFloat(value, paceline.WithTemperature)
 	case "top_k":
 		return readValue(value, paceline.WithTopK)
-	case "top_p":
-		return readFloat(value, paceline.WithTopP)
-	case "min_p":
-		return readFloat(value, paceline.WithMinP)
 	case "logit_bias":
 		return readValue(value, paceline.WithLogitBias)
-	case "presence_penalty":
-		return readFloat(value, paceline.WithPresencePenalty)
-	case "frequency_penalty":
-		return readFloat(value, paceline.WithFrequencyPenalty)
-	case "repetition_penalty":
-		return readFloat(value, paceline.WithRepetitionPenalty)
 	case "grammar":
 		return readGrammar(value)
 	case "min_tokens":
@@ -277,7 +265,14 @@ func readOption(name string, value json.RawMessage) (paceline.GenerateOption, er
 	case "resume_token_ids":
 		return readValue(value, paceline.WithResumeTokenIDs)
 	}
-	return nil, unsupported(fmt.Sprintf("option %q", name))
+	return readSampling(name, value)
+}
+
+// readSampling reads a number of SamplingParameters: what is no other option.
+func readSampling(name string, value json.RawMessage) (paceline.GenerateOption, error) {
+	return readFloat(value, func(number float64) paceline.GenerateOption {
+		return paceline.WithSampling(name, number)
+	})
 }
 
 // readValue reads the option's one value as its own Go type; what that cannot hold, Go has no words for.
