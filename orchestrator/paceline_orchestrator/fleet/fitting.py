@@ -77,6 +77,8 @@ def unapplied(used: frozenset[str], server: ModelFacts, model: ModelFacts) -> fr
             of the server that lacks the fewest.
         model: What the request is pinned to.
     """
+    if not used:
+        return used
     sets = _applied(server, model.grammar_engine)
     return min((used - each for each in sets), key=lambda it: (len(it), sorted(it)))
 

@@ -38,7 +38,6 @@ class Options:
     Attributes:
         wish: What it says of how it is to be decoded.
         sampling: Handed on to model servers unread.
-        sampling_used: The parameters of it that may change something.
         prompt_logprobs: How many of the likeliest tokens are told at each position of the prompt,
             beside the log probability of its token; None: neither is told.
     """
@@ -46,7 +45,6 @@ class Options:
     wish: Wish
     drafter_count: int = 1
     sampling: object | None = None
-    sampling_used: frozenset[str] = frozenset()
     ignore_eos: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
@@ -191,7 +189,7 @@ class Order:
         return SessionSpec(
             fingerprint=(own or server).fingerprint,
             sampling=self.options.sampling,
-            sampling_used=self.options.sampling_used,
+            sampling_used=self.options.wish.sampling_used,
             # Also what changes nothing: a server refuses any field that it does not know.
             sampling_left_out=unapplied(SAMPLING_PARAMETERS, server, self.model),
             seed=self.seed,
@@ -230,7 +228,7 @@ class Order:
 
     def _unapplied_by(self, server: ModelFacts) -> frozenset[str]:
         """Return the sampling parameters in use that a server does not apply as the model does."""
-        return unapplied(self.options.sampling_used, server, self.model)
+        return unapplied(self.options.wish.sampling_used, server, self.model)
 
     @property
     def _growth(self) -> TargetScaling | None:

@@ -126,7 +126,7 @@ class Wish:
             otherwise None is a chain.
         may_draft_ahead: Whether SI's drafter may go on while the target verifies.
         has_prediction: Whether the text can be drafted from what the client predicts.
-        has_grammar: Whether the text follows a grammar, which can force tokens.
+        sampling_used: The sampling parameters that may change something.
     """
 
     strategy: Strategy | None = None
@@ -138,7 +138,12 @@ class Wish:
     shape: Shape | None = None
     may_draft_ahead: bool = True
     has_prediction: bool = False
-    has_grammar: bool = False
+    sampling_used: frozenset[str] = frozenset()
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether the text follows a grammar, which can force tokens."""
+        return "grammar" in self.sampling_used
 
     @property
     def leaves_trees_open(self) -> bool:

@@ -83,7 +83,7 @@ class RequestPlanner:
             TokenizerMismatchError: It asks for speculation, and no drafter fits the target.
             UnsupportedError: It asks for self-speculation, and no target drafts for itself.
         """
-        targets = self._targets(model, limit_length=limit_length)
+        targets = self._targets(wish, model, limit_length=limit_length)
         if not targets:  # there was one before its text was tokenised
             raise NoTargetError(
                 "no target of this model is ready any more",
@@ -151,7 +151,7 @@ class RequestPlanner:
         Returns:
             None while no target or no drafter is ready: then there is nothing to choose.
         """
-        targets = self._targets(model, limit_length=limit_length)
+        targets = self._targets(wish, model, limit_length=limit_length)
         ready = self._drafters(model, wish.strategy)
         if not (targets and ready):
             return None
@@ -196,7 +196,7 @@ class RequestPlanner:
         Returns:
             None while no target is ready.
         """
-        targets = self._targets(model, limit_length=limit_length)
+        targets = self._targets(wish, model, limit_length=limit_length)
         if not targets:
             return None
         measurements = self.experience.measurements_for(
@@ -264,14 +264,19 @@ class RequestPlanner:
         by_text = self.experience.of_text_alone(measurements, is_predicted=wish.has_prediction)
         return self._planner.choose_for_text(measurements, wish, by_text=by_text)
 
-    def _targets(self, model: ModelFacts, *, limit_length: int) -> list[ModelServer]:
-        """Return the targets that have room for a text of so many tokens.
+    def _targets(self, wish: Wish, model: ModelFacts, *, limit_length: int) -> list[ModelServer]:
+        """Return the targets with room for a text of so many tokens, that apply its sampling.
 
-        While none has room, all targets are returned: the request then waits for one that has.
+        While there is none, all targets are returned: the request then waits for one that can.
         """
         targets = self._pool.targets(model)
-        with_room = [it for it in targets if it.facts and limit_length <= it.facts.context_length]
-        return with_room or targets
+        able = [
+            it
+            for it in targets
+            if it.facts and limit_length <= it.facts.context_length
+            if not unapplied(wish.sampling_used, it.facts, model)
+        ]
+        return able or targets
 
     def _drafters(self, model: ModelFacts, strategy: Strategy | None) -> list[ModelServer]:
         try:

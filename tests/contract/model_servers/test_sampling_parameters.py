@@ -112,7 +112,7 @@ async def test_a_backend_with_one_possible_token_takes_filters_and_refuses_the_r
 
 
 async def test_every_server_takes_what_it_names(target):
-    for name in target.info.sampling_parameters:
+    for name in CHANGES.keys() & set(target.info.sampling_parameters):  # it may be a newer one
         beside, value = CHANGES[name]
         await said(target, **beside, **{name: value})
 

@@ -162,3 +162,19 @@ async def test_a_server_that_names_nothing_applies_what_the_protos_had_at_first(
         for name in sorted(SAMPLING_PARAMETERS - UNNAMED_PARAMETERS - {"grammar", "logit_bias"}):
             with pytest.raises(errors.UnsupportedError, match=f"sampling.{name}: "):
                 await system.generate(**asking(**{name: 2}))
+
+
+@virtually
+async def test_a_plan_counts_the_targets_alone_that_apply_the_requests_sampling():
+    plans = []
+    for older_count in (0, 3):
+        older = [a_target(n, FILTERS, latency_seconds=0.1) for n in range(1, 1 + older_count)]
+        drafter = VirtualServer("drafter", name="drafter-0", latency_seconds=0.02)
+        async with virtual_system(a_target(0, NEWER, latency_seconds=0.1), *older, drafter) as it:
+            await it.generate(max_tokens=200)
+            stream = await it.generate(max_tokens=200, **asking(min_tokens=2))
+            plans.append((stream.started.strategy, stream.started.lookahead))
+            plain = await it.generate(max_tokens=50)
+            is_dsi = plain.started.strategy == pb.STRATEGY_DISTRIBUTED
+            assert is_dsi is (older_count > 0), "all targets together are for DSI"
+    assert plans[0] == plans[1]
