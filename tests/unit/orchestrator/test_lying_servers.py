@@ -572,6 +572,8 @@ FORBIDDEN = {
     "dtype": lambda it: setattr(it, "dtype", "x" * 65),
     "version": lambda it: setattr(it, "version", "x" * 65),
     "grammar_engine": lambda it: setattr(it, "grammar_engine", "x" * 65),
+    "sampling_parameters has more": lambda it: it.sampling_parameters.extend(["x"] * 5000),
+    "sampling_parameters has what": lambda it: it.sampling_parameters.append("x" * 65),
     "sampling_defaults.top_p": lambda it: setattr(it.sampling_defaults, "top_p", math.nan),
     "lora_adapters.name": lambda it: it.lora_adapters.add(name="a b", fingerprint="it"),
     "stages": lambda it: [it.stages.add() for _ in range(5000)],

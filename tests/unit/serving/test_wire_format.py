@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from paceline.v1.call_service_pb2 import CallMessage, ExchangeCallsRequest
 from paceline.v1.proposal_pb2 import Proposal
 from paceline.v1.sampling_pb2 import SamplingParameters, SparseDistribution
-from paceline_serving.wire_format import check_field_count, fields_of, varint
+from paceline_serving.wire_format import check_field_count, fields_of, unknown_field, varint
 
 
 def test_each_field_is_found_with_its_content():
@@ -26,6 +26,16 @@ def test_each_field_is_found_with_its_content():
 def test_fields_of_every_wire_type_are_passed_over():
     raw = SamplingParameters(temperature=0.5, top_k=300).SerializeToString() + b"\x2d" + bytes(4)
     assert [field.tag & 7 for field in fields_of(raw)] == [1, 0, 5]
+
+
+def test_a_field_of_a_later_version_is_found_wherever_it_stands():
+    known = SamplingParameters(top_k=3, logit_bias={7: 1.0}, grammar={"regex": "a"})
+    assert unknown_field(known) == ""
+    later = SamplingParameters.FromString(b"\xfa\x01\x01x" + known.SerializeToString())
+    assert unknown_field(later) == "its field number 31"
+    # The library parses what is known of a grammar, and keeps the rest beside it.
+    known.grammar.MergeFromString(b"\x78\x01")
+    assert unknown_field(known) == "a field of one of its parts"
 
 
 def test_a_message_within_another_has_its_own_fields():
