@@ -264,10 +264,18 @@ def _check_sampling(request: pb.GenerateRequest, model: ModelFacts) -> None:
         raise InvalidFieldError.of("sampling.top_k", f"must be in [0, {size}]")
     if max(request.sampling.logit_bias, default=0) >= size:
         raise InvalidFieldError.of("sampling.logit_bias", f"must be of tokens in [0, {size})")
-    if missing := sorted(unapplied(used_parameters(request), model, model)):
-        words = f"sampling.{missing[0]}: no server of this model applies it"
-        more = f", and {', '.join(missing[1:])}" if missing[1:] else ""
-        raise UnsupportedError(f"{words}{more} beside the request's other parameters")
+    used = used_parameters(request)
+    if missing := unapplied(used, model, model):
+        raise UnsupportedError(_told_unapplied(missing, used, model))
+
+
+def _told_unapplied(missing: frozenset[str], used: frozenset[str], model: ModelFacts) -> str:
+    """Say which of the parameters in use no target applies, at all or together with the others."""
+    name, *more = sorted(missing)
+    words = f"sampling.{name}: no target of this model applies it"
+    if not unapplied(frozenset({name}), model, model):
+        words += f" together with {', '.join(sorted(used - missing))}"
+    return words + (f", nor {', '.join(more)}" if more else "")
 
 
 def _check_scoring(request: pb.GenerateRequest, model: ModelFacts, *, prompt_length: int) -> None:
