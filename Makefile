@@ -73,8 +73,10 @@ JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? core
 # order, contract to unit: those that come last should be short.
 SPREAD = -n $(or $(WORKERS),$(JOBS)) --dist loadfile --no-loadscope-reorder
 
-# These wait for servers half of the time or more, so there are two processes more.
-test test-long test-clients: WORKERS = $(shell echo $$(($(JOBS) + 2)))
+# These wait for servers most of the time. In `test` and `test-long` some processes only compute
+# meanwhile, in turns (tests/support/spreading.py).
+test test-long: WORKERS = $(shell echo $$(($(JOBS) + 4)))
+test-clients: WORKERS = $(shell echo $$(($(JOBS) + 2)))
 # With compiled files each process collects its tests in half the time, ten seconds of a core less.
 test test-long: export PYTHONDONTWRITEBYTECODE =
 

@@ -1,4 +1,4 @@
-"""Which tests run in one process, where several processes run tests."""
+"""Which tests run in one process, and when, where several processes run tests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from xdist.scheduler import LoadFileScheduling
 
 # The fixtures of tests/e2e that start five servers, and keep what plain decoding said.
 _SHARED = re.compile(r"[( ](bundled|proof)[,)]")
+_TOGETHER = "tests/e2e"
+# Where tests wait for nothing.
+_COMPUTING = "tests/unit/"
 
 
 class ScheduledByServers(LoadFileScheduling):
@@ -15,6 +18,10 @@ class ScheduledByServers(LoadFileScheduling):
 
     Else each process would start five more, and decode anew what it compares with: for that tests
     took another 90 seconds of a core.
+
+    These come first, since they take longest. Of the others, a third of the processes get tests
+    that only compute, and two thirds get tests that wait for servers most of the time: they use a
+    third of a core each. Else all wait at once at first, and compute at once in the end.
     """
 
     def __init__(self, config, log):
@@ -27,4 +34,18 @@ class ScheduledByServers(LoadFileScheduling):
 
     def _split_scope(self, nodeid):
         path = super()._split_scope(nodeid)
-        return "tests/e2e" if path in self._sharing else path
+        return _TOGETHER if path in self._sharing else path
+
+    def _assign_work_unit(self, node):
+        self.workqueue.move_to_end(self._next_scope(node), last=False)
+        super()._assign_work_unit(node)
+
+    def _next_scope(self, node):
+        """Return what this process should do next; of each kind in the order of the files."""
+        if _TOGETHER in self.workqueue:
+            return _TOGETHER
+        others = [[*work] for other, work in self.assigned_work.items() if other is not node]
+        computing = sum(scopes[-1].startswith(_COMPUTING) for scopes in others if scopes)
+        wanted = computing < len(self.assigned_work) // 3
+        of_the_kind = (it for it in self.workqueue if it.startswith(_COMPUTING) == wanted)
+        return next(of_the_kind, next(iter(self.workqueue)))

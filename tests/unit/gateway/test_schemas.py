@@ -476,7 +476,7 @@ async def test_a_compressed_body_is_taken_in_whatever_pieces_it_comes(encoding, 
 @pytest.mark.parametrize(
     ("content", "status"),
     [
-        (gzip.compress(bytes(100 << 20)), 413),
+        (gzip.compress(bytes(10 << 20)), 413),
         (gzip.compress(bytes(3 << 20)) * 2, 413),
         (gzip.compress(b"")[:10] + b"\0\0\0\xff\xff" * (2 << 20), 413),
         (gzip.compress(LONG)[:-9], 400),
