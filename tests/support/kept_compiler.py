@@ -1,7 +1,8 @@
 """A C compiler that compiles each source of the engine once in a run of tests.
 
 A server compiles what it computes between products at each load, for half a second of a core, or
-for two with products in whole numbers. A run of tests loads hundreds of models.
+for two with products in whole numbers; and tries whether it could, where it does not need to. A run
+of tests loads hundreds of models.
 """
 
 from __future__ import annotations
@@ -26,12 +27,16 @@ source= output= previous= key=
 for each in "$@"; do
   if [ "$previous" = -o ]; then output=$each
   else
-    case "$each" in */torch_backend/*.c) source=$each ;; *) key="$key $each" ;; esac
+    case "$each" in
+      */torch_backend/*.c | */tried.c) source=$each ;;
+      *) key="$key $each" ;;
+    esac
   fi
   previous=$each
 done
 [ -n "$source" ] && [ -n "$output" ] || exec {real} "$@"
-key=$({{ echo "$key ${{source##*/}}"; cat "${{source%/*}}"/*.c; }} | sha256sum | cut -c1-64)
+key=$({{ echo "$key ${{source##*/}}"; cat "${{source%/*}}"/*.c; }} | sha256sum)
+key=${{key%% *}}
 [ -n "$key" ] || exec {real} "$@"
 kept={folder}/$key.so
 [ -e "$kept" ] && exec cp "$kept" "$output"

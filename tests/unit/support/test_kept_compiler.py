@@ -9,6 +9,8 @@ import subprocess
 
 import pytest
 
+from paceline_engine.torch_backend import compiler
+from paceline_engine.torch_backend.compiler import check_products_compile
 from support.kept_compiler import FOLDER_VARIABLE, keep_what_is_compiled
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
@@ -56,6 +58,18 @@ def test_another_source_or_flag_or_part_is_another_library(sources):
     assert number(sources) == 5
     (sources / "other.c").write_text("int main_number(void) { return 7; }\n")
     assert number(sources, name="other.c") == 7
+
+
+def test_what_a_load_tries_is_compiled_once(sources, monkeypatch):
+    try:
+        check_products_compile(["cc"])
+    except compiler.StepsUnavailableError as error:
+        pytest.skip(str(error))  # another kind of processor
+    check_products_compile(["cc"])
+    assert kept(sources) == 1
+    monkeypatch.setattr(compiler, "_TRIED", "no C\n")
+    with pytest.raises(compiler.StepsUnavailableError):
+        check_products_compile(["cc"])
 
 
 def test_what_cannot_be_compiled_fails_each_time_and_is_not_kept(sources):
