@@ -62,6 +62,19 @@ def directories(tmp_path_factory):
     return directory
 
 
+@pytest.fixture(scope="module")
+def backends(directories):
+    """Our model of a family; it is loaded when it is first asked for."""
+    made = {}
+
+    def backend(name):
+        if name not in made:
+            made[name] = TransformersBackend(str(directories(name)))
+        return made[name]
+
+    return backend
+
+
 class Decoding:
     """Texts that are decoded together, in forwards as chance has it."""
 
@@ -136,9 +149,8 @@ def test_the_list_is_of_families_that_are_served():
     "name",
     [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in SERVED],
 )
-def test_texts_decoded_together_are_the_librarys_own(name, directories):
-    directory = directories(name)
-    backend = TransformersBackend(str(directory))
+def test_texts_decoded_together_are_the_librarys_own(name, directories, backends, monkeypatch):
+    backend = backends(name)
     assert (backend.decoder is not None, backend.description.shares_forwards) == (
         name in SHARING or name in CHANGING,
         name in SHARING,
@@ -146,11 +158,11 @@ def test_texts_decoded_together_are_the_librarys_own(name, directories):
     assert backend.description.layer_count == LAYERS
     changes = name in CHANGING
     lengths = TILED_LENGTHS if name in TILED else SHORT_LENGTHS if changes else PROMPT_LENGTHS
-    reference = texts_of(directory, lengths, count=NEW_TOKENS)
+    reference = texts_of(directories(name), lengths, count=NEW_TOKENS)
     met = set()
     for seed in range(2 if name in (*TILED, *STEPPED) else 3):
         # As on a CPU, and with one kernel for all texts, as on an accelerator.
-        backend.together = seed % 2 == 1
+        monkeypatch.setattr(backend, "together", seed % 2 == 1)
         decoding = Decoding(backend, reference, seed=seed)
         decoding.run()
         met |= decoding.met
@@ -161,11 +173,12 @@ def test_texts_decoded_together_are_the_librarys_own(name, directories):
 
 
 @pytest.mark.parametrize("name", CHANGING)
-def test_where_rotations_change_neither_other_texts_nor_parts_have_a_say(name, directories):
-    directory = directories(name)
-    backend = TransformersBackend(str(directory))
+def test_where_rotations_change_neither_other_texts_nor_parts_have_a_say(
+    name, directories, backends
+):
+    backend = backends(name)
     # Beyond that length what is right depends on how many rows a forward has: here on one.
-    reference = texts_of(directory, (3, ORIGINAL_LENGTH + 12, 12), count=NEW_TOKENS)
+    reference = texts_of(directories(name), (3, ORIGINAL_LENGTH + 12, 12), count=NEW_TOKENS)
     items = [
         Item(backend.new_cache(SPEC), SPEC, prefix=array("I", prompt), task=Draft(NEW_TOKENS))
         for prompt in reference.prompts
@@ -179,8 +192,8 @@ def test_where_rotations_change_neither_other_texts_nor_parts_have_a_say(name, d
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_texts_share_a_forward_where_the_model_can(name, directories):
-    backend = TransformersBackend(str(directories(name)))
+def test_texts_share_a_forward_where_the_model_can(name, backends):
+    backend = backends(name)
     items = [
         Item(backend.new_cache(SPEC), SPEC, prefix=array("I", prompt), task=Draft())
         for prompt in prompts(PROMPT_LENGTHS)

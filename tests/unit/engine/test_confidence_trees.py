@@ -152,7 +152,13 @@ def test_each_text_of_a_forward_gets_what_it_would_get_alone(backend):
     check_as_alone(backend, lambda: mixed_judgements(backend, PROMPT, count=7))
 
 
-@pytest.mark.parametrize("family", LAYOUTS)
+# One of each layout; the other families in `make test-long`.
+FEW = ("qwen3.5", "glm4-moe")
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(it, marks=[pytest.mark.long] * (it not in FEW)) for it in LAYOUTS]
+)
 def test_a_checkpoints_module_proposes_trees_too(family, tmp_path):
     checkpoint = build_with_module(family, tmp_path / family)
     guess = module_reference(family, checkpoint)

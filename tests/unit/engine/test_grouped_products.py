@@ -279,8 +279,21 @@ def test_which_weights_can_be_in_groups():
     assert not takes_groups(torch.Size([8, 48]))
 
 
+# Threads divide the rows of each layer alike, whatever its settings are.
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("settings", [{}, BIASED, {"num_key_value_heads": 3}], ids=str)
+@pytest.mark.parametrize(
+    ("threads", "settings"),
+    [
+        (1, BIASED),
+        (2, {}),
+        (2, {"num_key_value_heads": 3}),
+        pytest.param(1, {}, marks=pytest.mark.long),
+        pytest.param(1, {"num_key_value_heads": 3}, marks=pytest.mark.long),
+        pytest.param(2, BIASED, marks=pytest.mark.long),
+    ],
+    indirect=["threads"],
+    ids=str,
+)
 def test_layers_have_the_bits_of_the_operators_and_of_their_rows_alone(settings, steps):
     model = Computed(settings, kind="int4")
     assert use_few_rows(model.products, steps, large=model.large) == len(model.products)

@@ -168,9 +168,24 @@ ALL = {
 }
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "library"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("texts", [2, 64])
+# Every two of a number of texts, a dtype and a way to compute meet; all in `make test-long`.
+MIXED = [
+    (2, "float32", True),
+    (2, "bfloat16", False),
+    (64, "float32", False),
+    (64, "bfloat16", True),
+]
+OTHERS = [
+    cell
+    for cell in itertools.product((2, 64), ("float32", "bfloat16"), (True, False))
+    if cell not in MIXED
+]
+
+
+@pytest.mark.parametrize(
+    ("texts", "dtype", "fused"),
+    [*MIXED, *(pytest.param(*cell, marks=pytest.mark.long) for cell in OTHERS)],
+)
 def test_a_rows_logits_follow_from_its_text_alone(tiny_pair, dtype, fused, texts):
     mixture = Mixture(load(tiny_pair.target, dtype=dtype, fused=fused), texts=texts, seed=2)
     mixture.run(40 if texts < 64 else 12)
