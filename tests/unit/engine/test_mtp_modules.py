@@ -96,9 +96,10 @@ def test_what_is_proposed_is_what_the_slow_module_guesses(backend, expected, spe
     check_guesses(backend, spec, PROMPT, lambda text, token: expected(text, token, spec))
 
 
-def test_decoding_by_its_proposals_is_plain_decoding(backend, plain):
+def test_decoding_by_its_proposals_is_plain_decoding(backend, plain, family):
+    is_recurrent = LAYOUTS[family] is APART
     for spec in SPECS:
-        count = 95 if spec is SPEC else 25  # recurrent layers close rows on the way
+        count = 95 if is_recurrent and spec is SPEC else 25  # its layers close rows on the way
         made, judgements = decode_by_proposals(ModelText(backend, spec), PROMPT, count=count)
         assert all(len(judged.proposal) for judged in judgements)
         assert made == continuation(ModelText(plain, spec), PROMPT, len(made))
@@ -113,7 +114,16 @@ def test_with_invariance_decoding_by_its_proposals_is_plain_decoding_too(tmp_pat
     assert made == continuation(ModelText(plain, SPEC), PROMPT, len(made))
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+# Each family with one of them in turns; with the other one in `make test-long`.
+@pytest.mark.parametrize(
+    ("family", "weights"),
+    [
+        pytest.param(family, weights, marks=[pytest.mark.long] * (index % 2 != place))
+        for index, family in enumerate(LAYOUTS)
+        for place, weights in enumerate(("int8", "int4"))
+    ],
+    indirect=["family"],
+)
 def test_a_module_beside_whole_numbers_guesses_and_the_text_is_as_without_it(checkpoint, weights):
     drafting, plain = (
         TransformersBackend(str(checkpoint), adapter=adapter, weights=weights)
