@@ -92,8 +92,17 @@ def spec_of(sampling, rule=VerificationRule.EXACT) -> SessionSpec:
     return SessionSpec(128, SAMPLINGS[sampling], seed=7, rule=rule)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+# Every two of a way, a sampling and a rule meet; all three in `make test-long`.
+@pytest.mark.parametrize(
+    ("narrow", "sampling", "rule"),
+    [
+        pytest.param(way, sampling, rule, marks=[pytest.mark.long] * ((row + column + place) % 2))
+        for row, way in enumerate(WAYS)
+        for column, sampling in enumerate(SAMPLINGS)
+        for place, rule in enumerate(RULES)
+    ],
+    indirect=["narrow"],
+)
 def test_its_drafts_are_the_whole_models_without_the_tokens_that_are_not_scored(
     narrow, drafter, sampling, rule
 ):
