@@ -6,13 +6,12 @@ import asyncio
 import random
 
 import grpc
-import pytest
 
 from paceline import AsyncClient, errors
 from paceline.v1 import orchestrator_service_pb2 as pb
 from support.fake_models import FakeModelServer
 from support.fake_text import continuation
-from support.orchestrating import PROMPT, STRATEGIES, a_drafter, orchestrating, targets
+from support.orchestrating import PROMPT, a_drafter, orchestrating, targets
 from support.waiting import until
 
 
@@ -24,28 +23,6 @@ async def test_a_target_without_room_is_passed_over(monkeypatch):
         received = await system.generate(strategy=pb.STRATEGY_AUTOREGRESSIVE, max_tokens=6)
         assert received.token_ids == continuation(PROMPT, 6)
         assert received.fallbacks == {"session_refused": 1}
-
-
-async def test_a_request_that_finds_no_room_ends_in_time_and_says_when_to_come_again(monkeypatch):
-    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.WAIT_SECONDS", 0.3)
-    async with orchestrating(drafters=[a_drafter()], targets=targets(2)) as system:
-        for target in system.targets:
-            target.open_error = errors.CacheExhaustedError("full", retry_after_seconds=0.01)
-        for strategy in STRATEGIES:
-            with pytest.raises(errors.OverloadedError, match="full") as caught:
-                await system.generate(strategy=strategy)
-            assert caught.value.retry_after_seconds
-        await system.settled()
-        assert not any(target.calls for target in system.targets)
-
-
-async def test_sessions_that_open_and_calls_that_are_refused_are_no_room(monkeypatch):
-    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.WAIT_SECONDS", 0.3)
-    async with orchestrating(targets=targets(2)) as system:
-        for target in system.targets:
-            target.faults.extend(["overload"] * 1000)
-        with pytest.raises(errors.OverloadedError, match="full"):
-            await system.generate()
 
 
 async def test_a_target_at_work_is_waited_for_while_another_has_no_room(monkeypatch):
