@@ -69,14 +69,14 @@ PYTEST_ARGS ?=
 # So many cores for tests at once.
 JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? cores : 4)))
 
-# A file's tests stay together, since they share servers (tests/support/spreading.py); files in their
-# order, contract to unit: those that come last should be short.
+# A file's tests stay together, since they share servers; files that wait and files that compute in
+# turns, each in their order (tests/support/spreading.py): those that come last should be short.
 SPREAD = -n $(or $(WORKERS),$(JOBS)) --dist loadfile --no-loadscope-reorder
 
-# These wait for servers most of the time. In `test` and `test-long` some processes only compute
-# meanwhile, in turns (tests/support/spreading.py).
-test test-long: WORKERS = $(shell echo $$(($(JOBS) + 4)))
-test-clients: WORKERS = $(shell echo $$(($(JOBS) + 2)))
+# These wait for servers half of the time or more, so there are more processes than cores. In `test`
+# two thirds of them wait most of the time (tests/support/spreading.py).
+test: WORKERS = $(shell echo $$(($(JOBS) + 4)))
+test-long test-clients: WORKERS = $(shell echo $$(($(JOBS) + 2)))
 # With compiled files each process collects its tests in half the time, ten seconds of a core less.
 test test-long: export PYTHONDONTWRITEBYTECODE =
 
