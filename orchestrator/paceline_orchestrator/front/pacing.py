@@ -9,6 +9,8 @@ time: to change costs a drafter's session, and load goes up and down.
 It depends as much on how often drafts are right, which a request's own verdicts say soonest
 (`evidence`). So with each of them it is asked whether drafting still pays, and with how long
 blocks; and now and then whether a request that decodes plainly would draft if drafts were right.
+In a crowd, drafts have to be right so often to pay that a few wrong ones by chance would end them.
+So there a request drafts on as it does while that would pay at the next higher step of the rate.
 A request whose target drafts for itself is asked only whether these guesses still pay. If not, it
 decodes plainly to its end.
 
@@ -164,7 +166,7 @@ class Pacing:
         first = free[0]
         plan = self._plan(first)
         self._paces[first] = self._paces.pop(first)  # next time it is another one's turn
-        if plan is None:
+        if plan is None or self._is_in_doubt(first, plan):
             return
         likeness = self._likeness(first)
         for generation in free:
@@ -227,8 +229,21 @@ class Pacing:
         if plan.method.drafts:
             generation.pace(plan)
             return
+        if self._is_in_doubt(generation, plan):
+            return
         if self._would_draft(generation) and generation.follow(plan):
             self._rest(generation, pace)
+
+    def _is_in_doubt(self, generation: Generation, plan: Plan) -> bool:
+        """Whether a request that drafts in a crowd goes on, though its plan would now be another.
+
+        Args:
+            plan: What it would now be.
+        """
+        if plan.method.drafts or not (generation.drafts and plan.is_crowded):
+            return False
+        hopeful = self._plan(generation, rate=self._paces[generation].evidence.next_rate)
+        return hopeful is not None and hopeful.method.drafts
 
     def _would_draft(self, generation: Generation) -> bool:
         """Whether drafting would pay if all drafts were right; if not, the load is the reason."""

@@ -80,6 +80,11 @@ class Evidence:
         """Probability that a target accepts the next draft token, in steps of 0.05."""
         return round(_STEPS * self._sum / self._count) / _STEPS
 
+    @property
+    def next_rate(self) -> float:
+        """The next higher step of the rate, at most 1."""
+        return min(_STEPS, round(_STEPS * self.rate) + 1) / _STEPS
+
     def judged(self, *, accepted: int, rejected: int) -> None:
         """Take in what became of the latest draft tokens, of which a rejected one comes last."""
         for is_right in (True,) * accepted + (False,) * rejected:

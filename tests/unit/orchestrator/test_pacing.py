@@ -309,15 +309,16 @@ class _Planning:
         asked: The wishes and rates that it was asked for.
     """
 
-    def __init__(self, *, drafts=lambda _: True, plans=None):
-        self._drafts, self._plans = drafts, plans
+    def __init__(self, *, drafts=lambda _: True, plans=None, is_crowded=False):
+        self._drafts, self._plans, self._is_crowded = drafts, plans, is_crowded
         self.asked = []
 
     def plan_again(self, wish, *_, acceptance_rate, **__):
         self.asked.append((wish, acceptance_rate))
         if self._plans is not None:
             return next(self._plans)
-        return a_plan(f"for {acceptance_rate}", drafts=self._drafts(acceptance_rate))
+        drafts = self._drafts(acceptance_rate)
+        return a_plan(f"for {acceptance_rate}", drafts=drafts, is_crowded=self._is_crowded)
 
     def context_lengths(self):
         return [50, 100]
@@ -326,8 +327,9 @@ class _Planning:
         return length
 
 
-def a_plan(name, *, drafts=True):
-    return SimpleNamespace(name=name, method=SimpleNamespace(drafts=drafts))
+def a_plan(name, *, drafts=True, is_crowded=False):
+    method = SimpleNamespace(drafts=drafts)
+    return SimpleNamespace(name=name, method=method, is_crowded=is_crowded)
 
 
 @virtually
@@ -371,6 +373,27 @@ async def test_a_plan_is_for_those_whose_drafts_are_right_as_often_as_it_takes(d
     rates = {0.5: first, 0.2: worse, 0.9: better}
     assert {rate for rate, it in rates.items() if it.followed == ["for 0.5"]} == followers
     assert sum(len(it.followed) for it in rates.values()) == len(followers)
+
+
+@pytest.mark.parametrize(
+    ("is_crowded", "rate", "goes_on"),
+    [
+        pytest.param(True, 0.45, True, id="in a crowd a step from what pays"),
+        pytest.param(True, 0.35, False, id="in a crowd two steps from it"),
+        pytest.param(False, 0.45, False, id="not in a crowd"),
+    ],
+)
+@virtually
+async def test_in_a_crowd_a_request_drafts_on_where_that_nearly_pays(is_crowded, rate, goes_on):
+    planning = _Planning(drafts=lambda rate: rate >= 0.5, is_crowded=is_crowded)
+    for_its_load, for_its_verdict = _Running(Wish(), rate=rate), _Running(Wish(), rate=rate)
+    with Pacing(planning).following(for_its_load):
+        await asyncio.sleep(1.5)
+    with Pacing(planning).following(for_its_verdict):
+        for_its_verdict.verdicts = DraftStatistics(accepted=1, rejected=1)
+        for_its_verdict.judged()
+    assert (for_its_load.followed == []) is goes_on
+    assert (for_its_verdict.followed == []) is goes_on
 
 
 @virtually
