@@ -236,7 +236,10 @@ class AssignedServers:
 
     def close(self) -> None:
         """End all sessions, behind the caller's back."""
-        self._candidates.crashes.release()
+        self._candidates.crashes.close()
+        for session in self._drafters.all_sessions:
+            if session.has_streamed:
+                self._candidates.note_drafted(session.server)
         for session in self.sessions:
             session.close()
         self._targets.clear()

@@ -73,6 +73,8 @@ class Candidates:
         self_drafting: Whether targets that draft for themselves come first.
         text: Who has had it comes first among equals; None: nobody has.
         suits: Whether a server's context is long enough for the text by now: others are none.
+        share: The tenant.
+        request_key: Returns a name that is the same for all resumptions of the request.
 
     Attributes:
         model: See above.
@@ -91,6 +93,8 @@ class Candidates:
         self_drafting: bool = False,
         text: FamiliarText | None = None,
         suits: Callable[[ModelFacts, Role], bool] = lambda *_: True,
+        share: str = "",
+        request_key: Callable[[], str] = lambda: "",
     ) -> None:
         self._pool = pool
         self.model = model
@@ -99,7 +103,9 @@ class Candidates:
         self._text = text
         self._suits = suits
         self._barred_until: dict[ModelServer, float] = {}
-        self.crashes = Crashes(pool.quarantine)
+        self._share = share
+        self._request_key = request_key
+        self.crashes = Crashes(pool.quarantine, past=pool.past_losses, request_key=request_key)
         self.doubts = Doubts(pool)
         self.tolerance = 1.0
 
@@ -155,6 +161,11 @@ class Candidates:
         self._pool.note_order_at(server)
         self.crashes.note_opening(server)
 
+    def note_drafted(self, drafter: ModelServer) -> None:
+        """Note that a drafter has drafted for the request, which is at its end."""
+        if not self.doubts.about(drafter):
+            self._pool.failed_drafts.note_success(drafter, share=self._share)
+
     def note_assigned(self, server: ModelServer) -> None:
         """Note that a server is about to have the text."""
         if self._text is not None:
@@ -200,6 +211,10 @@ class Candidates:
             return Fallback.DEADLINE, pause_seconds
         if is_doubtful(error):
             self.doubts.add(server, error, asked_at=asked_at, reach=reach)
+            if server.role is Role.DRAFTER:
+                self._pool.failed_drafts.note_failure(
+                    server, share=self._share, request_key=self._request_key()
+                )
             return _LOST[server.role], SOON_SECONDS
         if was_open and _went_suddenly(server, error):
             self.crashes.add(server, asked_at=asked_at, reach=reach)
@@ -228,4 +243,9 @@ class Candidates:
             drafters = self._pool.drafters(self.model, self._text)
         except TokenizerMismatchError:
             return []
-        return [it for it in drafters if it.facts and it.facts.knows(self._rule)]
+        may_be_asked = self._pool.failed_drafts.may_be_asked
+        return [
+            it
+            for it in drafters
+            if it.facts and it.facts.knows(self._rule) and may_be_asked(it, share=self._share)
+        ]

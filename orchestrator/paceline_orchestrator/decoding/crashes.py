@@ -13,62 +13,50 @@ After one loss of a target the request has one target at a time. After two that 
 from other requests that have lost two: the request that is to blame is alone with its third one.
 After three it gets no target. It ends as soon as three processes are known to be gone, or when it
 has waited for as long as for any target. After two losses of drafters it goes on without them.
+
+What a request lost before it was resumed counts as well; see `fleet/losses.py`.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import InternalError
 from paceline_orchestrator.fleet.discovery import Role
+from paceline_orchestrator.fleet.losses import Loss
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
+    from paceline_orchestrator.fleet.losses import PastLosses
     from paceline_orchestrator.fleet.quarantine import Quarantine
     from paceline_orchestrator.fleet.server import ModelServer
 
 _MOST = {Role.TARGET: 3, Role.DRAFTER: 2}
 _LOSSES_APART = 2
-# A broken connection is noticed at once. A server that is well after so long never had one.
-_NOTICE_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Loss:
-    """A server that went away during a call: which process, when, and the call's reach."""
-
-    server: ModelServer
-    process_name: str
-    noticed_at: float
-    reach: int
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether another process is there now."""
-        return self.server.process_name != self.process_name
-
-    @property
-    def is_refuted(self) -> bool:
-        """Whether the same process is well, so that only a connection broke."""
-        if self.is_certain or self.server.health_status is not None:
-            return False
-        was_away = self.server.ready_since > self.noticed_at
-        return was_away or time.monotonic() - self.noticed_at > _NOTICE_SECONDS
 
 
 class Crashes:
     """The servers that one request has lost under its calls, one after the other.
 
+    `close` it in the end: what it has lost counts if the request is resumed.
+
     Args:
         quarantine: Shared by all requests.
+        past: What requests lost before they were resumed.
+        request_key: Returns what names this request among them.
     """
 
-    def __init__(self, quarantine: Quarantine) -> None:
+    def __init__(
+        self, quarantine: Quarantine, *, past: PastLosses, request_key: Callable[[], str]
+    ) -> None:
         self._quarantine = quarantine
-        self._losses: dict[Role, list[_Loss]] = {role: [] for role in _MOST}
+        self._past = past
+        self._request_key = request_key
+        self._losses: dict[Role, list[Loss]] = {role: [] for role in _MOST}
+        if past:
+            self._losses[Role.TARGET] = past.take(request_key())
 
     def add(self, server: ModelServer, *, asked_at: float, reach: int) -> None:
         """Take notice of a server that went away during a call.
@@ -81,7 +69,15 @@ class Crashes:
         losses = self._counted(server.role)
         if losses and asked_at < losses[-1].noticed_at:
             return
-        losses.append(_Loss(server, server.process_name, time.monotonic(), reach))
+        losses.append(
+            Loss(
+                server,
+                server.process_name,
+                asked_at=asked_at,
+                noticed_at=time.monotonic(),
+                reach=reach,
+            )
+        )
 
     def allow(
         self, servers: list[ModelServer], *, role: Role, assigned: Collection[ModelServer]
@@ -111,9 +107,12 @@ class Crashes:
         if server.role is Role.TARGET and len(self._counted(Role.TARGET)) >= _LOSSES_APART:
             self._quarantine.take(server, self)
 
-    def release(self) -> None:
-        """Let others have the target that was kept apart for this request."""
+    def close(self) -> None:
+        """Let others have the target that was kept apart, and keep the losses of targets."""
         self._quarantine.release(self)
+        if losses := self._counted(Role.TARGET):
+            self._past.leave(self._request_key(), losses)
+            losses.clear()
 
     def note_final(self, length: int) -> bool:
         """Forget the targets that were lost at tokens which are final by now.
@@ -130,7 +129,7 @@ class Crashes:
         losses[:] = [it for it in losses if it.reach >= length]
         if losses:
             return False
-        self.release()
+        self._quarantine.release(self)
         return True
 
     @property
@@ -149,7 +148,7 @@ class Crashes:
         names = ", ".join(it.server.name for it in self._losses[Role.TARGET])
         return InternalError(f"targets ended, one after the other, at this request: {names}")
 
-    def _counted(self, role: Role) -> list[_Loss]:
+    def _counted(self, role: Role) -> list[Loss]:
         losses = self._losses[role]
         if losses:
             losses[:] = [it for it in losses if not it.is_refuted]

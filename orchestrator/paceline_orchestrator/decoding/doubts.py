@@ -16,7 +16,7 @@ Meanwhile other servers work on the request. A server that failed it is asked ag
 server of its role works on it, and a target not after three failures. While a server is being
 examined, it is not asked, unless it is too busy to answer within a second. A request can do without
 drafters, so it never ends because a drafter fails. A drafter that has failed it twice is left
-alone.
+alone; one that fails a client's requests one after the other: see `fleet/failed_drafts.py`.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Doubts:
             return servers
         if len(self._of(role)) >= _MOST_FAILURES_OF_TARGETS:
             return []
-        fresh = [it for it in servers if not self._about(it)]
+        fresh = [it for it in servers if not self.about(it)]
         if assigned:
             return fresh
         return fresh + [it for it in servers if it not in fresh and self._may_be_asked_again(it)]
@@ -135,6 +135,10 @@ class Doubts:
     def has_any(self) -> bool:
         """Whether there are any."""
         return bool(self._doubts)
+
+    def about(self, server: ModelServer) -> list[_Doubt]:
+        """Return the failures of one server."""
+        return [it for it in self._doubts if it.server is server]
 
     def verdict(self, targets: Collection[ModelServer]) -> InternalError | None:
         """Return what the request ends with, if it is to blame; None if that is not known.
@@ -181,16 +185,13 @@ class Doubts:
                 self._pool.report_failure(doubt.server, doubt.error, asked_at=doubt.asked_at)
 
     def _others_can_try(self, targets: Collection[ModelServer]) -> bool:
-        return any(not self._about(it) for it in targets)
+        return any(not self.about(it) for it in targets)
 
     def _of(self, role: Role) -> list[_Doubt]:
         return [it for it in self._doubts if it.server.role is role]
 
-    def _about(self, server: ModelServer) -> list[_Doubt]:
-        return [it for it in self._doubts if it.server is server]
-
     def _may_be_asked_again(self, server: ModelServer) -> bool:
-        doubts = self._about(server)
+        doubts = self.about(server)
         if any(it.is_open for it in doubts):
             return False
         is_target = server.role is Role.TARGET

@@ -100,6 +100,8 @@ class RequestServers:
 
     async def until_ready(self) -> CapacityChanged:
         """Wait until the method can begin, and return the slots that can be given work."""
+        if verdict := self.assigned.verdict:  # what it had lost before it was resumed
+            self._give_up(verdict)
         self._tell()
         await self._barrier.ended()
         return self.capacity

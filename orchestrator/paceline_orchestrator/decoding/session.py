@@ -70,6 +70,9 @@ class RemoteSession:
         note_repair: Told of each repair: a lost session, or a prefix sent again.
         model: The target model that it works for, which others may have; None: the server's.
         tolerance: How many times as long as others its server may have a call in sight.
+
+    Attributes:
+        has_streamed: Whether a good message of a Draft or a Decode has come.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class RemoteSession:
         self._calls: set[CallUnderWay[Any]] = set()  # the newest, and those being cancelled
         # Since the last right answer.
         self._repair_count = self._dropped_count = 0
+        self.has_streamed = False
         self._is_retired = False
         self._is_closed = False
         server.session_count += 1
@@ -368,6 +372,7 @@ class RemoteSession:
         """Take in a message of a stream."""
         self._checks.next(found, token_ids, call=sent.call, window=window)
         self._repair_count = self._dropped_count = 0
+        self.has_streamed = True
         is_first = not window.found_count
         self.server.latency.observe(found.timing, elapsed_ns=found.elapsed_ns, is_first=is_first)
         if sent.call.sequence == self._sequence:

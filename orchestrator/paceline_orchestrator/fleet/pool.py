@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 from paceline.errors import NoTargetError, TokenizerMismatchError
 from paceline_orchestrator.fleet.discovery import MODEL_ROLES, Role, out_of_sight
 from paceline_orchestrator.fleet.endurance import endured_seconds
+from paceline_orchestrator.fleet.failed_drafts import FailedDrafts
 from paceline_orchestrator.fleet.familiarity import Familiarity
 from paceline_orchestrator.fleet.fitting import drafter_obstacle, fits
 from paceline_orchestrator.fleet.health_watch import HealthWatch
 from paceline_orchestrator.fleet.listeners import Listeners
+from paceline_orchestrator.fleet.losses import PastLosses
 from paceline_orchestrator.fleet.pauses import Pauses, Probed
 from paceline_orchestrator.fleet.quarantine import Quarantine
 from paceline_orchestrator.fleet.served_model import ServedModel
@@ -69,9 +71,11 @@ class ServerPool:
             several orchestrators, which know nothing of each other, would choose the same servers.
 
     Attributes:
+        failed_drafts: Which drafters pause for the requests of one client.
         familiarity: Which servers have had which texts.
         latest_ready_at: When a server last became ready, on the monotonic clock.
         orders: The requests so far; each request is counted here when it begins.
+        past_losses: What requests that have ended had lost.
         quarantine: Which targets are kept for requests that may be what ends them.
     """
 
@@ -86,7 +90,9 @@ class ServerPool:
         self._discovery = discovery
         self._open_channel = open_channel
         self._draw_lot = draw_lot
+        self.failed_drafts = FailedDrafts()
         self.familiarity = Familiarity()
+        self.past_losses = PastLosses()
         self.latest_ready_at = 0.0
         self.orders = Orders()
         self._servers: dict[_Key, ModelServer] = {}

@@ -114,6 +114,8 @@ class Generation:
             self_drafting=order.plan.method.self_drafts or order.plan.own_guesses,
             text=pool.familiarity.text(order.prefix, share=f"{order.share} {order.model.lora}"),
             suits=lambda it, role: order.suits(it, role=role, length=self._position),
+            share=order.share,
+            request_key=order.request_key,
         )
         assigned = AssignedServers(
             candidates,

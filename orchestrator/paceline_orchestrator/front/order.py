@@ -67,6 +67,7 @@ class Order:
         prompt: The prompt's tokens.
         predicted: Tokens that the client predicts.
         bytes_of: Returns the bytes of a token; None if they are not told.
+        request_key: Returns a name that is the same for all resumptions of the request.
         resumed: The tokens of this generation that the client has.
         max_tokens: Tokens to generate at most, resumed ones included.
         seed: The seed in use.
@@ -91,6 +92,7 @@ class Order:
     waited_ns: int = 0
     predicted: tuple[int, ...] = ()
     bytes_of: BytesOf | None = None
+    request_key: Callable[[], str] = lambda: ""
 
     @property
     def was_resumed_to_eos(self) -> bool:

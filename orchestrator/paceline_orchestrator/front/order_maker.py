@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING
 
 from paceline.errors import ContextLengthExceededError, NoTargetError, UnsupportedError
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.front.detokenizer import work_size
 from paceline_orchestrator.front.order import Order
-from paceline_orchestrator.front.prompts import encode_prompt, prompt_size
+from paceline_orchestrator.front.prompts import encode_prompt, prompt_size, request_key
 from paceline_orchestrator.front.request_validation import (
     allowed_tokens,
     check_abilities,
@@ -124,6 +125,7 @@ class OrderMaker:
             deadline=deadline,
             predicted=predicted,
             bytes_of=codec.bytes_alone if codec and request.include_token_bytes else None,
+            request_key=cache(lambda: request_key(request, share=share)),
         )
 
     def _check_tokens(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 from paceline.errors import UnsupportedError
@@ -83,3 +84,20 @@ def _texts(request: pb.GenerateRequest) -> Sequence[str]:
     if request.HasField("fill_in"):
         return (request.fill_in.prefix, request.fill_in.suffix)
     return (request.text, *(it.text for it in request.parts.parts))
+
+
+def request_key(request: pb.GenerateRequest, *, share: str) -> str:
+    """Name what a client asks for: the same however often it is resumed, or sent again.
+
+    Cost: the prompt is copied, some milliseconds for the longest.
+    """
+    same = type(request)()
+    same.CopyFrom(request)
+    # What clients change when they send it again, to resume it or from its beginning.
+    same.ClearField("resume_token_ids")
+    same.ClearField("seed")
+    same.ClearField("request_id")
+    same.ClearField("prompt_logprobs")
+    same.ClearField("include_prompt")
+    asked = same.SerializeToString(deterministic=True)
+    return hashlib.sha256(share.encode() + b" " + asked).hexdigest()

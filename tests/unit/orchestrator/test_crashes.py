@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -12,10 +13,12 @@ import pytest
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_orchestrator.fleet.losses import Loss, PastLosses
+from paceline_orchestrator.front.prompts import request_key
 from support.fake_text import continuation
 from support.orchestrating import PROMPT, STRATEGIES
 from support.virtual_servers import VirtualServer, drafters
-from support.virtual_system import now, virtual_system
+from support.virtual_system import Stream, now, virtual_system
 from support.virtual_time import virtually
 
 if TYPE_CHECKING:
@@ -263,6 +266,108 @@ async def test_targets_that_say_that_they_end_are_not_counted():
         )
     assert answer.token_ids == continuation(PROMPT, 24)
     assert sum(it.end_count for it in models) == 5
+
+
+# --- and is resumed ----------------------------------------------------------------------------
+
+
+async def resume(system, *, until, **request):
+    """Send a request again and again, as a client that resumes does; return what it ends with."""
+    stream, ends = Stream(), now() + until
+    while now() < ends:
+        again = dict(request)
+        if stream.started is not None:
+            again["seed"] = stream.started.seed
+            again["resume_token_ids"] = stream.token_ids
+        try:
+            return await system.generate(into=stream, seconds=300, **again)
+        except (errors.NoTargetError, errors.DeadlineError):
+            await asyncio.sleep(1)
+        except errors.InternalError as error:
+            return error
+    return None
+
+
+@pytest.mark.parametrize("at", [0, 5])
+@pytest.mark.parametrize("target_count", [1, 2])
+@virtually
+async def test_a_request_whose_targets_restart_slowly_is_ended_after_three_though_it_is_resumed(
+    target_count, at
+):
+    """It ends each time because its targets are away, before three of them are known to end."""
+
+    def ends(request_id, length):
+        return request_id == "bad" and length >= LENGTH + at
+
+    models = mortal("target", target_count, ends, restart_seconds=60)
+    async with virtual_system(*models) as system:
+        error = await resume(system, until=1000, request_id="bad")
+        assert isinstance(error, errors.InternalError)
+        assert sum(it.end_count for it in models) == 3
+        await asyncio.sleep(70)
+        for _ in range(2):
+            began = now()
+            with pytest.raises(errors.InternalError, match=r"targets ended, .* at this request"):
+                await system.generate(request_id="bad")
+            assert now() == began, "who sends it again hears it at once"
+        other = await system.generate(request_id="good", client="10.0.0.2")
+        assert other.token_ids == continuation(PROMPT, 24)
+
+
+@virtually
+async def test_a_request_that_is_sent_many_times_at_once_loses_a_target_once():
+    left = iter(range(1))
+    models = mortal("target", 1, lambda *_: next(left, None) is not None, restart_seconds=60)
+    async with virtual_system(*models) as system:
+        for _ in range(2):
+            answers = await asyncio.gather(
+                *(system.generate(client="10.0.0.1") for _ in range(5)), return_exceptions=True
+            )
+            assert all(isinstance(it, errors.NoTargetError) for it in answers)
+        await asyncio.sleep(60)
+        assert (await system.generate()).token_ids == continuation(PROMPT, 24)
+
+
+@virtually
+async def test_what_was_lost_is_forgotten_once_the_resumed_request_has_got_past_it():
+    broken = iter([True, False] * 4)
+
+    def ends(request_id, _length):
+        return request_id == "unlucky" and next(broken, False)
+
+    models = mortal("target", 1, ends, restart_seconds=60)
+    async with virtual_system(*models) as system:
+        for _ in range(4):
+            answer = await resume(system, until=200, request_id="unlucky", max_tokens=1)
+            assert answer.token_ids == continuation(PROMPT, 1)
+    assert sum(it.end_count for it in models) == 4
+
+
+def test_losses_are_forgotten_in_time_and_the_oldest_where_there_are_too_many():
+    def loss(seconds_ago):
+        at = time.monotonic() - seconds_ago
+        return Loss(None, "it", asked_at=at, noticed_at=at, reach=1)
+
+    past = PastLosses()
+    for index in range(2000):
+        past.leave(str(index), [loss(0)])
+    assert [bool(past.take(str(index))) for index in (0, 1, 1998)] == [False, False, True]
+    past.leave("old", [loss(3700)])
+    assert not past.take("old")
+    past.leave("going on", [loss(3700), loss(3500)])
+    assert len(past.take("going on")) == 2
+
+
+def test_a_request_is_the_same_however_it_is_resumed_and_another_one_is_not():
+    asked = pb.GenerateRequest(text="a", sampling={"temperature": 1.0}, include_prompt=True)
+    again = pb.GenerateRequest(
+        text="a", sampling={"temperature": 1.0}, seed=7, resume_token_ids=[1], request_id="it"
+    )
+    key = request_key(asked, share="1")
+    assert request_key(again, share="1") == key
+    assert request_key(again, share="2") != key
+    assert request_key(pb.GenerateRequest(text="b"), share="1") != key
+    assert asked.include_prompt, "it is not changed"
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])

@@ -205,6 +205,94 @@ async def test_drafters_that_fail_at_a_request_are_left_alone_by_it_and_not_take
         assert good.finished.statistics.drafter_forward_count
 
 
+def prompts(count):
+    return [pb.TokenIds(ids=(*PROMPT, index)) for index in range(1, count + 1)]
+
+
+async def speculate(system, *, client="10.0.0.1", **request):
+    return await system.generate(
+        strategy=pb.STRATEGY_SPECULATIVE, drafter=pb.DRAFTER_KIND_SERVER, client=client, **request
+    )
+
+
+@virtually
+async def test_a_drafter_that_fails_each_request_is_tried_less_often_each_time():
+    (broken,) = failing("drafter", 1, at_requests_only)
+    async with virtual_system(broken, *targets(1)) as system:
+        began = now()
+        for token_ids in prompts(60):
+            await speculate(system, token_ids=token_ids)
+        assert now() - began > 30
+        assert len(broken.asked) - broken.asked.count("probe") <= 2 * (3 + 7 + (now() - began) / 10)
+        assert not statuses(system), "others may have it: who is to blame is not known"
+        broken.fails = lambda *_: False
+        await asyncio.sleep(10)
+        for token_ids in prompts(4):
+            stream = await speculate(system, token_ids=token_ids)
+            assert stream.finished.statistics.drafter_forward_count
+
+
+@virtually
+async def test_a_drafter_that_fails_each_request_is_not_tried_before_a_good_one():
+    broken, good = failing("drafter", 2, always)
+    good.fails = lambda *_: False
+    broken.fails = at_requests_only
+    async with virtual_system(broken, good, *targets(1)) as system:
+        for token_ids in prompts(20):
+            await speculate(system, token_ids=token_ids, max_tokens=4)
+        assert broken.asked.count("") <= 8
+
+
+@virtually
+async def test_a_poisonous_request_takes_no_drafter_from_anybody():
+    (drafter,) = failing("drafter", 1, at_the_bad_request)
+    async with virtual_system(drafter, *targets(1)) as system:
+        for index in range(20):
+            await speculate(system, request_id=f"bad-{index}", seed=index)
+        stream = await speculate(system, request_id="good", token_ids=prompts(1)[0])
+        assert stream.finished.statistics.drafter_forward_count
+
+
+@virtually
+async def test_many_poisonous_requests_take_no_drafter_from_another_client():
+    (drafter,) = failing("drafter", 1, at_the_bad_request)
+    async with virtual_system(drafter, *targets(1)) as system:
+        for token_ids in prompts(20):
+            await speculate(system, request_id="bad", token_ids=token_ids)
+        asked = len(drafter.asked)
+        await speculate(system, request_id="bad", token_ids=pb.TokenIds(ids=(*PROMPT, 90)))
+        assert len(drafter.asked) == asked, "it pauses for this client"
+        other = await speculate(system, request_id="good", client="10.0.0.2")
+        assert other.finished.statistics.drafter_forward_count
+
+
+@virtually
+async def test_poisonous_requests_among_good_ones_take_no_drafter_from_their_client():
+    (drafter,) = failing("drafter", 1, at_the_bad_request)
+    async with virtual_system(drafter, *targets(1)) as system:
+        for index, token_ids in enumerate(prompts(20)):
+            is_bad = index % 3 != 2
+            name = f"bad-{index}" if is_bad else "good"
+            stream = await speculate(system, request_id=name, token_ids=token_ids)
+            assert bool(stream.finished.statistics.drafter_forward_count) is not is_bad
+
+
+@virtually
+async def test_the_process_that_follows_a_broken_drafter_is_tried_at_once():
+    (drafter,) = failing("drafter", 1, at_requests_only)
+    drafter.incarnation = "1"
+    async with virtual_system(drafter, *targets(1)) as system:
+        for token_ids in prompts(50):
+            await speculate(system, token_ids=token_ids)
+        await drafter.kill()
+        drafter.incarnation, drafter.fails = "2", lambda *_: False
+        await drafter.start()
+        await system.until(lambda: not system.server("drafter-0").ready)
+        await system.until(lambda: system.server("drafter-0").ready)
+        stream = await speculate(system)
+        assert stream.finished.statistics.drafter_forward_count
+
+
 # --- a server is to blame ----------------------------------------------------------------------
 
 
