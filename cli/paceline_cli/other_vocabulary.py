@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -83,7 +84,8 @@ async def tokens_of_server(
     """
     stub = model_service_pb2_grpc.ModelServiceStub(channel)
     try:
-        content = await fetch_tokenizer(stub, name=info.model_name)
+        alone = asyncio.Semaphore()
+        content = await fetch_tokenizer(stub, name=info.model_name, receiving=alone)
     except UnsupportedError:
         return None
     (folder / "tokenizer.json").write_bytes(content)

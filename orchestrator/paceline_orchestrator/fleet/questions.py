@@ -3,24 +3,33 @@
 A server that does not tell its tokenizer or its chat template may still compute. So such a failure
 never pauses the server. It is only not asked the same question for a while, and then after those
 that failed less often.
+
+A server that hesitates is not waited for alone: the next one is asked as well.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
 from paceline_orchestrator.fleet.pauses import pause_after
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Coroutine, Iterable
+    from typing import Any
 
     from paceline_orchestrator.fleet.server import ModelServer
 
+_T = TypeVar("_T")
+
 # A server that has failed more often is not waited for.
 _FEW_FAILURES = 2
+# Servers answer within milliseconds, unless they hang or are busy with something large.
+_HESITATION_SECONDS = 1.0
+_MOST_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,50 @@ class Question:
             (it for it, failures in last if failures is None or now >= failures.ask_again_at),
             key=self._count,
         )
+
+    async def ask(
+        self,
+        next_server: Callable[[], ModelServer | None],
+        ask: Callable[[ModelServer], Coroutine[Any, Any, _T | None]],
+    ) -> _T | None:
+        """Ask one server after the other, up to four at a time, until one has an answer.
+
+        The next one is asked as soon as one has no answer, or has hesitated for a second. Whoever
+        still hesitates when another has answered has failed.
+
+        Args:
+            next_server: Returns whom to ask next; None: nobody for now.
+            ask: Asks one; None is no answer.
+
+        Returns:
+            The first answer; None if there is none.
+        """
+        running: dict[asyncio.Task[_T | None], tuple[ModelServer, float]] = {}
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                server = next_server() if len(running) < _MOST_AT_ONCE else None
+                if server is not None:
+                    task = tasks.create_task(ask(server), name=f"ask {server.name}")
+                    running[task] = server, time.monotonic()
+                if not running:
+                    return None
+                done, _ = await asyncio.wait(
+                    running,
+                    timeout=_HESITATION_SECONDS if server is not None else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for task in done:
+                    del running[task]
+                    if (answer := task.result()) is not None:
+                        self._leave(running)
+                        return answer
+
+    def _leave(self, running: dict[asyncio.Task[_T | None], tuple[ModelServer, float]]) -> None:
+        """Ask those no more that have not answered."""
+        for task, (server, asked_at) in running.items():
+            task.cancel()
+            if time.monotonic() - asked_at >= _HESITATION_SECONDS:
+                self.note_failure(server, asked_at=asked_at)
 
     def is_still_open(self, server: ModelServer) -> bool:
         """Whether it is worth waiting for a server's answer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -314,8 +314,15 @@ def _hardware(hardware: model_service_pb2.Hardware) -> Hardware | None:
     return Hardware(hardware.identity, hardware.share)
 
 
-async def fetch_tokenizer(models: ModelServiceAsyncStub, *, name: str) -> bytes:
+async def fetch_tokenizer(
+    models: ModelServiceAsyncStub, *, name: str, receiving: asyncio.Semaphore
+) -> bytes:
     """Fetch the bytes of the tokenizer of the server with this name.
+
+    Args:
+        models: Where to ask for it.
+        name: The server's.
+        receiving: Taken when its first message has come: servers that say nothing take no memory.
 
     Raises:
         UnsupportedError: Its model has none.
@@ -327,9 +334,13 @@ async def fetch_tokenizer(models: ModelServiceAsyncStub, *, name: str) -> bytes:
     stream = models.GetTokenizer(GetTokenizerRequest(), timeout=_TOKENIZER_SECONDS)
     content = bytearray()
     # Closed here and now: a server that sends without end must not wait for a collector.
-    async with aclosing(answers(stream)) as messages, _patience(name) as patience:
+    async with AsyncExitStack() as stack:
+        messages = await stack.enter_async_context(aclosing(answers(stream)))
+        patience = await stack.enter_async_context(_patience(name))
         async for message in messages:
             patience.reschedule(None)
+            if not content:
+                await stack.enter_async_context(receiving)
             # Else a server could send nothing for ever.
             demand(bool(message.data), f"a piece of {name}'s tokenizer", "is empty")
             content += message.data

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.errors import NoTargetError, PacelineError
@@ -47,11 +48,10 @@ class ServedTokenizer:
                 model = self._pool.model()
             except NoTargetError:
                 return None
-            named = self._pool.targets_with_tokenizer_of(model)
-            target = self._codecs.choose(self._question.in_turn(named))
-            if target is None:  # until a server changes: what was refused stays refused
+            asked: set[ModelServer] = set()
+            await self._question.ask(partial(self._next, model, asked), self._ask)
+            if not asked:  # until a server changes: what was refused stays refused
                 return model if self._is_known(model) else None
-            await self._ask(target)
 
     async def wait(self, changed: asyncio.Event) -> None:
         """Return when servers have changed, or one may be asked that could not be asked before."""
@@ -68,7 +68,16 @@ class ServedTokenizer:
         ]
         return self._codecs.conclude(model.tokenizer_fingerprint, could_have_it)
 
-    async def _ask(self, target: ModelServer) -> None:
+    def _next(self, model: ModelFacts, asked: set[ModelServer]) -> ModelServer | None:
+        """Return the next target to ask, and note that it is asked."""
+        in_turn = self._question.in_turn(self._pool.targets_with_tokenizer_of(model))
+        target = self._codecs.choose([it for it in in_turn if it not in asked])
+        if target is not None:
+            asked.add(target)
+        return target
+
+    async def _ask(self, target: ModelServer) -> bool | None:
+        """Fetch a target's tokenizer; tell whether it has come, None if it has not."""
         asked_at = time.monotonic()
         try:
             await self._codecs.fetch(target)
@@ -80,3 +89,5 @@ class ServedTokenizer:
             self._question.note_failure(target, asked_at=asked_at)
         else:
             self._question.note_answer(target)
+            return self._codecs.has_of(target) or None
+        return None

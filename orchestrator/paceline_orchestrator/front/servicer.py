@@ -9,13 +9,9 @@ from contextlib import asynccontextmanager, closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import (
-    ConnectionLostError,
     ContextLengthExceededError,
     DrainingError,
     InvalidFieldError,
-    NoTargetError,
-    PacelineError,
-    UnsupportedError,
 )
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceServicer
@@ -23,8 +19,6 @@ from paceline_contract.limits import LEAST_MESSAGE_BYTES, most_request_bytes
 from paceline_orchestrator.decoding.deadline import Deadline
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.discovery import Role
-from paceline_orchestrator.fleet.questions import Question
-from paceline_orchestrator.fleet.wire import fetch_chat_template
 from paceline_orchestrator.front.awaited_model import AwaitedModel
 from paceline_orchestrator.front.detokenizer import whole_text, work_size
 from paceline_orchestrator.front.generation import Generation
@@ -37,6 +31,7 @@ from paceline_orchestrator.front.request_validation import (
     check,
     check_lengths,
 )
+from paceline_orchestrator.front.served_template import ServedTemplate
 from paceline_orchestrator.front.text_workers import TextWorkers
 from paceline_orchestrator.front.translation import server_message
 from paceline_serving.admission import Admission
@@ -88,7 +83,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self._pool = pool
         self._opener = opener
         self._codecs = codecs
-        self._template_question = Question()
+        self._template = ServedTemplate(pool)
         self._planning = planning
         self._demand = demand
         self._metrics = metrics
@@ -249,33 +244,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             UnsupportedError: Each target with the model has said that there is none.
             NoTargetError: No target tells it, and one that could is away, or has failed.
         """
-        model = self._pool.model()
-        targets = self._pool.targets(model)
-        in_turn = self._template_question.in_turn(targets)
-        could_have_it = len(in_turn) < len(targets) or self._pool.has_target_away(model)
-        has_none = ""
-        for target in in_turn:
-            asked_at = time.monotonic()
-            try:
-                template = await fetch_chat_template(target.models)
-            except UnsupportedError as error:
-                has_none = error.message  # or is too old to know the question: another may have it
-                self._template_question.note_answer(target)
-            except PacelineError as error:
-                _log.warning("%s does not tell its chat template: %s", target.name, error.message)
-                if not isinstance(error, ConnectionLostError):  # else its health tells
-                    self._template_question.note_failure(target, asked_at=asked_at)
-                could_have_it = True
-            else:
-                self._template_question.note_answer(target)
-                return pb.GetSystemChatTemplateResponse(
-                    model_fingerprint=model.fingerprint, chat_template=template
-                )
-        if has_none and not could_have_it:
-            raise UnsupportedError(has_none)
-        raise NoTargetError(
-            "no target tells its chat template", retry_after_seconds=shortage.RETRY_SECONDS
-        )
+        return await self._template.fetch()
 
     async def Tokenize(  # noqa: N802
         self, request: pb.TokenizeRequest, context: Any

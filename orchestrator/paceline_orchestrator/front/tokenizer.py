@@ -38,6 +38,8 @@ _MOST_WORDS = 256  # of what the library says of a tokenizer: it quotes it
 _MOST_DECODE_SECONDS = 0.5
 # The longest tokens in use are runs of 128 spaces; a message has thousands of tokens.
 _MOST_TOKEN_BYTES = 256
+# Tokenizers that are received at a time: each may be large.
+_MOST_AT_ONCE = 2
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -233,10 +235,16 @@ class Codecs:
     def __init__(self) -> None:
         self._codecs: dict[str, Codec | None] = {}
         self._refusals: dict[str, _Refusal] = {}  # by the server's name
+        self._receiving = asyncio.Semaphore(_MOST_AT_ONCE)
 
     def has(self, fingerprint: str) -> bool:
         """Whether it was fetched, or is known not to exist."""
         return fingerprint in self._codecs
+
+    def has_of(self, server: ModelServer) -> bool:
+        """Whether the tokenizer that a server names was fetched."""
+        facts = server.facts
+        return facts is not None and self._codecs.get(facts.tokenizer_fingerprint) is not None
 
     def get(self, fingerprint: str) -> Codec | None:
         """Return a fetched tokenizer; None if the model has none.
@@ -320,10 +328,11 @@ class Codecs:
         )
 
     def _may_be_asked(self, server: ModelServer) -> bool:
-        facts = server.facts
-        if facts is None or self._codecs.get(facts.tokenizer_fingerprint) is not None:
-            return False
-        return self._refusal_of(server) is None
+        return (
+            server.facts is not None
+            and not self.has_of(server)
+            and self._refusal_of(server) is None
+        )
 
     def _refusal_of(self, server: ModelServer) -> _Refusal | None:
         """Return why a server's tokenizer is not used, if that was said of this very server."""
@@ -338,7 +347,9 @@ class Codecs:
         fingerprint = server.facts.tokenizer_fingerprint
         if self._codecs.get(fingerprint) is not None:
             return
-        tokenizer_json = await fetch_tokenizer(server.models, name=server.name)
+        tokenizer_json = await fetch_tokenizer(
+            server.models, name=server.name, receiving=self._receiving
+        )
         self._codecs[fingerprint] = await asyncio.to_thread(
             _read, tokenizer_json, fingerprint=fingerprint, name=server.name
         )

@@ -132,6 +132,20 @@ async def test_a_target_that_is_listed_twice_is_no_other_one_that_may_have_a_cha
 
 
 @virtually
+async def test_targets_that_hang_do_not_hide_the_one_that_tells_its_chat_template():
+    models = targets(4, chat_template=TEMPLATE)
+    async with virtual_system(*models) as system:
+        for model in models[:3]:
+            model.link.hold("GetChatTemplate")
+        began = now()
+        await ask(system)
+        assert now() - began == pytest.approx(3, abs=0.1)
+        began = now()
+        await ask(system)
+        assert now() - began < 0.1
+
+
+@virtually
 async def test_a_target_that_keeps_clients_waiting_is_asked_after_one_that_answers():
     hung, other = targets(2, chat_template=TEMPLATE)
     async with virtual_system(hung, other) as system:
@@ -147,7 +161,7 @@ async def test_a_target_that_keeps_clients_waiting_is_asked_after_one_that_answe
 # --- tokenizers --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hung_count", [0, 1, 2, 3])
+@pytest.mark.parametrize("hung_count", range(4))
 @virtually
 async def test_targets_that_hang_do_not_hide_the_one_that_tells_its_tokenizer(hung_count):
     models = targets(4, tokenizer=TOKENIZER)
@@ -157,7 +171,34 @@ async def test_targets_that_hang_do_not_hide_the_one_that_tells_its_tokenizer(hu
         began = now()
         async with asyncio.timeout(600):
             assert await ServedTokenizer(system.pool, Codecs()).fetch() is not None
-        assert now() - began == pytest.approx(10 * hung_count, abs=0.1)
+        assert now() - began == pytest.approx(hung_count, abs=0.1)
+
+
+@virtually
+async def test_of_many_targets_that_hang_four_are_asked_at_a_time():
+    models = targets(9, tokenizer=TOKENIZER)
+    async with virtual_system(*models) as system:
+        before = len(system.records("GetTokenizer"))
+        for model in models[:8]:
+            model.link.hold("GetTokenizer")
+        fetching = asyncio.create_task(ServedTokenizer(system.pool, Codecs()).fetch())
+        await asyncio.sleep(9)
+        assert len(system.records("GetTokenizer")) - before == 4
+        async with asyncio.timeout(15):
+            assert await fetching is not None
+
+
+@virtually
+async def test_a_target_that_hesitates_and_answers_first_is_taken():
+    models = targets(3, tokenizer=TOKENIZER)
+    async with virtual_system(*models) as system:
+        for model in models:
+            model.link.hold("GetTokenizer")
+        fetching = asyncio.create_task(ServedTokenizer(system.pool, Codecs()).fetch())
+        await asyncio.sleep(5)
+        models[0].link.release()
+        async with asyncio.timeout(1):
+            assert await fetching is not None
 
 
 @virtually

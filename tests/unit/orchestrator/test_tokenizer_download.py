@@ -104,6 +104,25 @@ async def test_a_tokenizer_may_come_slowly_once_it_comes():
     assert codecs.get(server.facts.tokenizer_fingerprint) is not None
 
 
+@virtually
+async def test_two_tokenizers_are_received_at_a_time_and_who_says_nothing_is_no_third():
+    slow = [
+        Stream([TOKENIZER[:100], TOKENIZER[100:]], pauses_seconds=[0, seconds])
+        for seconds in (30, 40, 0)
+    ]
+    silent = Stream([TOKENIZER], pauses_seconds=[9])
+    codecs = Codecs()
+    async with asyncio.TaskGroup() as tasks:
+        for stream in (silent, *slow):
+            tasks.create_task(codecs.fetch(a_server(stream)))
+        await asyncio.sleep(29)
+        assert [it.read_bytes for it in slow] == [100, 100, 100]
+        assert silent.read_bytes == len(TOKENIZER), "its message waits, and no more comes"
+        await asyncio.sleep(2)
+        assert slow[2].read_bytes == len(TOKENIZER)
+        assert slow[1].read_bytes == 100
+
+
 def without_tokenizer(name="target-0", **others):
     server = a_server(Stream([]), name=name, **others)
     server.models.GetTokenizer = lambda *_, **__: Failing(UnsupportedError("no such method"))
