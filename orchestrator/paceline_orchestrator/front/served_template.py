@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConnectionLostError, NoTargetError, PacelineError, UnsupportedError
-from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.questions import Question
 from paceline_orchestrator.fleet.wire import fetch_chat_template
@@ -31,8 +30,8 @@ class ServedTemplate:
         self._pool = pool
         self._question = Question()
 
-    async def fetch(self) -> pb.GetSystemChatTemplateResponse:
-        """Ask one target after the other until one has it.
+    async def fetch(self) -> tuple[str, ChatTemplate]:
+        """Return the model's fingerprint, and what the first target that has it tells.
 
         Raises:
             UnsupportedError: Each target with the model has said that there is none.
@@ -63,9 +62,7 @@ class ServedTemplate:
 
         template = await self._question.ask(lambda: next(in_turn, None), ask)
         if template is not None:
-            return pb.GetSystemChatTemplateResponse(
-                model_fingerprint=model.fingerprint, chat_template=template
-            )
+            return model.fingerprint, template
         if refusals and is_complete and len(refusals) == len(targets):
             raise UnsupportedError(refusals[-1])
         raise NoTargetError(

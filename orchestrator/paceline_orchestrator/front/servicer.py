@@ -244,7 +244,10 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             UnsupportedError: Each target with the model has said that there is none.
             NoTargetError: No target tells it, and one that could is away, or has failed.
         """
-        return await self._template.fetch()
+        fingerprint, template = await self._template.fetch()
+        return pb.GetSystemChatTemplateResponse(
+            model_fingerprint=fingerprint, chat_template=template
+        )
 
     async def Tokenize(  # noqa: N802
         self, request: pb.TokenizeRequest, context: Any
