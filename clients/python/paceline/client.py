@@ -41,6 +41,9 @@ if TYPE_CHECKING:
         orchestrator_pb.GenerateRequest, orchestrator_pb.GenerateResponse
     ]
 
+# So many are read within milliseconds.
+_FEW_TOKENS = 1 << 15
+
 
 class AsyncGeneration(StreamState[AsyncConnection]):
     """A generation as it streams; iterating sends the request.
@@ -226,7 +229,9 @@ class AsyncClient(ClientState[AsyncConnection, AsyncGeneration, AsyncToken]):
             include_token_bytes=include_token_bytes,
         )
         response = await self._ask("Tokenize", request, timeout=timeout, metadata=metadata)
-        return read_tokens(response)
+        if len(response.token_ids) <= _FEW_TOKENS:
+            return read_tokens(response)
+        return await asyncio.to_thread(read_tokens, response)
 
     async def detokenize(
         self,

@@ -33,13 +33,15 @@ from paceline.v1 import model_service_pb2, sampling_pb2
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     from google.protobuf.internal.enum_type_wrapper import _EnumTypeWrapper
 
+_T = TypeVar("_T")
 _Record = TypeVar("_Record")
 _Word = TypeVar("_Word", bound=StrEnum)
 _Message = TypeVar("_Message")
+_PART_ITEMS = 1 << 15
 
 
 def parsed(message: _Message | DecodeError | None) -> _Message:
@@ -145,8 +147,16 @@ def read_system_info(message: orchestrator_pb.GetSystemInfoResponse) -> SystemIn
 
 def read_tokens(message: orchestrator_pb.TokenizeResponse) -> Tokens:
     """Read the tokens of a text."""
-    token_ids, token_bytes = tuple(message.token_ids), tuple(message.token_bytes)
-    return Tokens(token_ids=token_ids, token_bytes=token_bytes)
+    return Tokens(
+        token_ids=tuple(_in_parts(message.token_ids)),
+        token_bytes=tuple(_in_parts(message.token_bytes)),
+    )
+
+
+def _in_parts(items: Sequence[_T]) -> Iterator[_T]:
+    """Yield items; other threads run meanwhile, also if there are a million."""
+    for start in range(0, len(items), _PART_ITEMS):
+        yield from items[start : start + _PART_ITEMS]
 
 
 def read_chat_template(message: orchestrator_pb.GetSystemChatTemplateResponse) -> ChatTemplate:

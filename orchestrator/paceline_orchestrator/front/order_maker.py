@@ -10,7 +10,12 @@ from paceline.errors import ContextLengthExceededError, NoTargetError, Unsupport
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.front.detokenizer import work_size
 from paceline_orchestrator.front.order import Order
-from paceline_orchestrator.front.prompts import encode_prompt, prompt_size, request_key
+from paceline_orchestrator.front.prompts import (
+    encode_prompt,
+    prompt_size,
+    request_key,
+    token_ids_of,
+)
 from paceline_orchestrator.front.request_validation import (
     allowed_tokens,
     check_abilities,
@@ -94,7 +99,7 @@ class OrderMaker:
             max_tokens = _limit_of(request, model, able, prompt_length=len(prompt))
         predicted = await self._tokenise_prediction(request, codec, share=share)
         text = StreamedText(codec, request.stop_strings, prompt=prompt)
-        resumed = tuple(request.resume_token_ids)
+        resumed = await token_ids_of(request.resume_token_ids)
         options = read_options(request)
         await self._texts.run(
             lambda: text.resume(resumed),
@@ -165,7 +170,7 @@ class OrderMaker:
                 "the model has no tokenizer: send token ids, and no stop strings"
             )
         if codec is None or request.HasField("token_ids"):
-            return tuple(request.token_ids.ids)
+            return await token_ids_of(request.token_ids.ids)
         return await self._texts.run(
             lambda: encode_prompt(request, codec, fim_token_ids=model.fim_token_ids),
             size=prompt_size(request),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,13 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.front.prompt_parts import Part, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from paceline_orchestrator.front.prompt_parts import Piece
     from paceline_orchestrator.front.tokenizer import Codec
+
+# So many are read, or written, in a millisecond.
+_PART_TOKENS = 1 << 15
 
 
 def generation_of(request: pb.TokenizeRequest) -> pb.GenerateRequest:
@@ -25,6 +29,36 @@ def generation_of(request: pb.TokenizeRequest) -> pb.GenerateRequest:
         elif field.name != "include_token_bytes":
             setattr(same, field.name, value)
     return same
+
+
+async def token_ids_of(ids: Sequence[int]) -> tuple[int, ...]:
+    """Return a message's tokens; many are read on a thread, where streams do not wait for it."""
+    if len(ids) <= _PART_TOKENS:
+        return tuple(ids)
+    return await asyncio.to_thread(lambda: tuple(_in_parts(ids)))
+
+
+def tokens_message(
+    token_ids: Sequence[int], *, bytes_of: Callable[[int], bytes] | None
+) -> pb.TokenizeResponse:
+    """Write tokens down, in parts: other threads run between them.
+
+    Args:
+        token_ids: The tokens.
+        bytes_of: Returns the bytes of a token; None if they are not told.
+    """
+    message = pb.TokenizeResponse()
+    for start in range(0, len(token_ids), _PART_TOKENS):
+        part = token_ids[start : start + _PART_TOKENS]
+        message.token_ids.extend(part)
+        if bytes_of is not None:
+            message.token_bytes.extend(map(bytes_of, part))
+    return message
+
+
+def _in_parts(ids: Sequence[int]) -> Iterator[int]:
+    for start in range(0, len(ids), _PART_TOKENS):
+        yield from ids[start : start + _PART_TOKENS]
 
 
 def prompt_size(request: pb.GenerateRequest) -> int:

@@ -25,7 +25,13 @@ from paceline_orchestrator.front.generation import Generation
 from paceline_orchestrator.front.identity import lane_of, share_of
 from paceline_orchestrator.front.order_maker import OrderMaker
 from paceline_orchestrator.front.pacing import Pacing
-from paceline_orchestrator.front.prompts import encode_prompt, generation_of, prompt_size
+from paceline_orchestrator.front.prompts import (
+    encode_prompt,
+    generation_of,
+    prompt_size,
+    token_ids_of,
+    tokens_message,
+)
 from paceline_orchestrator.front.request_queue import RequestQueue
 from paceline_orchestrator.front.request_validation import (
     check,
@@ -269,28 +275,22 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                 request.WhichOneof("prompt") or "prompt",
                 f"must be at most {model.context_length} tokens, and is {len(token_ids)}",
             )
-        response = pb.TokenizeResponse(token_ids=token_ids)
-        if request.include_token_bytes:
-            response.token_bytes.extend(
-                await self._texts.run(
-                    lambda: list(map(codec.bytes_alone, token_ids)),
-                    size=len(token_ids),
-                    share=share,
-                )
-            )
-        return response
+        bytes_of = codec.bytes_alone if request.include_token_bytes else None
+        return await self._texts.run(
+            lambda: tokens_message(token_ids, bytes_of=bytes_of), size=len(token_ids), share=share
+        )
 
     async def Detokenize(  # noqa: N802
         self, request: pb.DetokenizeRequest, context: Any
     ) -> pb.DetokenizeResponse:
         """Return the text of tokens."""
         model, codec = await self._model.wait_for_codec()
-        token_ids = tuple(request.token_ids)
-        if len(token_ids) > model.context_length:
+        if len(request.token_ids) > model.context_length:
             raise ContextLengthExceededError.of(
                 "token_ids",
-                f"must be at most {model.context_length} tokens, and is {len(token_ids)}",
+                f"must be at most {model.context_length} tokens, and is {len(request.token_ids)}",
             )
+        token_ids = await token_ids_of(request.token_ids)
         if max(token_ids, default=0) >= model.vocabulary_size:
             raise InvalidFieldError.of("token_ids", f"must be in [0, {model.vocabulary_size})")
         text = await self._texts.run(

@@ -12,12 +12,14 @@ import asyncio
 import codecs
 import json
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from paceline_gateway.bodies.fields import UNKNOWN_KIND
+from paceline_gateway.bodies.json_pieces import outline, put_back, read_on
 from paceline_gateway.bodies.text_changing import changes_text
 from paceline_gateway.errors import RequestError
 
@@ -37,9 +39,8 @@ MOST_FAULTS = 8192
 """Most wrong and unknown fields of which each is looked at: some microseconds for each."""
 
 _STEPS_A_TURN = 1024
+_COUNTED_BYTES = 1 << 20
 _FIRST_ITEMS = 64
-# The rest of a string with its end. The pattern never backtracks.
-_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 _UNSUPPORTED = frozenset({"unsupported", "extra_forbidden", UNKNOWN_KIND})
 _REASONS = {
@@ -68,7 +69,7 @@ async def check_shape(content: bytes, *, most_values: int) -> None:
     Raises:
         RequestError: The text has more.
     """
-    if _has_few_marks(content, most_values=most_values):
+    if await _has_few_marks(content, most_values=most_values):
         return
     values = names = containers = start = strings = 0
     while start < len(content):
@@ -81,20 +82,30 @@ async def check_shape(content: bytes, *, most_values: int) -> None:
         _check(values + strings, most_values, what="values")
         _check(names, MOST_NAMES, what="names")
         _check(containers, MOST_CONTAINERS, what="lists and objects")
-        string = _STRING.match(content, end + 1)
-        if string is None:
-            return
-        start = string.end()
+        start, has_ended = end + 1, False
+        while not has_ended:
+            before = start
+            start, has_ended = read_on(content, before)
+            if not has_ended:
+                if start == before:
+                    return
+                await asyncio.sleep(0)
         strings += 1
         if not strings % _STEPS_A_TURN:
             await asyncio.sleep(0)
 
 
-def _has_few_marks(content: bytes, *, most_values: int) -> bool:
+async def _has_few_marks(content: bytes, *, most_values: int) -> bool:
     """Whether a text has not too much even if all marks in its strings counted."""
-    opened = content.count(b"[") + content.count(b"{")
-    values = opened + content.count(b",") + content.count(b'"') // 2
-    names = content.count(b":")
+    opened = values = quotes = names = 0
+    for start in range(0, len(content), _COUNTED_BYTES):
+        part = content[start : start + _COUNTED_BYTES]
+        opened += part.count(b"[") + part.count(b"{")
+        values += part.count(b",")
+        quotes += part.count(b'"')
+        names += part.count(b":")
+        await asyncio.sleep(0)
+    values += opened + quotes // 2
     return opened <= MOST_CONTAINERS and names <= MOST_NAMES and values <= most_values
 
 
@@ -132,12 +143,7 @@ def parse(body_class: type[_BodyT], content: bytes, *, ignored: list[str] | None
             more than `MOST_FAULTS` are.
     """
     content = content.removeprefix(codecs.BOM_UTF8)
-    try:
-        value = from_json(content, allow_inf_nan=False)
-        # This parser takes the last of two values with one name; other parsers take the first.
-        json.loads(content, object_pairs_hook=_without_repeats)
-    except ValueError as error:
-        raise RequestError(f"the body is not JSON: {error}") from None
+    value = _parse_json(content)
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")
     left_out: list[str] = []  # of schemas
@@ -165,6 +171,30 @@ def parse(body_class: type[_BodyT], content: bytes, *, ignored: list[str] | None
     if ignored is not None:
         ignored += left_out
     return body
+
+
+def _parse_json(content: bytes) -> Any:
+    if len(content) > HERE_BYTES:
+        with suppress(ValueError):  # the whole text's parser says it better
+            short, values = outline(content)
+            return put_back(_parse_whole(short), values)
+    try:
+        return _parse_whole(content)
+    except ValueError as error:
+        raise RequestError(f"the body is not JSON: {error}") from None
+
+
+def _parse_whole(content: bytes) -> Any:
+    """Parse a JSON text.
+
+    Raises:
+        ValueError: It is none.
+        RequestError: There are two values of one name.
+    """
+    value = from_json(content, allow_inf_nan=False)
+    # This parser takes the last of two values with one name; other parsers take the first.
+    json.loads(content, object_pairs_hook=_without_repeats)
+    return value
 
 
 def _refusal(problem: ErrorDetails) -> RequestError:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, cast
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import (
+    Field,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
 
 from paceline_gateway.bodies.conversation_schemas import (
     ChatMessage,
@@ -110,8 +116,15 @@ class TokenizeBody(PromptEnding, _TokenizedText):
         )
 
 
+def _one_by_one(value: object, handler: ValidatorFunctionWrapHandler) -> list[int]:
+    """Look at each by itself: the library lets no other thread run until it has seen all."""
+    if isinstance(value, list) and all(type(it) is int and 0 <= it <= MOST_UINT32 for it in value):
+        return value
+    return cast("list[int]", handler(value))  # names the fault
+
+
 class DetokenizeBody(Fields):
     """POST /detokenize, in vLLM's form."""
 
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0, le=MOST_UINT32)]]
+    tokens: Annotated[list[Annotated[int, Field(ge=0, le=MOST_UINT32)]], WrapValidator(_one_by_one)]

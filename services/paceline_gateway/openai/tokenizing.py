@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from paceline_gateway.bodies.json_body import read
@@ -10,12 +11,15 @@ from paceline_gateway.generating.told_tokens import name_of
 from paceline_gateway.templates.chat_template import WRITTEN, write_prompt
 
 if TYPE_CHECKING:
+    from paceline.generation import Tokens
     from paceline.prompts import Prompt
     from paceline_gateway.fleet.orchestrators import Orchestrators
     from paceline_gateway.http.connection import Connection
     from paceline_gateway.templates.chat_template import ChatTemplates
 
 _SECONDS = 30.0
+# So many are named and written within some milliseconds.
+_FEW_TOKENS = 8192
 
 
 async def tokenize(
@@ -43,15 +47,26 @@ async def tokenize(
     found = await orchestrators.client.tokenize(
         text, include_token_bytes=body.return_token_strs, timeout=_SECONDS, **written
     )
-    names = list(map(name_of, found.token_ids, found.token_bytes))
+    is_large = len(found.token_ids) > _FEW_TOKENS
+    names = await _names(found, is_large=is_large)
     await connection.answer(
         {
             "count": len(found.token_ids),
             "max_model_len": (await orchestrators.info()).context_length,
             "tokens": list(found.token_ids),
             "token_strs": names if body.return_token_strs else None,
-        }
+        },
+        is_large=is_large,
     )
+
+
+async def _names(found: Tokens, *, is_large: bool) -> list[str]:
+    """Name tokens; of many on a thread, so that no other request waits for it."""
+
+    def names() -> list[str]:
+        return list(map(name_of, found.token_ids, found.token_bytes))
+
+    return await asyncio.to_thread(names) if is_large else names()
 
 
 async def detokenize(

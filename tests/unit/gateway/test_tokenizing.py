@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from paceline.v1.sampling_pb2 import SamplingDefaults
+from paceline_gateway.generating.told_tokens import name_of
+from paceline_gateway.openai import tokenizing
 from support.fake_orchestrator import FakeOrchestrator
 from support.gateway import TEMPLATE, gateway_over
 
@@ -54,6 +58,21 @@ async def test_what_is_no_text_and_what_are_no_tokens_is_refused_by_name(path, b
         refused = await gateway.post(path, **body)
         assert refused.json()["error"]["param"] == param
         assert not gateway.requests
+
+
+@pytest.mark.parametrize(("count", "is_here"), [(1000, True), (9000, False)])
+async def test_many_tokens_are_named_on_a_thread(count, is_here, monkeypatch):
+    threads = set()
+
+    def watched(*token):
+        threads.add(threading.get_ident())
+        return name_of(*token)
+
+    monkeypatch.setattr(tokenizing, "name_of", watched)
+    async with gateway_over() as gateway:
+        told = await gateway.post("/tokenize", prompt="x" * count, return_token_strs=True)
+        assert told.json()["token_strs"] == ["x"] * count
+    assert (threads == {threading.get_ident()}) is is_here
 
 
 def a_model(**defaults):
