@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ from paceline_orchestrator.front.translation import read_options
 from paceline_serving import tracing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paceline.v1 import orchestrator_service_pb2 as pb
     from paceline_orchestrator.decoding.deadline import Deadline
     from paceline_orchestrator.decoding.session_opener import SessionOpener
@@ -36,6 +39,9 @@ if TYPE_CHECKING:
     from paceline_orchestrator.front.text_workers import TextWorkers
     from paceline_orchestrator.front.tokenizer import Codec
     from paceline_orchestrator.planning.request_planner import RequestPlanner
+
+# A digest of so much takes a millisecond.
+_LARGE_BYTES = 1 << 20
 
 
 class OrderMaker:
@@ -130,7 +136,7 @@ class OrderMaker:
             deadline=deadline,
             predicted=predicted,
             bytes_of=codec.bytes_alone if codec and request.include_token_bytes else None,
-            request_key=cache(lambda: request_key(request, share=share)),
+            request_key=await _key_of(request, share=share),
         )
 
     def _check_tokens(
@@ -191,6 +197,14 @@ class OrderMaker:
             share=share,
             field="predicted_text",
         )
+
+
+async def _key_of(request: pb.GenerateRequest, *, share: str) -> Callable[[], str]:
+    """Return what returns a request's key: few need it, and of a large one it takes long."""
+    if request.ByteSize() <= _LARGE_BYTES:
+        return cache(lambda: request_key(request, share=share))
+    key = await asyncio.to_thread(request_key, request, share=share)
+    return lambda: key
 
 
 def _limit_of(

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_orchestrator.front import servicer
-from paceline_orchestrator.front.prompts import token_ids_of, tokens_message
+from paceline_orchestrator.front import order_maker, servicer
+from paceline_orchestrator.front.prompts import request_key, token_ids_of, tokens_message
 from support.orchestrating import orchestrating, targets
 
 MANY = 100_000
@@ -46,6 +46,21 @@ def test_tokens_are_written_down_whole(count):
     assert [*message.token_ids] == [*range(count)]
     assert [*message.token_bytes] == [b"%d" % it for it in range(count)]
     assert not tokens_message((1,), bytes_of=None).token_bytes
+
+
+@pytest.mark.parametrize(("count", "is_here"), [(100, None), (600_000, False)])
+async def test_the_key_of_a_large_request_is_made_on_a_thread(count, is_here, monkeypatch):
+    threads = []
+
+    def watched(*arguments, **options):
+        threads.append(threading.get_ident() == here)
+        return request_key(*arguments, **options)
+
+    here = threading.get_ident()
+    monkeypatch.setattr(order_maker, "request_key", watched)
+    async with orchestrating(targets=targets(1, context_length=1 << 20)) as system:
+        await system.generate(token_ids=pb.TokenIds(ids=[200] * count), max_tokens=1)
+    assert threads == ([] if is_here is None else [is_here]), "of a small one it is not needed"
 
 
 async def test_many_tokens_are_written_down_on_a_thread(monkeypatch):
