@@ -13,6 +13,7 @@ worst error costs a client its drafters for ten seconds.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from paceline_orchestrator.fleet.pauses import pause_after
 
 if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
+
+_log = logging.getLogger(__name__)
 
 _LEAST_REQUESTS = 3
 _MOST_CLIENTS = 1024
@@ -65,6 +68,8 @@ class FailedDrafts:
         if len(row.request_keys) < _LEAST_REQUESTS:
             row.request_keys.add(request_key)
         if len(row.request_keys) == _LEAST_REQUESTS:
+            if not row.pause_count:
+                _log.warning("%s fails a client's requests, one after the other", drafter.name)
             row.pause_count += 1
             row.ask_again_at = time.monotonic() + pause_after(row.pause_count)
 

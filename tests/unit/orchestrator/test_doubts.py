@@ -216,7 +216,7 @@ async def speculate(system, *, client="10.0.0.1", **request):
 
 
 @virtually
-async def test_a_drafter_that_fails_each_request_is_tried_less_often_each_time():
+async def test_a_drafter_that_fails_each_request_is_tried_less_often_each_time(caplog):
     (broken,) = failing("drafter", 1, at_requests_only)
     async with virtual_system(broken, *targets(1)) as system:
         began = now()
@@ -225,6 +225,7 @@ async def test_a_drafter_that_fails_each_request_is_tried_less_often_each_time()
         assert now() - began > 30
         assert len(broken.asked) - broken.asked.count("probe") <= 2 * (3 + 7 + (now() - began) / 10)
         assert not statuses(system), "others may have it: who is to blame is not known"
+        assert caplog.text.count("drafter-0 fails a client's requests, one after the other") == 1
         broken.fails = lambda *_: False
         await asyncio.sleep(10)
         for token_ids in prompts(4):
