@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -84,8 +83,7 @@ async def tokens_of_server(
     """
     stub = model_service_pb2_grpc.ModelServiceStub(channel)
     try:
-        alone = asyncio.Semaphore()
-        content = await fetch_tokenizer(stub, name=info.model_name, receiving=alone)
+        content = await fetch_tokenizer(stub, name=info.model_name)
     except UnsupportedError:
         return None
     (folder / "tokenizer.json").write_bytes(content)

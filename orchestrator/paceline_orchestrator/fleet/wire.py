@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -315,7 +315,7 @@ def _hardware(hardware: model_service_pb2.Hardware) -> Hardware | None:
 
 
 async def fetch_tokenizer(
-    models: ModelServiceAsyncStub, *, name: str, receiving: asyncio.Semaphore
+    models: ModelServiceAsyncStub, *, name: str, receiving: asyncio.Semaphore | None = None
 ) -> bytes:
     """Fetch the bytes of the tokenizer of the server with this name.
 
@@ -323,6 +323,7 @@ async def fetch_tokenizer(
         models: Where to ask for it.
         name: The server's.
         receiving: Taken when its first message has come: servers that say nothing take no memory.
+            None: no other tokenizer is fetched.
 
     Raises:
         UnsupportedError: Its model has none.
@@ -340,7 +341,7 @@ async def fetch_tokenizer(
         async for message in messages:
             patience.reschedule(None)
             if not content:
-                await stack.enter_async_context(receiving)
+                await stack.enter_async_context(receiving or nullcontext())
             # Else a server could send nothing for ever.
             demand(bool(message.data), f"a piece of {name}'s tokenizer", "is empty")
             content += message.data
