@@ -74,7 +74,7 @@ class Training:
         self._longest_gradient = longest_gradient
         self._order: tuple[int, Tensor] | None = None
         self._weights = [each for each in drafter.parameters() if each.requires_grad]
-        # In the first steps Muon, which `train.py` uses, learnt less in twice the time.
+        # In the first steps on a CPU Muon, which `train.py` uses, learnt less in twice the time.
         self._optimizer = torch.optim.AdamW(
             self._weights,
             lr=rate,

@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--guesses", type=int, nargs="+", default=[16], help="of a tree")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--weights", default="plain", choices=("plain", "int8"))
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", help="times are of a CPU's thread alone")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--write", action="store_true", help="the result into the head's card")
     options = parser.parse_args(arguments)
@@ -138,7 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("all texts identical" if not differing else "TEXTS DIFFER")
     if options.write and not differing:
         card = AdapterCard.read(options.head)
-        replace(card, training={**card.training, "measured": rows}).write(options.head)
+        settings = {key: getattr(options, key) for key in ("tokens", "prompts", "dtype", "weights")}
+        measured = {"settings": settings, **rows}
+        replace(card, training={**card.training, "measured": measured}).write(options.head)
     return int(differing > 0)
 
 

@@ -2,7 +2,8 @@
 
 Muon: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon.
 Difference: float32, and all matrices of one shape in one batched product. `torch.optim.Muon` works
-in bfloat16, which takes tens of seconds per step on CPUs without bfloat16 units.
+in bfloat16, which takes tens of seconds per step on CPUs without bfloat16 units. Adapters, with a
+tenth of the weights, are trained with it (`paceline_training/optimizers.py`).
 """
 
 from __future__ import annotations

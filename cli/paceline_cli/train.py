@@ -43,8 +43,8 @@ _MOST_HELD_OUT = 64  # texts of the target's, of which measuring takes half at m
 _OWN_TEXTS_FOLDER = "texts"
 # Speculative Streaming: 5 epochs at 5e-4, linear. Medusa's script: 1 to 2 epochs at 1e-3, cosine,
 # warming up for a tenth. EAGLE-3's recipes: 10 to 40 epochs of texts that the target wrote, at 1e-4
-# for heads of large models; a narrower head takes a higher rate. All of them: AdamW. A head learns
-# more in the same time with Muon (bench/LOG.md).
+# for heads of large models; a narrower head takes a higher rate. All of them: AdamW. The
+# head that was measured learnt more in the same time with Muon (bench/LOG.md).
 _PAPERS: dict[str, dict[str, Any]] = {
     "medusa": {"epochs": 2, "rate": 1e-3, "decay": "cosine", "warm_up_share": 0.1},
     "streams": {"epochs": 5, "rate": 5e-4, "decay": "linear", "warm_up_share": 0.0},

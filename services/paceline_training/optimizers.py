@@ -12,11 +12,14 @@ if TYPE_CHECKING:
 OptimizerName: TypeAlias = Literal["adamw", "muon"]
 
 
-class MuonWithAdamW:
-    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) with AdamW.
+class MuonForMatrices:
+    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), and AdamW for vectors.
 
     All singular values of a matrix's step are about the same, so that directions with small
-    gradients are learnt, too. The steps' size is AdamW's, so one rate serves both.
+    gradients are learnt, too. The steps are as large as AdamW's (`match_rms_adamw`, Liu et al.
+    2025, arXiv 2502.16982), so one rate serves both.
+    Difference: the post leaves embeddings and heads to AdamW. An adapter that is trained from its
+    beginning has neither, so here every matrix is Muon's.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], *, rate: float) -> None:
@@ -56,7 +59,7 @@ class MuonWithAdamW:
             part.load_state_dict(state[name])
 
 
-Optimizer: TypeAlias = torch.optim.Optimizer | MuonWithAdamW
+Optimizer: TypeAlias = torch.optim.Optimizer | MuonForMatrices
 
 
 def build_optimizer(
@@ -64,6 +67,6 @@ def build_optimizer(
 ) -> Optimizer:
     """Build the optimizer of some modules; AdamW has a group of parameters for each of them."""
     if name == "muon":
-        return MuonWithAdamW([each for one in learners for each in one.parameters()], rate=rate)
+        return MuonForMatrices([each for one in learners for each in one.parameters()], rate=rate)
     groups = [{"params": [*each.parameters()]} for each in learners]
     return torch.optim.AdamW(groups, lr=rate, weight_decay=0.0)

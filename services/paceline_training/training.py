@@ -135,6 +135,8 @@ def train_adapter(
     Raises:
         CheckpointError: the checkpoint is damaged or of another run.
     """
+    if plan.joint is not None and plan.optimizer != "adamw":
+        raise ValueError("the rates of a joint plan are those of AdamW's two groups of weights")
     learners = [adapter] if tuning is None else [adapter, tuning]
     optimizer = build_optimizer(plan.optimizer, learners, rate=plan.rate)
     learner = adapter if tuning is None else nn.ModuleList(learners)
@@ -207,8 +209,6 @@ def _deciding(plan: TrainingPlan) -> dict[str, Any]:
     found = dataclasses.asdict(plan)
     if plan.seconds is None:
         del found["seconds"]  # as in checkpoints from before there was such a limit
-    if plan.optimizer == "adamw":
-        del found["optimizer"]  # likewise
     return {key: found[key] for key in found if key not in {"checkpoint_steps", "report_steps"}}
 
 
@@ -255,6 +255,8 @@ def _resume(
         state = torch.load(path, map_location="cpu", weights_only=True)
         if state["format"] != _CHECKPOINT_FORMAT:
             raise CheckpointError(f"checkpoint of format {state['format']}; {advice}")
+        # Checkpoints from before there was a choice.
+        state["identity"]["plan"].setdefault("optimizer", "adamw")
         if state["identity"] != identity:
             raise CheckpointError(
                 f"checkpoint of another run ({_difference(state, identity)}); {advice}"

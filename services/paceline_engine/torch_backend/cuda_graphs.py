@@ -257,8 +257,12 @@ class CapturedForwards:
                 record=self.recorded,
                 beside=self._beside,
             )
+            features = self._features_of(texts)
             actual = forward(texts, token_ids)[[*scored]]
-            if not len(scored) or agree(expected, actual, dtype=self._shape.dtype):
+            pairs = [(expected, actual)] if len(scored) else []
+            if features is not None and (found := self._features_of(texts)) is not None:
+                pairs.append((features, found))
+            if all(agree(*pair, dtype=self._shape.dtype) for pair in pairs):
                 self._forwards[size] = forward
                 return True
             reason = "they are off"
@@ -271,6 +275,14 @@ class CapturedForwards:
         self.work = False
         self._forwards.clear()
         return False
+
+    def _features_of(self, texts: Sequence[TextRows]) -> Tensor | None:
+        """Return a copy of the features that the last forward kept of rows; None: it keeps none."""
+        if self._beside is None:
+            return None
+        first = self._beside.first_layer
+        pairs = [text.kept.between(text.start, text.count) for text in texts]
+        return torch.cat([each.flatten() for pair in pairs for own in pair for each in own[first:]])
 
     def _nobody(self) -> KeyValues:
         text = KeyValues(Slabs(self._shape), reserve_length=1)

@@ -460,7 +460,8 @@ def test_rows_of_long_sequences_go_layer_by_layer(steps, calls, monkeypatch):
 
 @pytest.mark.parametrize(("read_at", "runs"), [(1, False), (3, True)])
 def test_rows_are_kept_where_an_adapter_reads_them(read_at, runs, steps, calls, monkeypatch):
-    let_all_agree(monkeypatch)
+    if not MKL_ADDS_ALIKE:
+        let_all_agree(monkeypatch)
     model, read = all_compiled(steps), []
     calls.clear()
 

@@ -51,7 +51,7 @@ def adapter(request, tiny_pair, tmp_path_factory):
     return write_adapter(directory, tiny_pair.target, kind=request.param, tree=PATHS, reach=REACH)
 
 
-@pytest.fixture(scope="module", params=["fused", "library", "together"])
+@pytest.fixture(scope="module", params=["fused", "library", "together", "captured"])
 def backend(request, tiny_pair, adapter):
     return drafting(tiny_pair.target, request.param, adapter)
 

@@ -201,7 +201,7 @@ def test_a_limit_in_seconds_ends_the_schedule_and_a_resumed_run_has_what_was_lef
     [
         ({"rate": 2e-2}, None, "rate was 0.01, is 0.02"),
         ({"steps": 13}, None, "steps was 12, is 13"),
-        ({"optimizer": "muon"}, None, "optimizer was None, is 'muon'"),
+        ({"optimizer": "muon"}, None, "optimizer was 'adamw', is 'muon'"),
         ({}, {"seed": 2}, "seed was 1, is 2"),
     ],
 )
