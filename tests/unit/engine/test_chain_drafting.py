@@ -154,6 +154,21 @@ def test_chains_are_judged_in_replayed_forwards_which_keep_features_too(
     assert max(replayed) > 3
 
 
+def test_recordings_that_keep_wrong_features_are_not_used(
+    tiny_pair, adapter, expected, monkeypatch, caplog
+):
+    store = CapturedForward._store
+
+    def store_others(forward, features, *, first_layer):
+        store(forward, features + 1, first_layer=first_layer)
+
+    monkeypatch.setattr(CapturedForward, "_store", store_others)
+    backend = drafting(tiny_pair.target, "captured", adapter)
+    check_guesses(backend, SPEC, PROMPT, expected)
+    assert not backend.captures
+    assert "forwards are not captured: they are off" in caplog.text
+
+
 def test_a_trained_head_saves_forwards_also_in_eight_bits(tiny_pair, tmp_path):
     files = find_model_files(str(tiny_pair.target))
     plain = TransformersBackend(str(tiny_pair.target), dtype="float32")
