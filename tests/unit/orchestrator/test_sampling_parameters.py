@@ -15,7 +15,7 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline.v1.sampling_pb2 import SamplingParameters
 from paceline_contract.calls import VerificationRule
-from paceline_contract.sampling import FILTERS, SAMPLING_PARAMETERS, UNNAMED_PARAMETERS
+from paceline_contract.sampling import FILTERS, SAMPLING_PARAMETERS
 from paceline_orchestrator.fleet import shortage
 from support.fake_text import continuation
 from support.orchestrating import PROMPT
@@ -161,11 +161,31 @@ async def test_a_field_that_this_version_does_not_know_is_refused_and_not_left_o
 @virtually
 async def test_a_server_that_names_nothing_applies_what_the_protos_had_at_first():
     async with virtual_system(Wordless("target", name="target-0")) as system:
-        assert system.server("target-0").facts.sampling_parameters == {UNNAMED_PARAMETERS}
+        applied = {frozenset({"temperature", "top_k", "top_p", "min_p"})}
+        assert system.server("target-0").facts.sampling_parameters == applied
         await system.generate(**asking(temperature=1, top_k=3, top_p=0.5, min_p=0.1))
-        for name in sorted(SAMPLING_PARAMETERS - UNNAMED_PARAMETERS - {"grammar", "logit_bias"}):
+        later = {
+            "logit_bias": {3: 1.0},
+            "presence_penalty": 2,
+            "frequency_penalty": 2,
+            "repetition_penalty": 2,
+            "min_tokens": 2,
+            "grammar": {"regex": "a"},
+        }
+        for name, value in later.items():
             with pytest.raises(errors.UnsupportedError, match=f"sampling.{name}: "):
-                await system.generate(**asking(**{name: 2}))
+                await system.generate(**asking(**{name: value}))
+
+
+@virtually
+async def test_a_name_that_this_version_does_not_know_means_nothing():
+    """A later version's target applies it; no request can have it here."""
+    plain, later = a_target(0, NEWER), a_target(1, NEWER | {"later_p"})
+    async with virtual_system(plain, later) as system:
+        said = [system.server(it.name).facts.sampling_parameters for it in (plain, later)]
+        assert said == [{frozenset(NEWER)}] * 2
+        standings = system.pool.standings()
+        assert [standings[it].detail for it in system.pool.servers] == ["", ""]
 
 
 @virtually
