@@ -17,9 +17,9 @@ class SessionSpec:
     """What a session is opened for; limits and meaning as in session_service.proto.
 
     Attributes:
-        sampling: As the client sent it: handed on unread. None is greedy.
+        sampling: As the client sent it: handed on without `sampling_left_out`. None is greedy.
         sampling_used: The names of its fields that may change something.
-        sampling_left_out: The names of its fields that the server does not know.
+        sampling_left_out: The names of its fields that the server does not apply.
         end_token_ids: The tokens that `min_tokens` keeps from being chosen.
     """
 

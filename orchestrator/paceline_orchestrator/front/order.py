@@ -37,7 +37,7 @@ class Options:
 
     Attributes:
         wish: What it says of how it is to be decoded.
-        sampling: Handed on to model servers unread.
+        sampling: Handed on to model servers, without the fields that the server does not apply.
         prompt_logprobs: How many of the likeliest tokens are told at each position of the prompt,
             beside the log probability of its token; None: neither is told.
     """
