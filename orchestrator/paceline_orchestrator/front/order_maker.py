@@ -90,8 +90,8 @@ class OrderMaker:
         """
         call = tracing.current()
         request_id = request.request_id or (call.request_id if call else "")
-        model = await self._model.wait(deadline, lora=request.lora)
         check_abilities(request)
+        model = await self._model.wait(deadline, lora=request.lora)
         # A request that needs the room of a target that is away waits for it.
         able = self._model.with_those_away(model)
         with self._model.refusing_for_good():

@@ -152,9 +152,16 @@ async def test_a_drafter_is_asked_for_what_it_applies_under_each_rule(rule):
 @virtually
 async def test_a_field_that_this_version_does_not_know_is_refused_and_not_left_out():
     unknown = SamplingParameters.FromString(b"\xfa\x01\x01x")  # the field with the number 31
-    async with virtual_system(a_target(0, SAMPLING_PARAMETERS)) as system:
-        with pytest.raises(errors.UnsupportedError, match=r"sampling: .* field number 31"):
-            await system.generate(sampling=unknown)
+    target = a_target(0, SAMPLING_PARAMETERS)
+    async with virtual_system(target) as system:
+        for is_away in (False, True):
+            if is_away:
+                await target.kill()
+                await system.until(lambda: not system.server("target-0").ready)
+            began = now()
+            with pytest.raises(errors.UnsupportedError, match=r"sampling: .* field number 31"):
+                await system.generate(sampling=unknown)
+            assert now() == began, "no target's word would change it, so none is waited for"
         assert opened_at(system, "target-0") == 0
 
 
