@@ -43,6 +43,10 @@ def transformers(pair, _folder):
     return TARGET, TransformersBackend(str(pair.target))
 
 
+def drafting(pair, _folder):
+    return DRAFTER, TransformersBackend(str(pair.drafter))
+
+
 def stack(pair, _folder):
     models = [TransformersBackend(str(each)) for each in (pair.target, pair.drafter)]
     return DRAFTER, StackBackend(
@@ -99,6 +103,21 @@ async def test_each_parameter_that_a_backend_names_changes_what_it_says(load, ti
             refused = await client.error_of(said(client, **{name: value}))
             assert isinstance(refused, UnsupportedError)
             assert f"spec.sampling.{name}: " in refused.message
+
+
+@pytest.mark.parametrize("load", [drafting, stack, speaking], ids=lambda it: it.__name__)
+async def test_a_drafter_tells_distributions_under_rejection_at_temperature_0_too(
+    load, tiny_pair, tmp_path
+):
+    """So is a drafter asked that applies no temperature, by a request that has one."""
+    role, backend = load(tiny_pair, tmp_path)
+    host = ModelHost(lambda: backend, limits=HostLimits(warm_up_rounds=0))
+    async with connected(role, host) as client:
+        session = await client.open(verification_rule=sampling_pb2.VERIFICATION_RULE_REJECTION)
+        (answer,) = await client.draft(client.call(session, 1, new=PROMPT), 6, chunk_tokens=6)
+    told = [(*it.token_ids, *it.probabilities) for it in answer.proposal.distributions]
+    assert told == [(token, 1.0) for token in answer.proposal.token_ids]
+    assert len(told) == 6
 
 
 async def test_a_backend_with_one_possible_token_takes_filters_and_refuses_the_rest():

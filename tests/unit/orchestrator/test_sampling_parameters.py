@@ -149,6 +149,20 @@ async def test_a_drafter_is_asked_for_what_it_applies_under_each_rule(rule):
         assert {it.sampling.min_tokens for it in newer.specs} == {3}
 
 
+@pytest.mark.parametrize("rule", VerificationRule)
+@virtually
+async def test_a_drafter_that_applies_no_temperature_drafts_without_one_under_each_rule(rule):
+    rules = {"rules": tuple(VerificationRule)}
+    cold = VirtualServer("drafter", name="drafter-0", samples_by=FILTERS - {"temperature"}, **rules)
+    async with virtual_system(cold, a_target(0, FILTERS, **rules)) as system:
+        number = sampling_pb2.VerificationRule.Value(f"VERIFICATION_RULE_{rule.name}")
+        asked = asking(temperature=0.5, top_k=3)
+        stream = await system.generate(verification_rule=number, **asked, **WAYS["si"])
+        assert [it.sampling for it in cold.specs] == [SamplingParameters(top_k=3)]
+        assert stream.fallbacks == {}
+        assert stream.finished.statistics.accepted_token_count
+
+
 @virtually
 async def test_a_field_that_this_version_does_not_know_is_refused_and_not_left_out():
     unknown = SamplingParameters.FromString(b"\xfa\x01\x01x")  # the field with the number 31
