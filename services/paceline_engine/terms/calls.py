@@ -113,7 +113,8 @@ class ModelDescription:
     Attributes:
         takes_trees: Whether one forward computes a tree; else proposals have to be chains.
         samples_by: The names of the sampling parameters that it applies; `grammar` counts only with
-            an engine. See `sampling_parameters`.
+            an engine. See `sampling_parameters`, which has at least one: by the protos an empty
+            list says that the server is too old to name them.
         grammar_engine: What enforces grammars, with its version; empty: nothing does.
         scores_prompts: Whether it has log probabilities of tokens that are given.
         sampling_defaults: What its files say of sampling.
@@ -156,6 +157,9 @@ class ModelDescription:
     scores_every_token: bool = True
     lora_fingerprints: tuple[tuple[str, str], ...] = ()
     configuration: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.sampling_parameters, f"{self.name}: applies no sampling parameter"
 
     @property
     def sampling_parameters(self) -> frozenset[str]:

@@ -97,6 +97,21 @@ def test_a_field_of_the_whole_follows_from_those_of_the_models(name):
         assert getattr(stack(*other_way).description, name) == expected
 
 
+@pytest.mark.parametrize(
+    "describe",
+    [
+        lambda: replace(LARGE, samples_by=frozenset()),
+        lambda: replace(LARGE, samples_by=frozenset({"grammar"})),
+        lambda: stack(*(replace(LARGE, samples_by=frozenset(it)) for it in ("ab", "cd"))),
+    ],
+    ids=["none", "grammars without an engine", "a stack of models that share none"],
+)
+def test_a_model_applies_a_sampling_parameter(describe):
+    """It could not say that it applies none: an empty list says that the server is old."""
+    with pytest.raises(AssertionError, match="large: applies no sampling parameter"):
+        describe()
+
+
 def test_it_names_its_models_largest_first_and_counts_the_layers_of_all():
     assert stack().description.stage_names == ("large", "small")
     assert stack().layers_run == 34
