@@ -21,7 +21,8 @@ class ScheduledByServers(LoadFileScheduling):
 
     These come first, since they take longest. Of the others, a third of the processes get tests
     that only compute, and two thirds get tests that wait for servers most of the time: they use a
-    third of a core each. Else all wait at once at first, and compute at once in the end.
+    third of a core each. In the order of the files, all processes would wait at the same time at
+    first, and leave cores idle; later all would compute at the same time, and share the cores.
     """
 
     def __init__(self, config, log):
