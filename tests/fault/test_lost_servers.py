@@ -26,8 +26,11 @@ def begin(client, strategy):
 
 
 def kill_all(servers):
+    """At once: a request under which servers end one after the other is taken for the cause."""
     for server in servers:
-        server.kill()
+        server.kill(waits=False)
+    for server in servers:
+        server.wait(60)
 
 
 def count(completion, *kinds):

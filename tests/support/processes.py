@@ -142,11 +142,11 @@ class ServerProcess:
             self.start()
         self.wait_until_ready()
 
-    def kill(self) -> None:
+    def kill(self, *, waits: bool = True) -> None:
         """End it as a crash does: nothing is said, nothing is closed."""
         self._signal(signal.SIGKILL)
-        assert self._process is not None
-        self._process.wait(60)
+        if waits:
+            self.wait(60)
 
     def freeze(self) -> None:
         self._signal(signal.SIGSTOP)

@@ -91,11 +91,11 @@ class StreamOptions(Fields):
 
 
 if TYPE_CHECKING:
-    _Sampling = AnyRequest
+    _SamplingNumbers = AnyRequest
 else:
     # Under their own names, which are OpenAI's or usual: the numbers that it has not by itself.
-    _Sampling = create_model(
-        "_Sampling",
+    _SamplingNumbers = create_model(
+        "_SamplingNumbers",
         __base__=AnyRequest,
         **{
             name: (Annotated[float, within(name)] | None, None)
@@ -105,7 +105,7 @@ else:
     )
 
 
-class Body(_Sampling):
+class Body(_SamplingNumbers):
     """The common parameters of completions and chat."""
 
     stream_options: StreamOptions | None = None

@@ -152,7 +152,7 @@ def test_memory_is_measured_also_after_a_forward_was_given_up(either):
 
 @on_a_cpu
 def test_captured_forwards_cannot_all_be_given_up(tiny_pair, monkeypatch):
-    def capture(_, decoder, shape, *, device):
+    def capture(_, decoder, shape, *, device, beside):
         assert device.type == "cpu"
         return CapturedForwards(decoder, shape, kernels_on_cpu)
 
