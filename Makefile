@@ -74,8 +74,8 @@ JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? core
 SPREAD = -n $(or $(WORKERS),$(JOBS)) --dist loadfile --no-loadscope-reorder
 
 # These wait for servers half of the time or more, so there are more processes than cores. In `test`
-# two thirds of them wait most of the time (tests/support/spreading.py).
-test: WORKERS = $(shell echo $$(($(JOBS) + 4)))
+# at least two thirds of them wait most of the time (tests/support/spreading.py).
+test: WORKERS = $(shell echo $$(($(JOBS) + 3)))
 test-long test-clients: WORKERS = $(shell echo $$(($(JOBS) + 2)))
 # With compiled files each process collects its tests in half the time, ten seconds of a core less.
 test test-long: export PYTHONDONTWRITEBYTECODE =
