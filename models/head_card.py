@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,13 +34,13 @@ class Decoded:
     Attributes:
         tokens: All of them.
         forwards: The target's.
-        accepted: How many verdicts accepted at least so many guesses, from 1 on.
+        accepted: How many verdicts accepted at least so many guesses, by this number, from 1 on.
         seconds: CPU time of this thread.
     """
 
     tokens: int
     forwards: int
-    accepted: list[int]
+    accepted: Counter[int]
     seconds: float
 
     def shares(self) -> dict[str, Any]:
@@ -47,7 +48,9 @@ class Decoded:
         return {
             "tokens": self.tokens,
             "tokens_per_forward": round(self.tokens / self.forwards, 3),
-            "accepted_at_least": [round(count / self.forwards, 3) for count in self.accepted],
+            "accepted_at_least": [
+                round(self.accepted[least] / self.forwards, 3) for least in sorted(self.accepted)
+            ],
         }
 
     def times(self, *, plain: Decoded) -> dict[str, float]:
@@ -69,29 +72,23 @@ def decode(
         guesses: Whether the head guesses.
     """
     ends = {*target.description.eos_token_ids}
-    total = Decoded(0, 0, [0] * 32, 0.0)
+    total = Decoded(0, 0, Counter(), 0.0)
     texts = []
     for prompt in prompts:
         # Trees are judged beside the text, so there is room for more than it has.
         text = ModelText(target, SessionSpec(len(prompt) + tokens + 64))
-        found = [text.judge(prompt).next_token]  # reads the prompt, and is not measured
-        block: Sequence[int] = ()
-        parents: Sequence[int] = ()
+        forwards = text.decode(prompt, guesses=guesses)
+        found, _ = next(forwards)  # reads the prompt, and is not measured
         started = time.thread_time()
-        before = len(found)
         while len(found) < tokens and found[-1] not in ends:
-            judged = text.judge([*prompt, *found], block, parents=parents, propose=guesses)
-            chosen = [*(block[index] for index in judged.accepted_path), judged.next_token]
-            stop = next((n for n, each in enumerate(chosen, 1) if each in ends), len(chosen))
-            found += chosen[:stop]
-            for place in range(len(judged.accepted_path)):
-                total.accepted[place] += 1
+            decided, _ = next(forwards)
+            stop = next((n for n, each in enumerate(decided, 1) if each in ends), len(decided))
+            found += decided[:stop]
+            total.accepted.update(range(1, len(decided)))
             total.forwards += 1
-            block, parents = judged.proposal.token_ids, judged.proposal.parents
         total.seconds += time.thread_time() - started
-        total.tokens += min(len(found), tokens) - before
+        total.tokens += min(len(found), tokens) - 1
         texts.append(found[:tokens])
-    total.accepted = [count for count in total.accepted if count]
     return texts, total
 
 

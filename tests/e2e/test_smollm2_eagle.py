@@ -40,12 +40,9 @@ def test_a_forward_decides_more_than_one_token_and_none_is_another(target, tempe
     while len(plain) < TOKENS:
         plain.append(alone.judge([*prompt, *plain]).next_token)
     found: list[int] = []
-    block: list[int] = []
-    forwards = 0
-    while len(found) < TOKENS:
-        judged = guessing.judge([*prompt, *found], block, propose=True)
-        found += [*(block[index] for index in judged.accepted_path), judged.next_token]
-        block = list(judged.proposal.token_ids)
-        forwards += 1
+    for forwards, (decided, _) in enumerate(guessing.decode(prompt, guesses=True), 1):
+        found += decided
+        if len(found) >= TOKENS:
+            break
     assert found[:TOKENS] == plain
     assert len(found) / forwards > 1.2

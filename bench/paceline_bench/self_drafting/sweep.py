@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
-from paceline_contract.proposal import NOTHING
 from paceline_engine.model_files.files import find_model_files
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ModelLoadError
@@ -92,20 +91,12 @@ class Case:
         """Decode a text, greedily, and add what it took."""
         backend.own_guesses = self.own_guesses
         text = ModelText(backend, SessionSpec(len(prompt) + count + _MOST_RESERVED))
-        made: list[int] = []
-        proposal, started = NOTHING, 0.0
+        forwards = text.decode(prompt, guesses=self.own_guesses is not None)
+        made, _ = next(forwards)
+        started = time.perf_counter()
         while len(made) < count:
-            judged = text.judge(
-                [*prompt, *made],
-                proposal.token_ids,
-                parents=proposal.parents,
-                propose=self.own_guesses is not None,
-            )
-            made += [*proposal.along(judged.accepted_path), judged.next_token]
-            proposal = judged.proposal
-            if not started:
-                started = time.perf_counter()
-                continue
+            decided, _ = next(forwards)
+            made += decided
             self.forwards += 1
             self.rows += text.row_count
             self.dropped += text.dropped_count

@@ -6,11 +6,11 @@ import threading
 from array import array
 from typing import TYPE_CHECKING
 
-from paceline_contract.proposal import Proposal, SparseDistribution
+from paceline_contract.proposal import NOTHING, Proposal, SparseDistribution
 from paceline_engine.terms.items import Draft, Item, Judge, Judgement, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from paceline_engine.terms.backend import Backend, Interrupt
     from paceline_engine.terms.calls import SessionSpec
@@ -74,6 +74,26 @@ class ModelText:
         judgement = self._run(prefix, task).judgement
         assert judgement is not None, "a proposal is judged in one step"
         return judgement
+
+    def decode(
+        self, prompt: Sequence[int], *, guesses: bool
+    ) -> Iterator[tuple[list[int], Judgement]]:
+        """Decode without end; yield what each forward decided, and its judgement.
+
+        Args:
+            prompt: One token or more.
+            guesses: Whether the model's own guesses are judged.
+        """
+        made: list[int] = []
+        proposal = NOTHING
+        while True:
+            judged = self.judge(
+                [*prompt, *made], proposal.token_ids, parents=proposal.parents, propose=guesses
+            )
+            decided = [*proposal.along(judged.accepted_path), judged.next_token]
+            made += decided
+            yield decided, judged
+            proposal = judged.proposal
 
     def _run(self, prefix: Sequence[int], task: Draft | Judge) -> Outcome:
         return self._whole(Item(self.cache, self._spec, prefix=array("I", prefix), task=task))

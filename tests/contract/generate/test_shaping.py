@@ -161,20 +161,24 @@ async def test_no_end_comes_before_min_tokens(tiny_pair, way):
             assert done.finished.finish_reason == "eos"
 
 
+async def draw_one_of_two(system):
+    """Decode by SI under REJECTION, where a bias leaves two tokens, of about the same weight."""
+    return await system.client.generate(
+        PROMPT,
+        max_tokens=LENGTH,
+        temperature=5.0,
+        seed=SEED,
+        rule="rejection",
+        strategy="speculative",
+        lookahead=3,
+        logit_bias={token: -100.0 for token in range(SIZE) if token not in {50, 60}},
+    ).collect()
+
+
 async def test_under_rejection_the_shaped_distribution_is_drawn_from(tiny_pair):
     """Two tokens are left, of one weight: drafts of both are accepted, and nothing else comes."""
-    bias = {token: -100.0 for token in range(SIZE) if token not in {50, 60}}
     async with system_of_pair(tiny_pair) as system:
-        done = await system.client.generate(
-            PROMPT,
-            max_tokens=LENGTH,
-            temperature=5.0,
-            seed=SEED,
-            rule="rejection",
-            strategy="speculative",
-            lookahead=3,
-            logit_bias=bias,
-        ).collect()
+        done = await draw_one_of_two(system)
         assert {*done.token_ids} == {50, 60}
         assert done.finished.statistics.accepted_token_count > 0
 
@@ -220,19 +224,9 @@ async def test_under_rejection_a_drafter_that_does_not_shape_leaves_the_targets_
     tiny_pair,
 ):
     """It tells what it drew from: drafts of tokens that may not come are rejected by that."""
-    bias = {token: -100.0 for token in range(SIZE) if token not in {50, 60}}
     drafters = [host_of(tiny_pair.drafter, OlderHost)]
     async with in_process_system(drafters=drafters, targets=[host_of(tiny_pair.target)]) as system:
-        done = await system.client.generate(
-            PROMPT,
-            max_tokens=LENGTH,
-            temperature=5.0,
-            seed=SEED,
-            rule="rejection",
-            strategy="speculative",
-            lookahead=3,
-            logit_bias=bias,
-        ).collect()
+        done = await draw_one_of_two(system)
         assert {*done.token_ids} == {50, 60}
         assert done.finished.statistics.rejected_token_count > 0
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from paceline_contract.proposal import NOTHING, Proposal
+from paceline_contract.proposal import Proposal
 from paceline_contract.sampling import SamplingParameters
 from paceline_engine.scheduling.model_text import ModelText
 from paceline_engine.terms.backend import ForwardInterrupted
@@ -123,13 +123,10 @@ def decode_by_proposals(
     text: ModelText, prompt: list[int], *, count: int
 ) -> tuple[list[int], list[Judgement]]:
     """Decode by the model's own proposals; return the tokens, and what each forward judged."""
-    made, proposal, judgements = [], NOTHING, []
+    made, judgements, forwards = [], [], text.decode(prompt, guesses=True)
     while len(made) < count:
-        judged = text.judge(
-            [*prompt, *made], proposal.token_ids, parents=proposal.parents, propose=True
-        )
-        made += [*proposal.along(judged.accepted_path), judged.next_token]
-        proposal = judged.proposal
+        decided, judged = next(forwards)
+        made += decided
         judgements.append(judged)
     return made, judgements
 

@@ -12,14 +12,14 @@ from support.tiny_models import tiny_pair
 __all__ = ["tiny_pair"]
 
 PROMPTS = {"chats": [[5, 6, 7], [8, 9]], "code": [[11, 12, 13, 14]]}
-TOKENS = 9
+TOKENS, REACH = 9, 2
 
 
 @pytest.fixture
 def head(tiny_pair, tmp_path, monkeypatch):
     monkeypatch.setattr(head_card, "read_prompts", lambda _: PROMPTS)
     chain = ((0,), (0, 0))
-    return write_adapter(tmp_path / "head", tiny_pair.target, kind="eagle", tree=chain, reach=2)
+    return write_adapter(tmp_path / "head", tiny_pair.target, kind="eagle", tree=chain, reach=REACH)
 
 
 def measure(tiny_pair, head):
@@ -45,6 +45,8 @@ def test_what_was_decided_and_accepted_is_on_the_card(tiny_pair, head, capsys):
         decided = 1 + sum(row["accepted_at_least"])
         assert row["tokens_per_forward"] <= decided + 1e-2
         assert row["tokens_per_forward"] >= 1
+        cut_off = (decided - row["tokens_per_forward"]) * row["tokens"] / row["tokens_per_forward"]
+        assert cut_off < len(PROMPTS[name.split(",")[0]]) * REACH + 0.1
 
 
 def test_a_head_with_which_a_text_is_another_gets_no_result(tiny_pair, head, monkeypatch, capsys):
