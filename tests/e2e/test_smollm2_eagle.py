@@ -40,9 +40,10 @@ def test_a_forward_decides_more_than_one_token_and_none_is_another(target, tempe
     while len(plain) < TOKENS:
         plain.append(alone.judge([*prompt, *plain]).next_token)
     found: list[int] = []
-    for forwards, (decided, _) in enumerate(guessing.decode(prompt, guesses=True), 1):
+    forwards, decoding = 0, guessing.decode(prompt, guesses=True)
+    while len(found) < TOKENS:
+        decided, _ = next(decoding)
         found += decided
-        if len(found) >= TOKENS:
-            break
+        forwards += 1
     assert found[:TOKENS] == plain
     assert len(found) / forwards > 1.2
